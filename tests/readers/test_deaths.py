@@ -1,231 +1,270 @@
-"""Deaths by a signal or an exit, judged by what the process printed."""
+"""What deaths tell by a signal, an exit, or NCCL's watchdogs; and what a process printed that is no evidence."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
+from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.model import CausedBy, SentSignal, StackDump, Writer
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.stderr import text_of_death
+from firstfault.model import (
+    CausedBy,
+    Collective,
+    CollectiveProgress,
+    ExceptionInfo,
+    FrameInfo,
+    Phase,
+    Resources,
+    Scope,
+    SentSignal,
+    StackDump,
+    Writer,
+)
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
-TIMED_OUT = (
-    "[rank2]:[E314 ProcessGroupNCCL.cpp:607] [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, "
-    "OpType=ALLREDUCE, NumelIn=512, NumelOut=512, Timeout(ms)=600000) ran for 600021 milliseconds before timing out.\n"
+if TYPE_CHECKING:
+    from firstfault.model import JobErrors, Verdict, WorkerError
+
+OWN, EXIT, UNCLEAR, VICTIM = (
+    FailureClass.OWN_FAULT,
+    FailureClass.OWN_EXIT,
+    FailureClass.UNCLEAR,
+    FailureClass.CONSEQUENCE,
 )
+PER_NODE = 4
+SENT = (SentSignal("SIGTERM", "rank 0 failed"),)
+THROWN = "terminate called after throwing an instance of 'E'\n  what():  "
+WATCHDOG = (
+    "[rank{rank}]:[E314 09:26:53.589793 ProcessGroupNCCL.cpp:640] [Rank {rank}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=512, NumelOut=512, Timeout(ms)=90000) ran for "
+    "90012 milliseconds before timing out.\n"
+    "[rank{rank}]:[E314 09:26:54.264338 ProcessGroupNCCL.cpp:690] [Rank {rank}] To avoid data inconsistency, we are "
+    "taking the entire process down.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
+ASSERTED = "/build/Loss.cu:77: nll: block: [0,0,0], thread: [5,0,0] Assertion `t >= 0 && t < n_classes` failed.\n"
+CRASH = (
+    "Fatal Python error: Segmentation fault\n\nThread 0x00007f0000000001 (most recent call first):\n"
+    '  File "/job/a.py", line 3 in step\n\n'
+    "Extension modules: numpy._core, aiohttp._websocket, s3fs.core (total: 3)\n"
+)
+LOGGED_DISK = "2031-05-01 WARNING cache: [Errno 28] No space left on device: '/tmp/c'; going on without a cache\n"
+LOGGED_PEER = "2031-05-01 WARNING probe: RuntimeError: Connection closed by peer [10.1.2.3]:4242; trying again\n"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in fit\n    step()\n'
 FOLLOWS = "\nDuring handling of the above exception, another exception occurred:\n\n"
 PEER = "RuntimeError: Connection closed by peer [10.0.0.1]:41\n"
-
-
-@pytest.mark.parametrize(
-    ("printed", "failure_class"),
-    [
-        (TIMED_OUT, FailureClass.UNCLEAR),
-        ("[rank2]:[E314 a.cpp:7] CUDA error: device-side assert triggered\n", FailureClass.OWN_FAULT),
-        ("[rank2]:[E314 a.cpp:7] ncclRemoteError: Connection closed by remote peer\n", FailureClass.CONSEQUENCE),
-        ("", FailureClass.UNCLEAR),
-    ],
+PEER_GONE = ExceptionInfo(
+    "RuntimeError", "gloo/tcp/pair.cc:9] Connection closed by peer [10.1.2.3]:42", relation="context"
 )
-def test_an_abort_while_the_agent_stops_the_worker(printed: str, failure_class: FailureClass) -> None:
-    """It is judged by its last words, as an abort at any other time."""
-    aborted = make_error(
-        2,
-        exception=None,
-        signal="SIGABRT",
-        exit_code=-6,
-        writer=Writer.AGENT,
-        log_tail=printed,
-        sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
+NO_LABEL = ExceptionInfo("KeyError", "'label'", relation="context")
+TOLD = ExceptionInfo("torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15")
+
+
+def timed_out(rank: int, number: int = 31, operation: str = "ALLREDUCE") -> str:
+    """What a rank's watchdog printed."""
+    return WATCHDOG.format(rank=rank, number=number, operation=operation)
+
+
+def died(rank: int, stderr: str = "", signal: str = "SIGABRT", at_ms: float = 0, **more: Any) -> WorkerError:
+    """A worker that its agent did not stop."""
+    place = {"node": f"worker-{rank // PER_NODE}", "at_ms": at_ms, "writer": Writer.AGENT, "exception": None}
+    return make_error(rank, **{**place, "signal": signal, "exit_code": -6, "log_tail": stderr, **more})
+
+
+def stopped(rank: int, stderr: str = "", **more: Any) -> WorkerError:
+    """A worker that its agent stopped."""
+    return died(rank, stderr, **{"signal": "SIGTERM", "at_ms": 15_000, "sent_signals": SENT, **more})
+
+
+def left(stderr: str, exit_code: int = 1) -> WorkerError:
+    """A worker that exited by itself, without an exception that its own process recorded."""
+    return died(1, stderr, "", exit_code=exit_code)
+
+
+def called_exit(stderr: str, *causes: ExceptionInfo) -> WorkerError:
+    """A worker that called sys.exit(1)."""
+    exception = ExceptionInfo("SystemExit", "1", causes=causes)
+    return make_error(1, exception=exception, exit_code=1, log_tail=stderr)
+
+
+def job(*failures: WorkerError, nodes: int = 2) -> JobErrors:
+    """A job of which every node has reported."""
+    roster = tuple(
+        make_presence(node=f"worker-{node}", group_rank=node, nodes=nodes, ranks=tuple(range(4 * node, 4 * node + 4)))
+        for node in range(nodes)
     )
-    (judged,) = classify_failures(make_job(aborted))
-    assert (judged.failure_class, judged.waited) == (failure_class, printed == TIMED_OUT)
+    return make_job(*failures, roster=roster)
 
 
-def test_the_headline_of_a_crash_during_a_stop() -> None:
-    """It tells why the process crashed, not for whom its agent stopped it."""
-    assertion = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: device-side assert"
-    stopped = (SentSignal("SIGTERM", "rank 0 failed"),)
-    crashed = make_error(
-        2, exception=None, signal="SIGABRT", exit_code=-6, log_tail=f"{assertion} triggered\n", sent_signals=stopped
-    )
-    verdict = evidence(make_job(crashed, make_error(0, exception=None, signal="SIGTERM", sent_signals=stopped)))
+# --- the class of a death -------------------------------------------------------------------------------------------
 
-    assert verdict.ranks == (2,)
-    assert verdict.headline.endswith(": CUDA error: device-side assert triggered")
+CLASSES: dict[str, tuple[WorkerError, FailureClass, str]] = {
+    # an abort while the agent stops the worker, judged by its last words
+    "a timeout during a stop": (stopped(2, timed_out(2), signal="SIGABRT"), UNCLEAR, "hang"),
+    "a GPU during a stop": (
+        stopped(2, "[rank2]:[E314 a.cpp:7] CUDA error: device-side assert triggered\n", signal="SIGABRT"),
+        OWN,
+        "gpu_kernel",
+    ),
+    "a peer during a stop": (
+        stopped(2, "[rank2]:[E314 a.cpp:7] ncclRemoteError: Connection closed by remote peer\n", signal="SIGABRT"),
+        VICTIM,
+        "",
+    ),
+    "an abort during a stop": (stopped(2, signal="SIGABRT"), UNCLEAR, "signal"),
+    # the agent sends SIGKILL to a worker that does not end at its SIGTERM
+    "it had to be killed": (stopped(1, signal="SIGKILL"), VICTIM, ""),
+    # a program that prints its exception and exits is judged by that exception, with a traceback or not
+    "sys.exit after a peer's error": (called_exit(TRACEBACK + PEER), VICTIM, ""),
+    "sys.exit after an error": (called_exit(TRACEBACK + "KeyError: 'labels'"), OWN, "user_code"),
+    "sys.exit after a line about a peer": (called_exit(PEER), VICTIM, ""),
+    "sys.exit": (called_exit("3 shards loaded"), EXIT, "exit"),
+    "code 1 after an error": (
+        left(TRACEBACK + "ValueError: arrays must have the same shape\nuploading logs\n"),
+        OWN,
+        "user_code",
+    ),
+    "code 1 after a peer's error": (left(TRACEBACK + PEER), VICTIM, ""),
+    "code 1 after an error about a peer's": (
+        left(TRACEBACK + PEER + FOLLOWS + TRACEBACK + "ValueError: failed\n"),
+        VICTIM,
+        "",
+    ),
+    "code 1 after other words": (left("uploading logs\n"), UNCLEAR, ""),
+    "code 1": (left(""), UNCLEAR, ""),
+    # an error that was handled and logged gives an end neither a cause nor a category
+    "loaded modules": (died(3, CRASH, "SIGSEGV"), EXIT, ""),
+    "handled before a kill": (died(3, LOGGED_DISK, "SIGKILL"), EXIT, ""),
+    "handled before a crash": (died(3, LOGGED_DISK + CRASH, "SIGSEGV"), EXIT, ""),
+    "a peer long ago": (
+        died(3, LOGGED_PEER + "epoch 3\nterminate called after throwing an instance of 'Oops'\n"),
+        EXIT,
+        "",
+    ),
+    "a disk long ago": (died(3, LOGGED_DISK + "epoch 3\nepoch 4\n"), EXIT, ""),
+    # what native code printed, and the last traceback of a process that exited, tell the cause
+    "an assertion of a kernel": (
+        died(3, LOGGED_PEER + ASSERTED + "terminate called after throwing an instance of 'c10::Error'\n"),
+        OWN,
+        "gpu_kernel",
+    ),
+    "ECC": (
+        died(3, LOGGED_PEER + "epoch 3\n[rank3]:[E1 1:2 a.cpp:7] CUDA error: uncorrectable ECC error encountered\n"),
+        OWN,
+        "gpu_hardware",
+    ),
+    "shared memory": (
+        died(3, LOGGED_PEER + "Misc: shm.cc NCCL WARN Error: failed to extend /dev/shm/nccl-Ab to 9 bytes\n", "SIGBUS"),
+        OWN,
+        "config",
+    ),
+    "a full disk": (left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n"), OWN, "disk_full"),
+    # ``except Exception: sys.exit(1)`` makes a victim's exit no fault of its own
+    "an exit for a peer": (called_exit("", PEER_GONE), VICTIM, ""),
+    "an exit for an error": (called_exit("", NO_LABEL), OWN, ""),
+    # the context that ``from None`` hides still tells that it is a consequence
+    "from None": (
+        make_error(3, exception=ExceptionInfo("train.StepError", "step failed", causes=(PEER_GONE,))),
+        VICTIM,
+        "",
+    ),
+    # a library that wraps the exception of a signal handler has not failed
+    "a wrapped signal": (
+        make_error(3, exception=ExceptionInfo("OSError", "cannot load", causes=(TOLD,)), sent_signals=SENT),
+        VICTIM,
+        "",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("printed", "failure_class"),
-    [
-        ("Traceback (most recent call last):\nRuntimeError: Connection closed by peer [10.0.0.1]:41", "consequence"),
-        ("Traceback (most recent call last):\nKeyError: 'labels'", "own"),
-        ("RuntimeError: Connection closed by peer [10.0.0.1]:41", "consequence"),
-        ("3 shards loaded", "exit"),
-    ],
-)
-def test_an_exit_after_a_printed_traceback(printed: str, failure_class: str) -> None:
-    """A program that prints its exception and exits later is judged by that exception, with a traceback or not."""
-    left = make_error(1, exception="SystemExit", message="1", exit_code=1, log_tail=printed)
-    (judged,) = classify_failures(make_job(left))
-    wanted = {"consequence": FailureClass.CONSEQUENCE, "own": FailureClass.OWN_FAULT, "exit": FailureClass.OWN_EXIT}
-    assert judged.failure_class is wanted[failure_class]
+@pytest.mark.parametrize(("failure", "failure_class", "category"), CLASSES.values(), ids=CLASSES)
+def test_the_class_of_a_death(failure: WorkerError, failure_class: FailureClass, category: str) -> None:
+    """What a process printed or raised last makes its end a fault of its own, a consequence, or neither."""
+    (judged,) = classify_failures(make_job(failure))
+    assert (judged.failure_class, judged.category) == (failure_class, category)
+    assert judged.waited is (category == "hang")
 
 
 @pytest.mark.parametrize(
     ("dump", "printed", "confidence"),
     [
-        (
-            'Fatal Python error: Aborted\n\nThread 0x00007f12 (most recent call first):\n  File "a.py", line 1 in f',
-            "",
-            "low",
-        ),
-        (
-            'Fatal Python error: Aborted\n\nCurrent thread 0x00007f12 (most recent call first):\n  File "a.py"',
-            "",
-            "high",
-        ),
-        ("Fatal Python error: Aborted\n\nThread 0x00007f12", "free(): invalid pointer\n", "high"),
+        ('Thread 0x00007f12 (most recent call first):\n  File "a.py", line 1 in f', "", "low"),
+        ('Current thread 0x00007f12 (most recent call first):\n  File "a.py"', "", "high"),
+        ("Thread 0x00007f12", "free(): invalid pointer\n", "high"),
     ],
 )
 def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> None:
     """A thread that Python does not know may be a watchdog, whose words went elsewhere: the verdict is not sure."""
-    aborted = make_error(
-        2,
-        exception=None,
-        signal="SIGABRT",
-        exit_code=-6,
-        writer=Writer.AGENT,
-        log_tail=printed,
-        stack_dumps=(StackDump(7, 2, dump),),
-    )
-    stopped = make_error(
-        0,
-        exception=None,
-        signal="SIGTERM",
-        writer=Writer.AGENT,
-        sent_signals=(SentSignal("SIGTERM", "rank 2 failed"),),
-        caused_by=CausedBy(2, "worker-0", ""),
-    )
-    verdict = evidence(make_job(aborted, stopped, roster=(make_presence(nodes=1, ranks=(0, 2)),)))
+    aborted = died(2, printed, stack_dumps=(StackDump(7, 2, f"Fatal Python error: Aborted\n\n{dump}"),))
+    verdict = evidence(job(aborted, stopped(0, caused_by=CausedBy(2, "worker-0", "")), nodes=1))
     assert (verdict.ranks, verdict.confidence) == ((2,), confidence)
-
-
-@pytest.mark.parametrize(
-    ("printed", "failure_class"),
-    [
-        (TRACEBACK + "ValueError: all arrays must have the same shape\nuploading logs\n", FailureClass.OWN_FAULT),
-        (TRACEBACK + PEER, FailureClass.CONSEQUENCE),
-        (TRACEBACK + PEER + FOLLOWS + TRACEBACK + "ValueError: training failed\n", FailureClass.CONSEQUENCE),
-        ("uploading logs\n", FailureClass.UNCLEAR),
-        ("", FailureClass.UNCLEAR),
-    ],
-)
-def test_an_exit_with_code_1(printed: str, failure_class: FailureClass) -> None:
-    """The last traceback tells why, with those that it was raised from."""
-    left = make_error(1, exception=None, exit_code=1, writer=Writer.AGENT, log_tail=printed)
-    (judged,) = classify_failures(make_job(left))
-    assert judged.failure_class is failure_class
-
-
-def test_a_worker_that_had_to_be_killed() -> None:
-    """The agent sends SIGKILL to a worker that does not end at its SIGTERM: that is no end of its own."""
-    killed = make_error(
-        1,
-        exception=None,
-        signal="SIGKILL",
-        exit_code=-9,
-        writer=Writer.AGENT,
-        sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
-    )
-    (judged,) = classify_failures(make_job(killed))
-    assert judged.failure_class is FailureClass.CONSEQUENCE
 
 
 @pytest.mark.parametrize(("raised_at_s", "ranks"), [(600, (3,)), (1, (0,))])
 def test_what_was_raised_at_the_end_of_a_long_wait(raised_at_s: int, ranks: tuple[int, ...]) -> None:
-    """An exception cannot be why the others had waited for ten minutes, unless it was raised when they began to."""
+    """An exception cannot be why the others had waited for long, unless it was raised when they began to."""
     raised = make_error(0, at_ms=raised_at_s * 1000, exception="UnpicklingError", message="invalid load key")
-    waited = [
-        make_error(
-            rank,
-            at_ms=601_000,
-            exception=None,
-            signal="SIGABRT",
-            exit_code=-6,
-            writer=Writer.AGENT,
-            log_tail=TIMED_OUT.replace("ank2", f"ank{rank}"),
-        )
-        for rank in (1, 2, 4, 5)
-    ]
-    stopped = make_error(
-        3,
-        at_ms=601_500,
-        exception=None,
-        signal="SIGTERM",
-        writer=Writer.AGENT,
-        sent_signals=(SentSignal("SIGTERM", "rank 1 failed"),),
-    )
-    verdict = evidence(make_job(raised, *waited, stopped))
+    late = [died(rank, timed_out(rank), at_ms=601_000 if ranks == (3,) else 91_000) for rank in (1, 2, 4, 5)]
+    verdict = evidence(make_job(raised, *late, stopped(3, at_ms=601_500)))
     assert verdict.ranks == ranks
-    if ranks == (3,):
-        assert [suspect.rank for suspect in verdict.suspects] == [0]
+    assert [suspect.rank for suspect in verdict.suspects] == ([0] if ranks == (3,) else [])
 
 
-_GPU = """Indexing.cu:1255: select: block: [0,0,0], thread: [3,0,0] Assertion `index < size` failed.
+GPU = """Indexing.cu:1255: select: block: [0,0,0], thread: [3,0,0] Assertion `index < size` failed.
 terminate called after throwing an instance of 'c10::Error'
   what():  CUDA error: device-side assert triggered
 For debugging consider passing CUDA_LAUNCH_BLOCKING=1
 """
-_HOOK = """terminate called after throwing an instance of 'pybind11::error_already_set'
+HOOK = """terminate called after throwing an instance of 'pybind11::error_already_set'
   what():  ValueError: bad gradient
 
 At:
   /root/train.py(12): hook
   /usr/lib/python3.11/site-packages/torch/autograd/graph.py(824): _engine_run_backward
 """
-_THROWN = "terminate called after throwing an instance of 'E'\n  what():  "
+LAUNCH = "Process group watchdog thread terminated with exception: CUDA error: unspecified launch failure\n"
+BUS = "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus."
 
 
 @pytest.mark.parametrize(
     ("printed", "category", "told"),
     [
-        (_GPU, "gpu_kernel", "SIGABRT: CUDA error: device-side assert triggered"),
+        (GPU, "gpu_kernel", "SIGABRT: CUDA error: device-side assert triggered"),
         (
-            (
-                "[rank2]:[E1124 ProcessGroupNCCL.cpp:1370] [PG ID 0 Rank 2] Process group watchdog "
-                "thread terminated with exception: CUDA error: unspecified launch failure\n"
-            ),
+            f"[rank2]:[E1124 a.cpp:1370] [PG ID 0 Rank 2] {LAUNCH}",
             "gpu_kernel",
             "SIGABRT: CUDA error: unspecified launch failure",
         ),
+        (f"{BUS}\n", "gpu_hardware", f"SIGABRT: {BUS}"),
         (
-            "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus.\n",
-            "gpu_hardware",
-            "SIGABRT: NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus.",
-        ),
-        (
-            f"{_THROWN}cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\n",
+            f"{THROWN}cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\n",
             "gpu_kernel",
             "SIGABRT: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
         ),
         (
-            f"{_THROWN}cannot copy: No space left on device\n",
+            f"{THROWN}cannot copy: No space left on device\n",
             "disk_full",
             "SIGABRT: cannot copy: No space left on device",
         ),
-        (_HOOK, "user_code", "ValueError: bad gradient; printed before SIGABRT"),
-        (f"{_THROWN}shard 7 is empty\n", "signal", "SIGABRT: shard 7 is empty"),
+        (HOOK, "user_code", "ValueError: bad gradient; printed before SIGABRT"),
+        (f"{THROWN}shard 7 is empty\n", "signal", "SIGABRT: shard 7 is empty"),
         ("fatal: no licence\nAborted (core dumped)\n", "signal", "SIGABRT: fatal: no licence"),
         ("reader.cpp:12: void read(): Assertion `n > 0' failed.\n", "signal", "SIGABRT: Assertion `n > 0' failed."),
         ("", "signal", "SIGABRT: the process aborted (a failed check in native code)"),
     ],
 )
 def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
-    """The last lines of an abort give its headline and its category."""
-    aborted = make_error(2, exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, log_tail=printed)
-    verdict = evidence(make_job(aborted))
+    """The last lines of an abort give its headline and its category, also while its agent stopped it."""
+    verdict = evidence(make_job(died(2, printed)))
     assert (verdict.category, verdict.headline.replace(", rank 2 on worker-0", "")) == (category, told)
+    if category.startswith("gpu"):
+        verdict = evidence(make_job(stopped(2, printed, signal="SIGABRT"), stopped(0)))
+        assert (verdict.ranks, verdict.headline.replace(", rank 2 on worker-0", "")) == ((2,), told)
 
 
 @pytest.mark.parametrize(
@@ -240,3 +279,266 @@ def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
 def test_a_file_that_cannot_be_written(kind: str, text: str, category: str) -> None:
     """A refused file is no matter of credentials, and a failed write is not the program's fault."""
     assert evidence(make_job(make_error(2, exception=kind, message=text))).category == category
+
+
+def test_the_last_traceback_counts() -> None:
+    """Of two tracebacks the first was handled: the process continued after it."""
+    text = f"{TRACEBACK}ValueError: old\nepoch 2\n{TRACEBACK}ValueError: new"
+    assert text_of_death(text, "") == f"{TRACEBACK}ValueError: new"
+
+
+@pytest.mark.parametrize("part", [":1:", "[E1 ", "Assertion `", " ", "\n"])
+def test_the_time_for_any_stderr_is_bounded(part: str) -> None:
+    """Lines of any shape take linear time."""
+    text_of_death(part * 60_000, "SIGABRT")  # pytest-timeout would end it
+
+
+def test_deaths_by_one_signal_are_one_fault_only_if_they_say_the_same() -> None:
+    """A device-side assertion on one rank is not joined with other aborts."""
+    aborted = "terminate called without an active exception\n"
+    assert evidence(job(died(5, ASSERTED), *(died(rank, aborted) for rank in (0, 1, 2)))).ranks == (5,)
+    assert evidence(job(*(died(rank, ASSERTED) for rank in (2, 3)))).ranks == (2, 3)
+
+
+def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
+    """torch.distributed.checkpoint raises one rank's error on every rank."""
+    text = "CheckpointException ranks:dict_keys([3])\nTraceback (most recent call last): (RANK 3)\nOSError: disk gone\n"
+    frame = FrameInfo("/x/site-packages/torch/distributed/checkpoint/utils.py", 7, "reduce_scatter", "raise")
+    raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", text, ("BaseException",), (frame,))
+    verdict = evidence(job(*(make_error(rank, node=f"worker-{rank // 4}", exception=raised) for rank in range(8))))
+    assert (verdict.ranks, verdict.category) == ((3,), "checkpoint")
+
+
+# --- watchdogs --------------------------------------------------------------------------------------------------------
+
+
+def test_the_fingerprint_of_a_stopped_rank_says_whether_it_waited() -> None:
+    """A reader opens some documents of each fingerprint: the one that did not wait must have its own."""
+    prints = [fingerprint_of(stopped(rank, text)) for rank, text in ((1, timed_out(1)), (2, timed_out(2)), (3, ""))]
+    assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize(
+    ("enqueued", "completed", "role"),
+    [
+        (9, 9, Role.AMBIGUOUS),
+        (10, 9, Role.SECONDARY),
+        (123456, 123455, Role.SECONDARY),
+        (123456, 123456, Role.AMBIGUOUS),
+    ],
+)
+def test_a_dump_signal(enqueued: int, completed: int, role: Role) -> None:
+    """A rank with a collective outstanding waits as well; one without may be the one that the others wait for."""
+    text = signalled(2, completed, enqueued)
+    assert classify(text).role is role
+    # through the cache, which knows texts without their numbers
+    (judged,) = classify_failures(make_job(died(2, text)))
+    assert judged.failure_class is (VICTIM if role is Role.SECONDARY else UNCLEAR)
+    assert judged.pointer is None, "the rank that signals first is the first victim"
+
+
+@pytest.mark.parametrize(("asked", "role"), [("96.00 GiB", Role.AMBIGUOUS), ("96.00 MiB", Role.PRIMARY)])
+def test_more_memory_than_the_gpu_has(asked: str, role: Role) -> None:
+    """A size that no model asks for may be rubbish from a collective that was given up."""
+    text = f"CUDA out of memory. Tried to allocate {asked}. GPU 1 has a total capacity of 39.50 GiB of which 3 GiB is."
+    found = classify(text, "torch.OutOfMemoryError")
+    assert (found.role, found.category) == (role, "cuda_oom")
+
+
+IN_CUDA = (
+    "Current thread 0x1 (most recent call first):\n"
+    '  File "/usr/lib/python3.11/site-packages/torch/cuda/__init__.py", line 985 in synchronize\n'
+    '  File "/job/train.py", line 80 in step\n'
+)
+IN_LOADER = 'Current thread 0x1 (most recent call first):\n  File "/job/data.py", line 31 in next_batch\n'
+REMOTE = (
+    "NCCL error in: NCCLUtils.hpp:7, remote process exited or there was a network error, NCCL version 2.21.5\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    "Last error:\nsocketProgress: Connection closed by remote peer worker-0<4711>"
+)
+STUCK = (
+    "[rank7]:[F314 09:26:53 ProcessGroupNCCL.cpp:1570] [PG ID 0 PG GUID 0(default_pg) Rank 7] Terminating the process "
+    "after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.\n"
+)
+DESYNC = (
+    "[rank0]:[E314 ProcessGroupNCCL.cpp:1950] Rank 0\n"
+    "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:\n"
+    "\t   [7] finished collective #4, but didn't join collective #5 (count from 1)\n"
+)
+
+
+def signalled(rank: int, completed: int, enqueued: int = 31) -> str:
+    """What a rank prints when another rank has timed out."""
+    return (
+        f"[rank{rank}]:[E314 09:26:53 ProcessGroupNCCL.cpp:1750] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received "
+        "a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last "
+        f"enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.\n"
+    )
+
+
+def at(rank: int, stack: str) -> WorkerError:
+    """A worker that was stopped at a stack."""
+    return stopped(rank, stack_dumps=(StackDump(1, rank, stack),))
+
+
+def raised(rank: int, kind: str, message: str, at_ms: float, **more: Any) -> WorkerError:
+    """A worker that raised an exception."""
+    fields = {"node": f"worker-{rank // PER_NODE}", "at_ms": at_ms, "boot_id": "b", **more}
+    return make_error(rank, exception=kind, message=message, **fields)
+
+
+FIRST = died(0, timed_out(0))
+ALL_BUT_ONE = [died(rank, timed_out(rank), at_ms=90_000 + rank, boot_id="b") for rank in range(7)]
+CUDA = "[rank7]:[E3 9:2 ProcessGroupNCCL.cpp:2] Process group watchdog thread terminated with exception: CUDA error: "
+INCONSISTENT = "expects same model across all ranks, but inconsistent 0 params"
+CLEANING = {"in_flight": True, "sent_signals": SENT, "stack_dumps": (StackDump(1, 7, IN_LOADER),)}
+
+
+@pytest.mark.parametrize(
+    ("failures", "category"),
+    [
+        ([*ALL_BUT_ONE, stopped(7)], "hang"),
+        (
+            [*ALL_BUT_ONE, died(7, "NCCL WARN socketProgress: Connection closed by remote peer a<4711>", at_ms=99_000)],
+            "hang",
+        ),
+        (
+            [*ALL_BUT_ONE[:5], stopped(5, timed_out(5)), stopped(6, timed_out(6)), stopped(7, "loading shard 9\n")],
+            "hang",
+        ),
+        ([died(0, timed_out(0) + DESYNC), *(stopped(rank) for rank in range(1, 8))], "hang"),
+        ([FIRST, *(at(rank, IN_CUDA) for rank in range(1, 7)), at(7, IN_LOADER)], "hang"),
+        ([FIRST, *(stopped(rank, signalled(rank, 30)) for rank in range(1, 7)), stopped(7, signalled(7, 31))], "hang"),
+        ([*ALL_BUT_ONE, died(7, STUCK, at_ms=80_000)], "hang"),
+        ([*ALL_BUT_ONE, raised(7, "torch.distributed.DistBackendError", REMOTE, 120_000)], "hang"),
+        ([*ALL_BUT_ONE[1:], raised(0, "RuntimeError", INCONSISTENT, 95_000), stopped(7)], "hang"),
+        ([*ALL_BUT_ONE, raised(7, "ValueError", "bad batch", 90_400, **CLEANING)], "user_code"),
+        ([*ALL_BUT_ONE, died(7, CUDA + "uncorrectable ECC error encountered\n", at_ms=90_500)], "gpu_hardware"),
+        ([*ALL_BUT_ONE, died(7, "", "SIGKILL", resources=Resources(oom_kill=1))], "host_oom"),
+    ],
+    ids=[
+        "one was stopped",
+        "one found the others gone",
+        "two waited too when they were stopped",
+        "a desync report names one",
+        "first abort ended the others; one stack is in the loader",
+        "one rank had nothing outstanding",
+        "one watchdog was stuck",
+        "one came late",
+        "the abort let a victim run on",
+        "one was still cleaning up after its exception",
+        "ECC",
+        "OOM killer",
+    ],
+)
+def test_a_cascade(failures: list[WorkerError], category: str) -> None:
+    """Rank 7 is the root cause."""
+    verdict = evidence(job(*failures))
+    assert (verdict.ranks, verdict.category) == ((7,), category)
+
+
+@pytest.mark.parametrize("silent", [2, 4, 6])
+def test_too_few_timed_out(silent: int) -> None:
+    """The first abort ends the others early: where many did not time out, none stands out."""
+    waiting = [died(rank, timed_out(rank)) for rank in range(silent, 4)] or [FIRST]
+    verdict = evidence(job(*waiting, *(stopped(rank) for rank in range(len(waiting), 8))))
+    assert verdict.scope is Scope.UNDETERMINED
+
+
+def test_all_ranks_of_a_node_in_one_collective() -> None:
+    """No rank was missing: the node is named, with low confidence."""
+    failures = [died(rank, timed_out(rank), world_size=4) for rank in range(4)]
+    verdict = evidence(job(*failures, nodes=1))
+    assert (verdict.node, verdict.category, verdict.confidence) == ("worker-0", "network", "low")
+    assert "all 4 ranks waited in ALLREDUCE number 31" in verdict.headline
+    failures[2] = died(2, timed_out(2, 32, "BROADCAST"), world_size=4)
+    assert evidence(job(*failures, nodes=1)).scope is Scope.UNDETERMINED
+
+
+def test_a_lost_node() -> None:
+    """The survivors' adapters get no answer, and the node never reports."""
+    text = "w:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4711> with status=12 opcode=0 len=0 (Recv)\n"
+    text += "w:1:2 [0] NCCL INFO transport/net.cc:1302 -> 6\n"
+    roster = (
+        make_presence(node="worker-0", nodes=2, ranks=(0, 1, 2, 3)),
+        make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(4, 5, 6, 7)),
+    )
+    verdict = evidence(make_job(*(died(rank, text, group_world_size=2) for rank in range(4)), roster=roster))
+    assert (verdict.scope, verdict.node, verdict.category) == (Scope.NODE, "worker-1", "node_lost")
+
+
+# --- flight recorders ------------------------------------------------------------------------------------------------
+
+REDUCE = Collective(9, "nccl:all_reduce", "[[8]] -> [[8]]", "Float -> Float", "started")
+
+
+def progress(
+    *last: Collective, group: str = "default_pg", completed: int | None = None, members: tuple[int, ...] = ()
+) -> tuple[CollectiveProgress]:
+    """How far a rank came."""
+    number = last[-1].sequence
+    done = number - 1 if completed is None else completed
+    return (CollectiveProgress(group, last[-1].operation, number, done, last, members),)
+
+
+def hung(came: dict[int, tuple[CollectiveProgress, ...]]) -> Verdict:
+    """Return the verdict on a job whose ranks came so far; rank 0's watchdog ended it."""
+    others = [stopped(rank, collectives=seen) for rank, seen in came.items() if rank]
+    return evidence(job(replace(FIRST, collectives=came[0]), *others))
+
+
+USUAL = tuple(replace(REDUCE, sequence=number) for number in (7, 8, 9))
+ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ((replace(REDUCE, operation="nccl:broadcast"),), "as collective 9 of group default_pg it called broadcast"),
+        ((replace(REDUCE, dtypes="Half -> Half"),), "it used Half -> Half, the others Float -> Float"),
+        ((replace(REDUCE, sizes="[[4]] -> [[4]]"),), "it passed [[4]] -> [[4]], the others [[8]] -> [[8]]"),
+        ((replace(REDUCE, state="scheduled"),), "it had not started the last collective of group default_pg"),
+        (ODD, "as collective 7 of group default_pg it called all_gather"),
+    ],
+    ids=["operation", "type", "size", "state", "the first that differs, though the ranks ran ahead"],
+)
+def test_a_rank_that_differs_in_a_collective(odd: tuple[Collective, ...], why: str) -> None:
+    """Torch's analyzer's rules: the odd one out in operation, type, size, or whether its GPU has started."""
+    verdict = hung({rank: progress(*(odd if rank == 6 else USUAL)) for rank in range(8)})
+    assert verdict.ranks == (6,)
+    assert why in verdict.headline
+
+
+def test_the_first_collective_of_a_group() -> None:
+    """The rank that has called none is behind, however far each of the others has run ahead."""
+    called = {0: 7, 1: 5, 2: 6, 3: 0}
+    verdict = hung({rank: (CollectiveProgress("default_pg", "nccl:a", count, 0),) for rank, count in called.items()})
+    assert (verdict.category, verdict.ranks) == ("hang", (3,))
+    assert "it called 0 collectives of group default_pg" in verdict.headline
+
+
+def test_sizes_that_may_differ() -> None:
+    """A gather's ranks pass different sizes by design."""
+    calls = [replace(REDUCE, operation="nccl:gather", sizes=f"[[8]] -> [[{rank}]]") for rank in range(8)]
+    assert hung({rank: progress(calls[0 if rank < 7 else 7]) for rank in range(8)}).scope is Scope.UNDETERMINED
+
+
+def test_the_group_that_is_stuck_first_explains_the_others() -> None:
+    """Rank 1 is late for its tensor group because it waits in its pipeline group for rank 5, which is late there."""
+    tensor, pipeline = "tensor (1)", "pipeline (2)"
+    third, fourth, eighth = (replace(REDUCE, sequence=number) for number in (3, 4, 8))
+    verdict = hung(
+        {
+            0: progress(REDUCE, group=tensor),
+            1: progress(eighth, group=tensor, completed=8) + progress(fourth, group=pipeline),
+            5: progress(third, group=pipeline, completed=3),
+        }
+    )
+    assert verdict.ranks == (5,)
+    assert pipeline in verdict.headline
+
+
+def test_a_member_that_has_called_no_collective_of_its_group() -> None:
+    """It is in no dump of the group; the group's members tell that it is missing."""
+    group = {"group": "tensor (1)", "members": (0, 1, 2)}
+    assert hung({0: progress(REDUCE, **group), 1: progress(REDUCE, **group), 2: progress(REDUCE)}).ranks == (2,)
