@@ -81,27 +81,19 @@ def v1_files(**changes: object) -> dict[str, object]:
     return {name: content for name, content in files.items() if content is not None}
 
 
-def test_version_2(tmp_path: Path) -> None:
-    """In a container with version 2 the group is the mount point itself; kills count from the watch's start."""
-    tree = version_2(tmp_path)
-    tree.write("sys/fs/cgroup", **v2_files())
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_figures(version: int, tmp_path: Path) -> None:
+    """Both versions give the same figures, from different files; kills count from the watch's start."""
+    tree = (version_1 if version == 1 else version_2)(tmp_path, "/kubepods/box")
+    folder = "sys/fs/cgroup/memory/kubepods/box" if version == 1 else "sys/fs/cgroup/kubepods/box"
+    tree.write(folder, **(v1_files() if version == 1 else v2_files()))
     before_ns = time.time_ns()
     watch = tree.watch()
-    tree.write("sys/fs/cgroup", memory__current=800, memory__events="oom 4\noom_kill 5\noom_group_kill 1")
+    killed = "oom 4\noom_kill 5\noom_group_kill 1"
+    tree.write(folder, **{"memory__oom_control" if version == 1 else "memory__events": killed})
     report = watch.report()
     assert before_ns <= (report.pop("watermark_ns") or 0) <= time.time_ns()
-    assert report == {"oom_kill": 3, "memory_used_bytes": 800, "memory_peak_bytes": 900, "memory_limit_bytes": 1000}
-
-
-def test_version_1(tmp_path: Path) -> None:
-    """With version 1 the same figures come from other files."""
-    tree = version_1(tmp_path, "/kubepods/pod1/box")
-    tree.write("sys/fs/cgroup/memory/kubepods/pod1/box", **v1_files())
-    watch = tree.watch()
-    tree.write("sys/fs/cgroup/memory/kubepods/pod1/box", memory__oom_control="under_oom 0\noom_kill 3")
-    report = watch.report()
-    del report["watermark_ns"]
-    assert report == {"oom_kill": 1, "memory_used_bytes": 700, "memory_peak_bytes": 900, "memory_limit_bytes": 1000}
+    assert report == {"oom_kill": 3, "memory_used_bytes": 700, "memory_peak_bytes": 900, "memory_limit_bytes": 1000}
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from firstfault.evidence.hangs import progress_by_group, progress_in_text
-from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Scope, SentSignal, Writer
+from firstfault.model import Collective, CollectiveProgress, Scope
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
+from tests.readers.scenes import died, own, stopped
+
+if TYPE_CHECKING:
+    from firstfault.model import WorkerError
 
 PATIENCE_S = 30
 """A pattern that backtracks takes minutes."""
@@ -81,78 +86,42 @@ def test_a_group_without_a_name_is_the_only_one() -> None:
     assert printed.keys() == {""}
 
 
+def came(rank: int, enqueued: int, completed: int, **more: Any) -> WorkerError:
+    """A worker that its agent stopped, with the counters of its flight recorder."""
+    progress = (CollectiveProgress("default_pg", "nccl:all_reduce", enqueued, completed),)
+    return stopped(rank, **{"collectives": progress, "boot_id": "", **more})
+
+
+def aborted(rank: int, printed: str, **more: Any) -> WorkerError:
+    """A worker that a watchdog ended."""
+    return died(rank, "SIGABRT", -6, log_tail=printed, boot_id="", **more)
+
+
 def test_a_recorder_and_a_log_together() -> None:
     """The rank that was stopped has counters, the one that aborted a log: together they name the one that is behind."""
-    aborted = make_error(2, exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, log_tail=TORCH_2_4)
-    behind = make_error(
-        0,
-        node="worker-1",
-        exception=None,
-        signal="SIGTERM",
-        exit_code=-15,
-        writer=Writer.AGENT,
-        sent_signals=(SentSignal("SIGTERM", "rank 2 failed"),),
-        collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", 30, 30),),
-    )
-    verdict = evidence(make_job(aborted, behind))
+    verdict = evidence(make_job(aborted(2, TORCH_2_4), came(0, 30, 30)))
     assert (verdict.scope, verdict.ranks, verdict.category) == (Scope.RANK, (0,), "hang")
     assert "it called 30 collectives of group default_pg, the others 34" in verdict.headline
 
 
 @pytest.mark.parametrize("outstanding", [True, False])
-def test_ranks_that_go_on_after_an_abort(outstanding: bool) -> None:
+def test_ranks_that_continue_after_an_abort(outstanding: bool) -> None:
     """Three ranks fail alike with a collective outstanding that the fourth has not called: it is the suspect."""
-    completed = 8 if outstanding else 10
-    rubbish = ExceptionInfo("torch.OutOfMemoryError", TOO_LARGE)
-    failures = [
-        make_error(
-            rank,
-            exception=rubbish,
-            message=rubbish.message,
-            world_size=4,
-            collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", 10, completed),),
-        )
-        for rank in range(3)
-    ]
-    stopped = make_error(
-        3,
-        exception=None,
-        signal="SIGTERM",
-        writer=Writer.AGENT,
-        sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
-        collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", 8, 8),),
-    )
-    verdict = evidence(make_job(*failures, stopped))
+    fields = {"collectives": (CollectiveProgress("default_pg", "nccl:all_reduce", 10, 8 if outstanding else 10),)}
+    failures = [own(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields) for rank in range(3)]
+    verdict = evidence(make_job(*failures, came(3, 8, 8)))
     assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
     assert verdict.confidence in ({"low"} if outstanding else {"low", "medium"})
 
 
-@pytest.mark.parametrize("counts", [(79, 77, 79, 79, 77, 79, 79, 79), (79, 77, 79, 79, 76, 79, 79, 79)])
-def test_several_ranks_that_diverged_together(counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("count", [77, 76])
+def test_several_ranks_that_diverged_together(count: int) -> None:
     """Two ranks that are behind by the same are named together; with different counts both are suspects."""
-    failures = [
-        make_error(
-            rank,
-            exception=None,
-            signal="SIGABRT",
-            exit_code=-6,
-            writer=Writer.AGENT,
-            log_tail=f"[rank{rank}]:[E314 a.cpp:7] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by "
-            f"watchdog at work sequence id: 78 PG status: last enqueued work: {count}, last completed work: 77\n",
-        )
-        if count == 79
-        else make_error(
-            rank,
-            exception=None,
-            signal="SIGTERM",
-            writer=Writer.AGENT,
-            sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
-            collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", count, count),),
-        )
-        for rank, count in enumerate(counts)
-    ]
-    verdict = evidence(make_job(*failures))
-    if counts.count(77) == 1:
+    text = "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 78 PG status: "
+    text += "last enqueued work: 79, last completed work: 77\n"
+    waiting = [aborted(rank, f"[rank{rank}]:[E314 a.cpp:7] {text.format(rank)}") for rank in (0, 2, 3, 5, 6, 7)]
+    verdict = evidence(make_job(*waiting, came(1, 77, 77), came(4, count, count)))
+    if count == 76:
         assert verdict.scope is Scope.UNDETERMINED
         assert {suspect.rank for suspect in verdict.suspects} == {1, 4}
         return
@@ -166,20 +135,7 @@ def test_several_ranks_that_diverged_together(counts: tuple[int, ...]) -> None:
 
 def test_ranks_that_ran_ahead_by_different_distances() -> None:
     """Under NCCL a call only enqueues: who has called the stuck collective waits, however few it called since."""
-    counts = {0: 14, 1: 12, 2: 12, 3: 8, 4: 11}
-    failures = [
-        make_error(
-            rank,
-            exception=None,
-            signal="SIGABRT",
-            exit_code=-6,
-            writer=Writer.AGENT,
-            log_tail=TORCH_2_4 if rank == 0 else "",
-            sent_signals=() if rank == 0 else (SentSignal("SIGTERM", "rank 0 failed"),),
-            collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", count, 8),),
-        )
-        for rank, count in counts.items()
-    ]
-    verdict = evidence(make_job(*failures))
+    first = aborted(0, TORCH_2_4, collectives=came(0, 14, 8).collectives)
+    verdict = evidence(make_job(first, came(1, 12, 8), came(2, 12, 8), came(3, 8, 8), came(4, 11, 8)))
     assert verdict.ranks == (3,)
     assert verdict.headline.endswith("it called 8 collectives of group default_pg, the others 14")
