@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import zipfile
@@ -118,6 +119,7 @@ class Root:
     left: bool
 
 
+@functools.cache
 def recordings() -> dict[str, list[Recording]]:
     """Return the lab's plain recordings of each fault."""
     found: dict[str, list[Recording]] = defaultdict(list)

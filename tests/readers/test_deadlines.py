@@ -74,27 +74,23 @@ def _verdict(*failures: WorkerError, strategy: str = "evidence") -> Verdict:
 
 
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
-def test_a_rank_that_hung_outside_of_a_collective(strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("stack", "heartbeat", "told"),
+    [
+        (_STEP, False, '"train step" exceeded 30 s at train.py:53'),
+        (_STEP, True, "no ping for 30 s at train.py:53"),
+        ("", False, '"train step" exceeded 30 s'),
+    ],
+    ids=["a block", "a loop", "a frozen process gives no stack"],
+)
+def test_a_rank_that_hung_outside_of_a_collective(strategy: str, stack: str, heartbeat: bool, told: str) -> None:
     """It is the root cause, a hang without a retry, and the first line names the deadline and its line."""
-    verdict = _verdict(_killed(1, _STEP), _stopped(0, _COLLECTIVE), strategy=strategy)
+    verdict = _verdict(_killed(1, stack, heartbeat=heartbeat), _stopped(0, _COLLECTIVE), strategy=strategy)
     assert (verdict.ranks, verdict.category, verdict.code) == ((1,), "hang", "USER:Hang")
     decision = decide(verdict)
     assert not decision.retry
-    line = 'hang rank 1 worker-1 no retry: "train step" exceeded 30 s at train.py:53'
-    assert first_line(verdict, decision) == line
+    assert first_line(verdict, decision) == f"hang rank 1 worker-1 no retry: {told}"
     assert verdict.victims.count == 1
-
-
-def test_a_loop_that_stopped_pinging() -> None:
-    """The first line says for how long there was no ping."""
-    verdict = _verdict(_killed(1, _STEP, heartbeat=True), _stopped(0, _COLLECTIVE))
-    assert first_line(verdict, decide(verdict)).endswith(": no ping for 30 s at train.py:53")
-
-
-def test_a_rank_without_a_stack() -> None:
-    """A frozen process gives no stack; it is the root cause all the same."""
-    verdict = _verdict(_killed(1, ""), _stopped(0, _COLLECTIVE))
-    assert first_line(verdict, decide(verdict)).endswith('worker-1 no retry: "train step" exceeded 30 s')
 
 
 @pytest.mark.parametrize(("stack", "waits"), [(_COLLECTIVE, ()), (_GPU, _WAITS)])
