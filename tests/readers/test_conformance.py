@@ -26,14 +26,6 @@ class TestEarliest(StrategyTests):
     strategy = "earliest"
 
 
-def _by_function(job: JobErrors) -> Verdict:
-    return get_strategy("earliest")(job)
-
-
-class TestFunction(StrategyTests):
-    strategy = staticmethod(_by_function)
-
-
 class TestLocalFolder(StoreTests):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
