@@ -15,7 +15,6 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
-    Kind,
     LogTail,
     NodePresence,
     Phase,
@@ -52,25 +51,40 @@ def _said(failures: tuple[WorkerError, ...]) -> list[str]:
 # --- which documents count ------------------------------------------------------------------------------------------
 
 
-def test_nothing_found() -> None:
-    """Without findings there are no failures, no expected nodes, and the coverage is not complete."""
-    job = _job()
-    assert (job.failures, job.history, job.roster, job.round, job.document_count) == ((), (), (), 0, 0)
-    assert (job.coverage.expected, job.coverage.reported, job.coverage.complete) == (None, 0, False)
+_OLD, _NEW = {"message": "old", "node": "a"}, {"message": "new", "node": "a", "at_ms": 5}
 
 
-def test_a_later_roster_entry_makes_a_document_history() -> None:
-    """A failure of round 0 is history as soon as a node took part in round 1."""
-    job = _job(make_error(), roster=(make_presence(Phase.JOINED, round=1),))
-    assert job.failures == ()
-    assert _said(job.history) == ["boom"]
-    assert job.round == 1
-
-
-def test_a_later_document_makes_a_document_history() -> None:
-    """Also without a roster, only the failures of the last round are judged."""
-    job = _job(make_error(message="old", at_ms=0), make_error(message="new", at_ms=9, round=1))
-    assert (_said(job.failures), _said(job.history)) == (["new"], ["old"])
+@pytest.mark.parametrize(
+    ("documents", "roster", "judged", "history"),
+    [
+        ([_OLD], [{"round": 1}], [], ["old"]),
+        ([_OLD, {**_NEW, "round": 1}], [], ["new"], ["old"]),
+        ([_OLD], [{"incarnation": 7}], ["old"], []),
+        ([{**_OLD, "incarnation": 1, "group_rank": 0}], [{"incarnation": 2}], [], ["old"]),
+        (
+            [{**_OLD, "incarnation": 1}, {**_NEW, "incarnation": 2}, {"node": "b", "incarnation": 1, "at_ms": 9}],
+            [],
+            ["new", "boom"],
+            ["old"],
+        ),
+        ([{**_OLD, "incarnation": 5}, {**_NEW, "incarnation": 4, "round": 1}], [], ["new"], ["old"]),
+        ([{"writer": Writer.STOCK, "exception": None}, {**_NEW, "round": 3}], [], ["boom", "new"], []),
+    ],
+    ids=[
+        "a later round began",
+        "a later round's document",
+        "no incarnation",
+        "the node came back",
+        "a newer incarnation",
+        "an incarnation of another round",
+        "a stock file",
+    ],
+)
+def test_what_is_judged(documents: list[Any], roster: list[Any], judged: list[str], history: list[str]) -> None:
+    """A document is history if its node or the job has restarted since."""
+    entries = tuple(make_presence(Phase.JOINED, node="a", **place) for place in roster)
+    job = _job(*(make_error(**fields) for fields in documents), roster=entries)
+    assert (_said(job.failures), _said(job.history)) == (judged, history)
 
 
 def test_the_name_of_an_unreadable_document_hides_nothing() -> None:
@@ -78,13 +92,6 @@ def test_the_name_of_an_unreadable_document_hides_nothing() -> None:
     name = str(ErrorKey(1, START_NS, 0, 0, "", 0, "0" * 32))
     job = _job(make_error(), unreadable=(Unreadable(name, "empty"),))
     assert (len(job.failures), job.round, job.coverage.unreadable) == (1, 0, 1)
-
-
-def test_a_document_without_an_incarnation_is_current() -> None:
-    """A document without an incarnation is judged."""
-    job = _job(make_error(node="a"), roster=(make_presence(Phase.JOINED, node="a", incarnation=7),))
-    assert len(job.failures) == 1
-    assert job.history == ()
 
 
 def test_an_earlier_incarnation_does_not_make_a_node_done() -> None:
@@ -124,39 +131,6 @@ def test_only_the_judged_rounds_roster_is_kept() -> None:
     assert _job(roster=entries).roster == (entries[1], entries[0])
 
 
-def test_an_earlier_incarnation_is_history() -> None:
-    """Documents of a node's earlier incarnation are history; incarnations of different nodes are not compared."""
-    job = _job(
-        make_error(0, node="a", message="old", incarnation=1),
-        make_error(0, node="a", message="new", incarnation=2, at_ms=5),
-        make_error(1, node="b", message="other", incarnation=1, at_ms=9),
-    )
-    assert (_said(job.failures), _said(job.history)) == (["new", "other"], ["old"])
-
-
-def test_the_roster_knows_of_a_newer_incarnation() -> None:
-    """A node that came back and joined the round turns its own earlier documents into history."""
-    entry = make_presence(Phase.JOINED, node="a", incarnation=2)
-    job = _job(make_error(0, node="a", incarnation=1, group_rank=0), roster=(entry,))
-    assert (_said(job.failures), _said(job.history)) == ([], ["boom"])
-
-
-def test_an_incarnation_of_another_round_does_not_count() -> None:
-    """A newer incarnation in an earlier round does not make this round's documents history."""
-    job = _job(
-        make_error(0, node="a", message="old", incarnation=5, round=0),
-        make_error(0, node="a", message="new", incarnation=4, round=1),
-    )
-    assert _said(job.failures) == ["new"]
-
-
-def test_a_stock_file_is_always_judged() -> None:
-    """A file of Flyte's own counts in any judged round."""
-    stock = make_error(None, writer=Writer.STOCK, exception=None, message="stock")
-    job = _job(stock, make_error(round=3, message="ours"))
-    assert sorted(_said(job.failures)) == ["ours", "stock"]
-
-
 # --- one worker, heard twice ----------------------------------------------------------------------------------------
 
 
@@ -172,20 +146,6 @@ def test_a_worker_and_its_agent_are_merged() -> None:
     assert (failure.exit_code, failure.signal, failure.log_tail) == (-9, "SIGKILL", "tail")
     assert (failure.category, failure.resources) == ("signal", Resources(1))
     assert failure.documents == tuple(sorted(word.documents + seen.documents, key=lambda ref: ref.name))
-
-
-def test_the_workers_fields_come_first() -> None:
-    """Where worker and agent both know something, the worker's is kept."""
-    said = {"category": "data", "log_tail": "mine", "exit_code": 3, "signal": "SIGABRT", "resources": Resources(7)}
-    seen = {**_KILLED, "exit_code": 4, "category": "exit", "log_tail": "seen", "resources": Resources(8)}
-    (failure,) = _job(make_error(3, **seen), make_error(3, **said)).failures
-    assert {name: getattr(failure, name) for name in said} == said
-
-
-def test_what_a_worker_does_not_say_its_agent_does() -> None:
-    """A worker's document without a time gets the agent's."""
-    (failure,) = _job(make_error(3, at_ms=None), make_error(3, at_ms=7, **_KILLED)).failures
-    assert failure.timestamp_ns == START_NS + 7_000_000
 
 
 def test_the_agents_signals_are_the_mark_of_a_victim() -> None:
@@ -283,15 +243,6 @@ def test_an_exception_in_flight_and_the_one_that_left(
     assert len(failure.documents) == 2
 
 
-def test_the_clean_ups_own_error_decides_nothing() -> None:
-    """Code, kind and fingerprint are those of the exception that stays."""
-    first = _word(_FIRST, 0, in_flight=True, code="USER:KeyError", kind=Kind.RECOVERABLE, fingerprint="1:0123456789ab")
-    final = _word(_CLEAN_UP, 9, code="USER:RuntimeError", fingerprint="1:ba9876543210", log_tail="tail")
-    (failure,) = _job(final, first).failures
-    assert (failure.code, failure.kind, failure.fingerprint) == ("USER:KeyError", Kind.RECOVERABLE, "1:0123456789ab")
-    assert failure.log_tail == "tail"
-
-
 def test_the_clocks_of_a_merged_failure_belong_together() -> None:
     """With the earlier time come its monotonic time, its boot and the delay of its upload."""
     early = {"monotonic_ns": 1, "boot_id": "b", "upload_delay_ns": 2}
@@ -306,13 +257,6 @@ def test_an_exception_in_flight_alone() -> None:
     (failure,) = _job(_word(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)).failures
     assert (failure.exception, failure.in_flight, failure.exit_code) == (_FIRST, True, -9)
     assert failure.timestamp_ns == START_NS + 5_000_000
-
-
-def test_what_torch_kept_of_the_exception_is_final() -> None:
-    """An agent's document with an exception counts as the worker's final document."""
-    kept = _word(_RAISED_FROM, 9, writer=Writer.AGENT)
-    (failure,) = _job(_word(_FIRST, 0, in_flight=True), kept).failures
-    assert (failure.exception, failure.in_flight) == (_RAISED_FROM, False)
 
 
 def test_several_exceptions_in_flight() -> None:
@@ -375,15 +319,6 @@ def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: b
     assert (job.failures, job.coverage.unreadable, job.coverage.complete) == ((), 0, True)
 
 
-def test_a_withdrawn_document_leaves_the_others() -> None:
-    """Other failures are judged as without the withdrawn document."""
-    roster = (make_presence(node="a", receipts=(_TAKEN_BACK,)),)
-    others = (make_error(3, node="a", at_ms=5, message="real"), make_error(1, node="a", at_ms=9, message="other"))
-    job, without = _job(_handled(), *others, roster=roster), _job(*others, roster=roster)
-    assert job == without
-    assert _said(job.failures) == ["real", "other"]
-
-
 @pytest.mark.parametrize(
     "receipts",
     [
@@ -428,21 +363,25 @@ def test_a_worker_that_finished_had_handled_it(
     assert not any("it is not there" in note for note in job.coverage.notes)
 
 
-def test_the_same_rank_on_two_nodes_is_two_failures() -> None:
-    """Documents of two nodes that claim one rank are two failures."""
-    assert len(_job(make_error(3, node="a"), make_error(3, node="b")).failures) == 2
+_AGENT = {"subject": Subject.AGENT, "writer": Writer.AGENT}
 
 
-def test_processes_without_a_rank_are_told_apart_by_pid() -> None:
-    """Processes without a rank are told apart by their pid."""
-    documents = [make_error(None, pid=pid, writer=writer) for pid in (7, 8) for writer in (Writer.WORKER, Writer.AGENT)]
-    assert len(_job(*documents).failures) == 2
-
-
-def test_an_agent_is_not_one_of_its_workers() -> None:
-    """An agent's own failure is not merged with those of its workers."""
-    agent = make_error(None, subject=Subject.AGENT, writer=Writer.AGENT, group_rank=0)
-    assert len(_job(agent, make_error(0, group_rank=0), make_error(0, group_rank=0, **_KILLED)).failures) == 2
+@pytest.mark.parametrize(
+    ("documents", "count"),
+    [
+        ([{"rank": 3, "node": "a"}, {"rank": 3, "node": "b"}], 2),
+        ([{"pid": pid, "writer": writer} for pid in (7, 8) for writer in (Writer.WORKER, Writer.AGENT)], 2),
+        ([{**_AGENT, "group_rank": 0}, {"rank": 0, "group_rank": 0}, {"rank": 0, "group_rank": 0, **_KILLED}], 2),
+        ([{**_AGENT, "node": "", "worker": "", "group_rank": rank} for rank in (0, 0, 1)], 2),
+        ([{"rank": 3}, {"rank": 3, "round": 1}, {"rank": 3, "round": 1, "incarnation": 2}, {"round": 2}], 4),
+        ([{"writer": Writer.STOCK, "exception": None}] * 3, 3),
+    ],
+    ids=["nodes with one rank", "pids", "an agent and its worker", "agents without a name", "rounds", "stock files"],
+)
+def test_how_many_failures(documents: list[dict[str, Any]], count: int) -> None:
+    """Documents about one process, or one agent, of one round and incarnation are one failure."""
+    job = _job(*(make_error(**{"rank": None, **fields}) for fields in documents))
+    assert len(job.failures) + len(job.history) == count
 
 
 def test_documents_of_agent_and_recorder_are_one_failure() -> None:
@@ -452,24 +391,6 @@ def test_documents_of_agent_and_recorder_are_one_failure() -> None:
         for writer, pid in ((Writer.AGENT, 7), (Writer.RECORDER, 8))
     )
     assert _said(_job(seen, own).failures) == ["agent"]
-
-
-def test_agents_without_a_name_are_told_apart_by_group_rank() -> None:
-    """Agents of two nodes without a name are told apart by group rank."""
-    agents = [make_error(None, node="", worker="", subject=Subject.AGENT, group_rank=rank) for rank in (0, 0, 1)]
-    assert len(_job(*agents).failures) == 2
-
-
-def test_two_rounds_of_a_worker_are_two_failures() -> None:
-    """Documents of a worker in two rounds or incarnations are two failures."""
-    lives = [make_error(3, round=0), make_error(3, round=1), make_error(3, round=1, incarnation=2)]
-    assert len(_job(*lives, make_error(3, round=2)).history) == 3
-
-
-def test_stock_files_are_never_merged() -> None:
-    """Every file of Flyte's own is a failure of its own."""
-    stock = [make_error(None, writer=Writer.STOCK, exception=None) for _ in range(3)]
-    assert len(_job(*stock).failures) == 3
 
 
 def test_a_failure_always_has_a_fingerprint() -> None:
@@ -580,6 +501,22 @@ def test_everybody_reported() -> None:
     assert job.coverage.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("documents", "expected", "reported"),
+    [
+        ([], None, 0),
+        ([{"group_world_size": 4}], 4, 1),
+        ([{"rank": 0, "node": "a"}, {"rank": 1, "node": "a"}], None, 1),
+        ([{"node": node, "writer": Writer.STOCK, "exception": None} for node in ("", "", "a", "a")], None, 3),
+        ([{"rank": rank, "node": "", "worker": "", "group_rank": rank} for rank in range(3)], None, 3),
+    ],
+)
+def test_documents_alone_count_nodes(documents: list[dict[str, Any]], expected: int | None, reported: int) -> None:
+    """Nodes are counted by name, else by group rank; a nameless file of Flyte's own counts for itself."""
+    coverage = _job(*(make_error(**{"rank": None, **fields}) for fields in documents)).coverage
+    assert (coverage.expected, coverage.reported, coverage.complete) == (expected, reported, False)
+
+
 def test_a_silent_node_is_named() -> None:
     """A node that joined and sent nothing makes the coverage incomplete, and is named."""
     job = _job(
@@ -602,30 +539,6 @@ def test_the_expected_number_of_nodes(expected_nodes: int | None, complete: bool
     """The caller's number of nodes is expected; without it and a roster the number is unknown."""
     coverage = _job(make_error(), expected_nodes=expected_nodes).coverage
     assert (coverage.expected, coverage.complete) == (expected_nodes, complete)
-
-
-def test_a_document_says_how_many_nodes_there_are() -> None:
-    """Without a roster, the number of nodes that a document carries is expected."""
-    assert _job(make_error(group_world_size=4)).coverage.expected == 4
-
-
-def test_two_workers_of_a_node_are_one_report() -> None:
-    """Coverage counts nodes, not workers."""
-    assert _job(make_error(0, node="a"), make_error(1, node="a")).coverage.reported == 1
-
-
-def test_a_stock_file_without_a_worker_is_a_report_of_its_own() -> None:
-    """A file of Flyte's own counts for the worker that it names, else for a node of its own."""
-    stock = {"writer": Writer.STOCK, "exception": None}
-    nameless = [make_error(None, node="", **stock) for _ in range(2)]
-    named = [make_error(None, node="a", **stock) for _ in range(2)]
-    assert _job(*nameless, *named).coverage.reported == 3
-
-
-def test_a_node_without_a_name_is_its_group_rank() -> None:
-    """Nodes that have no name are told apart by their group ranks."""
-    documents = [make_error(rank, node="", worker="", group_rank=rank) for rank in range(3)]
-    assert _job(*documents).coverage.reported == 3
 
 
 @pytest.mark.parametrize(
@@ -653,21 +566,6 @@ def test_many_unreadable_documents_are_counted_and_some_named() -> None:
     assert coverage.notes[5:] == ("4 more documents are not readable",)
 
 
-def test_foreign_files_are_named_and_harmless() -> None:
-    """A file that is not a document is named in the notes and otherwise ignored."""
-    coverage = _job(make_error(), expected_nodes=1, foreign=("notes.txt",)).coverage
-    assert coverage.complete
-    assert coverage.notes == ("1 files in the errors folder are not error documents and were ignored: notes.txt",)
-
-
-def test_a_document_that_was_never_uploaded_is_missed() -> None:
-    """A receipt of a failed upload makes the coverage incomplete and gives the reason."""
-    receipt = Receipt("e1.pb", durable=False, error="refused", rank=3)
-    coverage = _job(make_error(), roster=(make_presence(receipts=(receipt,)),)).coverage
-    assert not coverage.complete
-    assert coverage.notes == ("the document of rank 3 on worker-0 was not uploaded: refused",)
-
-
 @pytest.mark.parametrize("stored_at", [START_NS, None])
 def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
     """A document that the storage has is not missed, whatever its receipt says; one that was handed over is."""
@@ -679,20 +577,19 @@ def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
     assert any("was not uploaded" in note for note in coverage.notes) is (stored_at is None)
 
 
-def test_a_document_that_has_gone_is_missed() -> None:
-    """A receipt for a missing document is named in the notes."""
-    receipt = Receipt("e1-gone.pb", durable=True)
-    coverage = _job(make_error(), roster=(make_presence(receipts=(receipt,)),)).coverage
-    assert coverage.notes == ("worker-0 reported the upload of e1-gone.pb, but the document is missing",)
-
-
-@pytest.mark.parametrize("snapshot", [{}, {"unreadable": (Unreadable("e1-here.pb", "empty"),)}])
-def test_a_document_that_is_there_is_not_missed(snapshot: dict[str, Any]) -> None:
-    """A receipt for a listed document adds no note."""
-    here = make_error(documents=(DocumentRef("e1-here.pb"),)) if not snapshot else make_error()
-    entry = make_presence(receipts=(Receipt("e1-here.pb", durable=True),))
-    notes = _job(here, roster=(entry,), **snapshot).coverage.notes
-    assert not any("it is not there" in note for note in notes)
+@pytest.mark.parametrize(
+    ("receipt", "snapshot", "note"),
+    [
+        ({}, {}, "worker-0 reported the upload of e1.pb, but the document is missing"),
+        ({}, {"unreadable": (Unreadable("e1.pb", "empty"),)}, "not readable: e1.pb: empty"),
+        ({"durable": False, "error": "no", "rank": 3}, {}, "the document of rank 3 on worker-0 was not uploaded: no"),
+    ],
+)
+def test_a_document_that_is_missed(receipt: dict[str, Any], snapshot: dict[str, Any], note: str) -> None:
+    """A document that was not uploaded, or has gone, makes the coverage incomplete."""
+    entry = make_presence(receipts=(Receipt(**{"name": "e1.pb", "durable": True, **receipt}),))
+    coverage = _job(make_error(), roster=(entry,), **snapshot).coverage
+    assert (coverage.complete, coverage.notes) == (False, (note,))
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -711,27 +608,10 @@ def test_a_document_that_is_there_is_not_missed(snapshot: dict[str, Any]) -> Non
     ],
 )
 def test_whether_all_nodes_are_done(phases: list[Phase], expected_nodes: int | None, done: bool) -> None:
-    """All nodes are done if as many as take part have a final entry."""
+    """All nodes are done if as many as take part have a final entry of the last round; each counts once."""
     entries = [make_presence(phase, node=f"n{n}", group_rank=n, nodes=2) for n, phase in enumerate(phases)]
-    assert nodes_done(entries, expected_nodes) is done
-
-
-def test_two_entries_of_one_node_count_once() -> None:
-    """Two final entries of one node count once."""
-    assert not nodes_done([make_presence(nodes=2), make_presence(Phase.SUCCEEDED, nodes=2)])
-
-
-def test_an_earlier_rounds_entries_do_not_count_as_done() -> None:
-    """Final entries of round 0 do not count in round 1."""
-    entries = [make_presence(Phase.FAILED, round=0), make_presence(Phase.JOINED, round=1)]
-    assert not nodes_done(entries)
-
-
-def test_the_members_of_a_merge_are_not_changed() -> None:
-    """The merge takes the whole exception of the first document with one."""
-    inner = ExceptionInfo("OSError", "disk full", notes=("on /data",))
-    (failure,) = _job(make_error(3, exception=None), make_error(3, exception=inner, writer=Writer.AGENT)).failures
-    assert failure.exception == inner
+    assert nodes_done(entries * 2, expected_nodes) is done
+    assert not nodes_done([*entries, make_presence(Phase.JOINED, round=1)], expected_nodes)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import pytest
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
@@ -16,14 +15,12 @@ from firstfault.errors import (
     BadDocumentError,
     ObjectNotFoundError,
     ObjectTooLargeError,
-    UnknownStrategyError,
     UsageError,
 )
 from firstfault.layout import error_key_for
 from firstfault.model import Decision, JobErrors, Kind, Origin, Phase, Scope, Verdict, Writer
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
 from firstfault.retry import RetryContext, decide, never
-from firstfault.store import FsspecStore
 from firstfault.strategies import get_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
@@ -51,45 +48,18 @@ def test_outputs_are_read(attempt: Attempt) -> None:
     assert not reader.is_error()
 
 
-def test_missing_outputs(attempt: Attempt) -> None:
-    """Without outputs, the error is Flyte's OutputsNotFound, which the system's budget retries."""
+@pytest.mark.parametrize(("data", "code"), [(None, "OutputsNotFound"), (b"not protobuf", "OutputsBadFormat")])
+def test_outputs_that_cannot_be_read(attempt: Attempt, data: bytes | None, code: str) -> None:
+    """Missing or invalid outputs are Flyte's error with their URI, which the system's budget retries."""
+    if data is not None:
+        attempt.put("outputs.pb", data)
     reader = attempt.reader()
+    assert reader.is_file()
+    assert reader.exists() is (data is not None)
     outputs, error = reader.read()
-    assert not reader.exists()
     assert outputs is None
-    assert (error.code, error.kind, error.recoverable) == ("OutputsNotFound", Origin.SYSTEM, True)
+    assert (error.code, error.kind, error.recoverable) == (code, Origin.SYSTEM, True)
     assert f"{attempt.uri}/outputs.pb" in error.message
-
-
-def test_broken_outputs(attempt: Attempt) -> None:
-    """Invalid outputs are an error with their URI."""
-    attempt.put("outputs.pb", b"not protobuf")
-    outputs, error = attempt.reader().read()
-    assert outputs is None
-    assert error.code == "OutputsBadFormat"
-    assert f"{attempt.uri}/outputs.pb" in error.message
-
-
-def test_errors_beat_outputs(attempt: Attempt) -> None:
-    """An attempt with outputs and errors has failed."""
-    attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
-    attempt.write(make_error())
-    reader = attempt.reader()
-    assert reader.is_error()
-    assert reader.exists()
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_the_deck(attempt: Attempt, exists: bool) -> None:
-    """Whether there is a deck beside the outputs."""
-    if exists:
-        attempt.put("deck.html", b"<html>")
-    assert attempt.reader().deck_exists() is exists
-
-
-def test_outputs_are_a_file(attempt: Attempt) -> None:
-    """As in Flyte, outputs are always a file."""
-    assert attempt.reader().is_file()
 
 
 def test_read_error_carries_the_whole_report(attempt: Attempt) -> None:
@@ -159,24 +129,27 @@ def test_a_relative_name(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, name
     assert MultiErrorFileOutputReader(name).verdict().message == "here"
 
 
-def test_a_single_document_that_is_missing(attempt: Attempt) -> None:
-    """A missing single document raises ObjectNotFoundError."""
-    with pytest.raises(ObjectNotFoundError, match="error-x"):
-        MultiErrorFileOutputReader(f"{attempt.uri}/error-x.pb").is_error()
+@pytest.mark.parametrize(
+    ("data", "kind", "reason"),
+    [
+        (None, ObjectNotFoundError, "error-x"),
+        (b"", BadDocumentError, r"error-x\.pb is empty"),
+        (bytes(MAX_DOCUMENT_BYTES + 1), ObjectTooLargeError, r"error-x\.pb"),
+    ],
+    ids=["missing", "empty", "too large"],
+)
+def test_a_single_document_that_cannot_be_read(
+    attempt: Attempt, data: bytes | None, kind: type[Exception], reason: str
+) -> None:
+    """A single document that is missing, broken or too large raises an error, also inside a running event loop."""
+    if data is not None:
+        attempt.put("error-x.pb", data)
 
+    async def inside() -> None:
+        MultiErrorFileOutputReader(f"{attempt.uri}/error-x.pb").verdict()
 
-def test_a_single_document_that_is_broken(attempt: Attempt) -> None:
-    """An unreadable single document raises an error with the reason."""
-    attempt.put("error.pb", b"")
-    with pytest.raises(BadDocumentError, match=r"error\.pb is empty"):
-        MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
-
-
-def test_a_single_document_that_is_too_large(attempt: Attempt) -> None:
-    """A single document that is too large raises ObjectTooLargeError."""
-    attempt.stock("error.pb", message="x" * MAX_DOCUMENT_BYTES)
-    with pytest.raises(ObjectTooLargeError, match=r"error\.pb"):
-        MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
+    with pytest.raises(kind, match=reason):
+        asyncio.run(inside())
 
 
 def test_where_a_failure_was_read(attempt: Attempt) -> None:
@@ -220,43 +193,6 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     conclusion = MultiErrorFileOutputReader(str(tmp_path)).conclude()
     assert conclusion is not None
     assert conclusion.verdict.ranks == (3,)
-
-
-def test_a_document_that_goes_away_while_reading(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document that disappears after the listing counts as unreadable."""
-    attempt.write(make_error(3))
-    gone = attempt.put("firstfault/errors/gone.pb", encode(make_error(0, at_ms=-5)))
-    get = FsspecStore.get
-
-    async def vanish(self: FsspecStore, path: str, *, limit: int | None = None) -> bytes:
-        if path.endswith(gone):
-            (attempt.folder / path).unlink()
-        return await get(self, path, limit=limit)
-
-    monkeypatch.setattr(FsspecStore, "get", vanish)
-    verdict = attempt.reader().verdict()
-    assert verdict.ranks == (3,)
-    assert verdict.coverage.notes == ("not readable: gone.pb: gone between listing and reading",)
-
-
-def test_many_documents(attempt: Attempt) -> None:
-    """All documents are read, also more than are read concurrently."""
-    attempt.write(*(make_error(rank, node=f"w-{rank // 8}", at_ms=100 - rank) for rank in range(100)))
-    verdict = attempt.reader().verdict()
-    assert verdict.root.rank == 99
-    assert verdict.ranks == tuple(range(100))
-    assert verdict.document_count == 100
-    assert verdict.coverage.reported == 13
-
-
-def test_a_memory_folder() -> None:
-    """The reader works on any storage that fsspec knows."""
-    reader = MultiErrorFileOutputReader("memory://test_a_memory_folder/out")
-    assert not reader.is_error()
-    fsspec.filesystem("memory").pipe_file(
-        f"/test_a_memory_folder/out/firstfault/errors/{error_key_for(make_error())}", encode(make_error(3))
-    )
-    assert reader.verdict().ranks == (3,)
 
 
 # --- what it adds ---------------------------------------------------------------------------------------------------
@@ -306,25 +242,9 @@ def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], reason: str)
 
 
 def test_it_works_inside_an_event_loop(attempt: Attempt) -> None:
-    """The sync methods and `job_async` work inside a running event loop."""
+    """`job_async` works in the caller's event loop."""
     attempt.write(make_error(3))
-
-    async def inside() -> tuple[Verdict, JobErrors]:
-        return attempt.reader().verdict(), await attempt.reader().job_async()
-
-    verdict, job = asyncio.run(inside())
-    assert verdict.ranks == (3,)
-    assert len(job.failures) == 1
-
-
-def test_an_error_crosses_from_an_event_loop(attempt: Attempt) -> None:
-    """Inside a running event loop an error is raised in the caller."""
-
-    async def inside() -> None:
-        MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
-
-    with pytest.raises(ObjectNotFoundError):
-        asyncio.run(inside())
+    assert len(asyncio.run(attempt.reader().job_async()).failures) == 1
 
 
 def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
@@ -445,12 +365,6 @@ def test_flyte_fields_cover_flytes_own() -> None:
     theirs = {field.name for field in FlyteExecutionError.DESCRIPTOR.fields}
     assert {"recoverable", "timestamp_ns"} <= ours
     assert theirs - ours <= {"timestamp", "recoverability"}
-
-
-def test_an_unknown_strategy(attempt: Attempt) -> None:
-    """An unknown strategy raises UnknownStrategyError."""
-    with pytest.raises(UnknownStrategyError):
-        attempt.reader(strategy="no_such")
 
 
 def test_only_the_last_round_is_in_the_report(attempt: Attempt) -> None:

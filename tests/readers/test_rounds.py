@@ -90,12 +90,6 @@ def test_a_document_alone_replaces_no_others(forged: WorkerError, strategy: str)
     assert _verdict(job, strategy).confidence != "high"
 
 
-def test_the_same_without_the_forged_document() -> None:
-    """With the nodes' own documents only, the confidence is high."""
-    job = make_job(_ROOT, _VICTIM, roster=_entries(_ROOT, _VICTIM))
-    assert (_verdict(job).ranks, _verdict(job).confidence, job.coverage.complete) == ((0,), "high", True)
-
-
 @pytest.mark.parametrize("phase", Phase)
 def test_a_later_round_without_an_entry_is_reported(phase: Phase) -> None:
     """If the only document is of a round that no roster entry confirms, it is the root cause, without high confidence.
