@@ -39,7 +39,6 @@ from firstfault.model import (
     Phase,
     Place,
     Resources,
-    SentSignal,
     Subject,
     WorkerError,
     Writer,
@@ -106,38 +105,39 @@ def _verdict_of(*failures: WorkerError) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "stopped", "kept", "code", "category"),
+    ("exit_code", "stopped", "kept", "code", "category", "message"),
     [
-        (-9, "", None, "USER:SIGKILL", "signal"),
-        (-11, "", None, "USER:SIGSEGV", "signal"),
-        (-15, "", None, "USER:SIGTERM", "signal"),
-        (3, "", None, "USER:ExitCode", "exit"),
-        (-15, STOPPED, None, "USER:Stopped", "stopped"),
-        (1, "", KEPT, "USER:RuntimeError", "user_code"),
-        (-6, "", KEPT, "USER:RuntimeError", "user_code"),
+        (-9, "", None, "USER:SIGKILL", "signal", "which its agent did not send; exit code -9"),
+        (-11, "", None, "USER:SIGSEGV", "signal", "was killed by SIGSEGV"),
+        (3, "", None, "USER:ExitCode", "exit", "exited with code 3 without an exception"),
+        (-15, STOPPED, None, "USER:Stopped", "stopped", "was stopped by its agent with SIGTERM"),
+        (-11, STOPPED, None, "USER:Stopped", "stopped", "was killed by SIGSEGV while its agent stopped it"),
+        (1, STOPPED, KEPT, "USER:Stopped", "stopped", "was stopped by its agent"),
+        (1, "", KEPT, "USER:RuntimeError", "user_code", KEPT.traceback),
+        (-6, "", KEPT, "USER:RuntimeError", "user_code", KEPT.traceback),
     ],
 )
-def test_a_death(exit_code: int, stopped: str, kept: KeptException | None, code: str, category: str) -> None:
-    """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept."""
+def test_a_death(  # noqa: PLR0917
+    exit_code: int, stopped: str, kept: KeptException | None, code: str, category: str, message: str
+) -> None:
+    """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept.
+
+    An exception that torch kept of a worker that its agent stopped is what the training made of the signal.
+    """
     death = _death(1, exit_code)
     stop = Stop(stopped, death.monotonic_ns - 1) if stopped else None
     failure = about_death(death, PLACE, stop=stop, traces=Traces(kept))
     verdict = _verdict_of(failure)
     assert (failure.code, verdict.category) == (code, category)
+    assert message in failure.message
     assert (failure.writer, failure.subject) == (Writer.AGENT, Subject.WORKER)
     assert (failure.exit_code, failure.signal) == (exit_code, death.signal)
     assert (failure.place, failure.worker) == (PLACE, "worker-1")
     assert (failure.timestamp_ns, failure.monotonic_ns) == (death.wall_ns, death.monotonic_ns)
     assert (failure.kind, failure.origin) == (Kind.NON_RECOVERABLE, Origin.USER)
-    assert failure.stopped_by_agent is bool(stopped)
+    assert failure.exception == (kept.exception if kept is not None and not stopped else None)
+    assert [sent.reason for sent in failure.sent_signals] == ([STOPPED] if stopped else [])
     assert failure.fingerprint
-
-
-def test_a_signal_of_unknown_origin_is_not_the_agents() -> None:
-    """The message says that the agent did not send the signal."""
-    assert "which its agent did not send; exit code -9" in about_death(_death(1, -9), PLACE).message
-    stop = Stop(STOPPED, time.monotonic_ns())
-    assert "was stopped by its agent with SIGTERM" in about_death(_death(1, -15), PLACE, stop=stop).message
 
 
 @pytest.mark.parametrize(
@@ -194,26 +194,6 @@ def test_what_was_seen_before_a_stop() -> None:
     assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
 
 
-def test_what_the_training_made_of_the_agents_signal() -> None:
-    """An exception that torch kept of a worker that its agent stopped is not a fault of its own."""
-    kept = KeptException(ExceptionInfo("train.StepError", "training failed"), "Traceback")
-    death = _death(1, 1)
-    failure = about_death(death, PLACE, stop=Stop(STOPPED, death.monotonic_ns - 1), traces=Traces(kept))
-    assert failure.exception is None
-    assert failure.stopped_by_agent
-    alone = about_death(death, PLACE, traces=Traces(kept))
-    assert alone.exception == kept.exception
-
-
-def test_a_crash_while_being_stopped() -> None:
-    """A worker that crashes while it is stopped keeps its own signal and the signal that the agent sent before."""
-    death = _death(1, -11)
-    failure = about_death(death, PLACE, stop=Stop(STOPPED, death.monotonic_ns - 1))
-    assert failure.signal == "SIGSEGV"
-    assert failure.sent_signals == (SentSignal("SIGTERM", STOPPED),)
-    assert "was killed by SIGSEGV while its agent stopped it" in failure.message
-
-
 @pytest.mark.parametrize(
     ("extra", "text"),
     [
@@ -232,31 +212,20 @@ def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -
     assert kept is not None
     assert (kept.exception.type, kept.exception.message) == ("ValueError", "boom")
     assert kept.traceback == text
-
-
-def test_no_exception_in_torchs_files(tmp_path: Path) -> None:
-    """Without torch's files there is no exception."""
-    assert kept_exception(str(tmp_path / "error.json"), "") is None
-    assert kept_exception(str(tmp_path / "error.json"), str(tmp_path / "traceback")) is None
+    assert kept_exception(str(tmp_path / "missing.json"), str(tmp_path / "missing")) is None
 
 
 # --- the agent itself -----------------------------------------------------------------------------------------------
 
 
-def test_the_agent_was_terminated() -> None:
-    """A signal to the agent is a preemption, retried on the system's budget."""
+def test_the_agent_was_terminated_or_failed() -> None:
+    """A signal to the agent is a preemption, retried on the system's budget; an error has its traceback."""
     error = SignalException("told", sigval=signal.SIGTERM)
-    moment = Moment(17, 4)
-    failure = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), moment)
+    failure = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment(17, 4))
     assert (failure.category, failure.signal, failure.subject) == ("preemption", "SIGTERM", Subject.AGENT)
-    assert (failure.kind, failure.origin) == (Kind.RECOVERABLE, Origin.SYSTEM)
-    assert failure.exception is None
-    assert (failure.timestamp_ns, failure.monotonic_ns) == moment
+    assert (failure.kind, failure.origin, failure.exception) == (Kind.RECOVERABLE, Origin.SYSTEM, None)
+    assert (failure.timestamp_ns, failure.monotonic_ns) == (17, 4)
     assert "SIGTERM" in failure.message
-
-
-def test_the_agent_failed() -> None:
-    """An error of the agent is documented with its traceback."""
     failure = about_agent(RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, Place(node="worker-1"), Moment.now())
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
     assert failure.exception is not None
@@ -378,15 +347,6 @@ def _by_rank(prefix: Prefix) -> dict[int | None, WorkerError]:
     return {failure.rank: failure for failure in prefix.failures()}
 
 
-HALVES = [
-    "",
-    '{"message": {"mess',
-    '{"other": 1}',
-    "[]",
-    '{"message": {"extraInfo": {"timestamp": "1", "py_callstack": 7}}}',
-]
-
-
 @pytest.fixture(params=["before torch looks", "while torch looks"])
 def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[ReportingAgent], None]:
     """Let a worker die before its agent looks, or between that and torch's own look."""
@@ -420,25 +380,16 @@ def test_who_was_stopped(
     assert found[2].sent_signals[0].reason == STOPPED
 
 
-def test_half_a_traceback_of_torchs(
-    start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None]
-) -> None:
-    """Half of torch.multiprocessing's traceback file does not make the agent fail."""
-    agent = start("exits", "dies")
-    for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
-        Path(file).touch()
-    dies(agent)
-    assert set(_look(agent).failures) == {3}
-
-
-@pytest.mark.parametrize("half", HALVES)
-def test_half_an_error_file(
+@pytest.mark.parametrize("half", ['{"message": {"mess', '{"message": {"extraInfo": {"timestamp": "1"}}}'])
+def test_half_a_file_of_torchs(
     half: str, start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
 ) -> None:
-    """A worker that ended while it wrote its error.json does not make the agent fail; its death is the failure."""
+    """A worker that ended while torch wrote about it does not make the agent fail; its death is the failure."""
     agent = start()
     for file in agent._pcontext.error_files.values():  # type: ignore[union-attr]
         Path(file).write_text(half)
+    for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
+        Path(file).touch()
     dies(agent)
     result = _look(agent)
     assert "rank      : 3" in str(ChildFailedError("train", result.failures))
@@ -461,7 +412,7 @@ def test_the_log_names_the_failed_worker(
     assert said == [f"{what}\ntraceback of local rank 1"]
 
 
-@pytest.mark.parametrize(("answer", "exit_code"), [("dies", -15), ("exits", 7), ("ignores it", -9), ("crashes", -11)])
+@pytest.mark.parametrize(("answer", "exit_code"), [("exits", 7), ("ignores it", -9), ("crashes", -11)])
 def test_the_answer_to_being_stopped(
     answer: str, exit_code: int, start: Callable[..., ReportingAgent], prefix: Prefix
 ) -> None:
@@ -502,30 +453,27 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     return name, data
 
 
-def test_a_spooled_document(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """The agent uploads a worker's spooled document unchanged, and writes no other for that worker."""
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_spooled_document(withdrawn: bool, start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
+    """The agent uploads a worker's spooled document unchanged, and writes no other for that worker.
+
+    A withdrawn document is not uploaded; the roster says so, and the agent documents the death.
+    """
     agent = start()
     name, data = _spooled(agent, 1)
+    if withdrawn:
+        spool = spool_of(agent.node.reporter.recording, 1, agent.node.reporter.report.error_files[1])
+        assert spool is not None
+        spool.withdraw(name)
     _kill(agent, 1)
     _look(agent)
-    assert {rank: failure.message == "last words" for rank, failure in _by_rank(prefix).items()} == {2: False, 3: True}
-    assert (prefix.errors / name).read_bytes() == data
-    assert [failure.message for failure in _failures(agent.node.reporter.report) if failure.rank == 3] == ["last words"]
-
-
-def test_a_withdrawn_document(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """A withdrawn document is not uploaded; the roster says so, and the agent documents the death."""
-    agent = start()
-    name, _ = _spooled(agent, 1)
-    spool = spool_of(agent.node.reporter.recording, 1, agent.node.reporter.report.error_files[1])
-    assert spool is not None
-    spool.withdraw(name)
-    _kill(agent, 1)
-    _look(agent)
-    assert _by_rank(prefix)[3].signal == "SIGKILL"
-    assert not (prefix.errors / name).exists()
+    assert (_by_rank(prefix)[3].message == "last words", (prefix.errors / name).exists()) == (not withdrawn,) * 2
     receipts = [receipt for entry in prefix.roster() for receipt in entry.receipts if receipt.name == name]
-    assert [(receipt.withdrawn, receipt.durable) for receipt in receipts] == [(True, False)]
+    assert [(receipt.withdrawn, receipt.durable) for receipt in receipts] == [(withdrawn, not withdrawn)]
+    if not withdrawn:
+        assert (prefix.errors / name).read_bytes() == data
+        own = [failure.message for failure in _failures(agent.node.reporter.report) if failure.rank == 3]
+        assert own == ["last words"]
 
 
 def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) -> None:
@@ -550,13 +498,7 @@ def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) 
 
 @pytest.mark.parametrize(
     ("owner", "broken"),
-    [
-        (NodeRound, "look"),
-        (NodeRound, "report_failure"),
-        (LocalWorkers, "deaths"),
-        (LocalWorkers, "stop"),
-        (LocalWorkers, "document_deaths"),
-    ],
+    [(NodeRound, "look"), (NodeRound, "report_failure"), (LocalWorkers, "stop")],
 )
 def test_when_our_code_breaks(
     owner: type,
