@@ -114,19 +114,13 @@ def test_it_gives_up_waiting(prefix: Prefix, options: dict[str, int]) -> None:
     assert "took part but sent no report: worker-1" in verdict.coverage.notes
 
 
-def test_what_was_not_uploaded_counts(prefix: Prefix) -> None:
-    """This node's own failure counts also if its document was never uploaded."""
+@pytest.mark.parametrize("uploaded", [True, False])
+def test_what_this_node_knows_counts_once(uploaded: bool, prefix: Prefix) -> None:
+    """This node's own failure counts also if its document was never uploaded, and once if it was."""
     own = _failure(0, message="lost on the way")
-    verdict = _settled(prefix.recording(), own).verdict
-    assert "lost on the way" in verdict.headline
-
-
-def test_what_was_uploaded_counts_once(prefix: Prefix) -> None:
-    """This node's own failure and its document in the storage count as one failure."""
-    own = _wrote(prefix.uri, _failure(0))
-    conclusion = _settled(prefix.recording(), own)
-    assert len(conclusion.job.failures) == 1
-    assert conclusion.verdict.document_count == 1
+    conclusion = _settled(prefix.recording(), _wrote(prefix.uri, own) if uploaded else own)
+    assert "lost on the way" in conclusion.verdict.headline
+    assert (len(conclusion.job.failures), conclusion.verdict.document_count) == (1, 1)
 
 
 def test_no_failure_at_all(prefix: Prefix) -> None:
@@ -166,42 +160,45 @@ def strategy() -> Iterator[Callable[[Any], str]]:
     unregister_strategy("of_this_test")
 
 
-def _raises(_: object) -> Verdict:
+def _raises(*_: object) -> Any:
     raise ZeroDivisionError("no failures per node")
 
 
-def _returns_nothing(_: object) -> Verdict:
+def _returns_nothing(_: object) -> Any:
     return None
 
 
+def _odd(job: Any) -> Verdict:
+    return replace(earliest(job), headline=object())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("function", "reason"),
+    ("function", "policy", "reason"),
     [
-        (_raises, "StrategyError: the strategy _raises raised ZeroDivisionError: no failures per node"),
-        (_returns_nothing, "StrategyError: the strategy"),
+        (_raises, None, "StrategyError: the strategy _raises raised ZeroDivisionError: no failures per node"),
+        (_returns_nothing, None, "StrategyError: the strategy"),
+        (_odd, None, "TypeError: "),
+        (None, _raises, "ZeroDivisionError: no failures per node"),
+        ("of_a_plugin", None, "there is no strategy 'of_a_plugin'"),
     ],
+    ids=["raises", "returns nothing", "cannot be stored", "a policy raises", "unknown"],
 )
-def test_a_strategy_that_fails(
-    function: Callable[..., Verdict],
+def test_a_strategy_or_policy_that_fails(  # noqa: PLR0917
+    function: Any,
+    policy: Any,
     reason: str,
     prefix: Prefix,
     strategy: Callable[[Any], str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A strategy that raises or returns something else is replaced by firstfault's default, with one warning."""
-    recording = replace(prefix.recording(), strategy=strategy(function))
-    verdict = _settled(recording, _failure(0)).verdict
-    assert verdict.strategy == "earliest"
-    assert verdict.ranks == (0,)
+    """It is replaced by firstfault's default, with one warning; there is still a verdict."""
+    name = strategy(function) if callable(function) else function or "earliest"
+    recording = replace(prefix.recording(), strategy=name)
+    found = _settled(recording, _failure(0, kind=Kind.RECOVERABLE), policy=policy)
+    assert (found.verdict.strategy, found.verdict.ranks, found.decision.retry) == ("earliest", (0,), True)
     (line,) = caplog.records
-    assert f"the strategy of_this_test or the task's retry policy failed ({reason}" in line.getMessage()
-
-
-def test_an_unknown_strategy(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """An unknown strategy is replaced; there is still a verdict."""
-    verdict = _settled(replace(prefix.recording(), strategy="of_a_plugin"), _failure(0)).verdict
-    assert verdict.strategy == "earliest"
-    assert "there is no strategy 'of_a_plugin'" in caplog.text
+    assert f"the strategy {name} or the task's retry policy failed (" in line.getMessage()
+    assert reason in line.getMessage()
 
 
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
@@ -210,19 +207,6 @@ def test_a_strategy_of_ones_own(strategy: str, prefix: Prefix) -> None:
     failures = [_failure(0, at_ms=0, kind=Kind.RECOVERABLE), _failure(1, at_ms=9, message="last")]
     verdict = _settled(replace(prefix.recording(), strategy=strategy), *failures).verdict
     assert (verdict.strategy, verdict.ranks) == (strategy, (0,))
-
-
-def test_a_policy_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """A retry policy that raises is replaced by firstfault's default, with one warning."""
-
-    def broken(verdict: Verdict, context: object) -> bool:
-        raise ZeroDivisionError("no retries per node")
-
-    recoverable = _failure(0, kind=Kind.RECOVERABLE)
-    decision = _settled(prefix.recording(), recoverable, policy=broken).decision
-    assert decision.retry
-    (line,) = caplog.records
-    assert "failed (ZeroDivisionError: no retries per node); firstfault's defaults decide" in line.getMessage()
 
 
 @pytest.mark.parametrize("leaving", [False, True])
@@ -250,16 +234,6 @@ def test_a_policy_that_blocks(
     assert time.monotonic() - began < LONG_S / 2
     assert (found.decision.retry, found.verdict.strategy, len(asked)) == (True, "earliest", 1)
     assert "it takes too long); firstfault's defaults decide" in caplog.text
-
-
-def test_a_verdict_that_cannot_be_stored(prefix: Prefix, strategy: Callable[[Any], str]) -> None:
-    """A strategy that fills a verdict's fields with other types is replaced, too."""
-
-    def odd(job: Any) -> Verdict:
-        return replace(earliest(job), headline=object())  # type: ignore[arg-type]
-
-    recording = replace(prefix.recording(), strategy=strategy(odd))
-    assert _settled(recording, _failure(0)).verdict.strategy == "earliest"
 
 
 @pytest.mark.parametrize(("policy", "retry"), [(None, True), (never(), False), (lambda *_: False, False)])
@@ -296,6 +270,8 @@ def test_flyte_reads_the_seal(prefix: Prefix) -> None:
     assert document.timestamp.ToNanoseconds() == root.timestamp_ns == 1_700_000_000_000_000_123
     assert document.message.splitlines()[0].startswith("ValueError rank 1 worker-1 ")
     assert "bad batch" in document.message
+    data = sealed_of(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording()).document
+    assert not ErrorDocument.FromString(data).error.HasField("timestamp"), "not 1970"
 
 
 def test_the_content_of_a_seal(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,12 +291,6 @@ def test_the_content_of_a_seal(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) 
     assert verdict_from_json(found.json) == replace(conclusion.verdict, root=None)
     assert json.loads(found.json)["decision"]["retry"] is False
     assert seal.message == found.message
-
-
-def test_a_verdict_without_a_time(prefix: Prefix) -> None:
-    """A root cause without a time has none in the seal, and not 1970."""
-    data = sealed_of(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording()).document
-    assert not ErrorDocument.FromString(data).error.HasField("timestamp")
 
 
 def test_secrets_are_not_sealed(prefix: Prefix) -> None:
@@ -366,26 +336,18 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     return lambda: run._end_process(run.Pod(engine, Options(), threading.Event()), end)
 
 
-def test_it_leaves_its_own_verdict(prefix: Prefix, last_resort: Callable[[], None]) -> None:
-    """Without another node's verdict a node leaves its own."""
+@pytest.mark.parametrize(("age_s", "stays"), [(None, False), (0, True), (3600, False)])
+def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, last_resort: Callable[[], None]) -> None:
+    """A node without time to read replaces no verdict of a node that had it, but one that is older than this failure.
+
+    Without another node's verdict it leaves its own.
+    """
+    document = b""
+    if age_s is not None:
+        other = sealed_of(_settled(prefix.recording(), _failure(1, message="another")), prefix.recording())
+        document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns() - age_s * 10**9))
+        put_file(prefix.uri, "error.pb", document)
     last_resort()
-    found = decode((prefix.folder / "error.pb").read_bytes(), DocumentRef("error.pb"))
-    assert isinstance(found, Seal)
-    assert "own" in found.message
-
-
-def test_a_published_verdict_stays(prefix: Prefix, last_resort: Callable[[], None]) -> None:
-    """A node without time to read replaces no verdict of a node that had it."""
-    other = sealed_of(_settled(prefix.recording(), _failure(1, message="the root")), prefix.recording()).document
-    put_file(prefix.uri, "error.pb", other)
-    last_resort()
-    assert (prefix.folder / "error.pb").read_bytes() == other
-
-
-def test_a_verdict_of_another_failure_does_not_stay(prefix: Prefix, last_resort: Callable[[], None]) -> None:
-    """A verdict that is older than this failure can be is replaced."""
-    old = sealed_of(_settled(prefix.recording(), _failure(1, message="long ago")), prefix.recording())
-    document = encode_seal(replace(old.seal, timestamp_ns=time.time_ns() - 3600 * 10**9))
-    put_file(prefix.uri, "error.pb", document)
-    last_resort()
-    assert (prefix.folder / "error.pb").read_bytes() != document
+    left = (prefix.folder / "error.pb").read_bytes()
+    assert (left == document) is stays
+    assert isinstance(decode(left, DocumentRef("error.pb")), Seal)

@@ -108,20 +108,6 @@ def test_a_notifier_that_fails(
     assert f"the notifier broken failed ({type(error).__name__}: {error})" in caplog.text
 
 
-def test_a_webhook_that_does_not_answer(
-    webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It delays the end of the pod by a limit."""
-    monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
-    monkeypatch.setattr("firstfault_torch.notifiers.webhook.WEBHOOK_S", LONG_S)
-    webhook.goes_on.clear()
-    began = time.monotonic()
-    notify(SCOPE_SCENES["rank"]())
-    assert time.monotonic() - began < LONG_S / 2
-    assert "the notifier webhook" in caplog.text
-    assert PATH not in caplog.text
-
-
 @pytest.mark.parametrize("status", [500, 302])
 @pytest.mark.parametrize(
     "url", ["{url}", "ftp://127.0.0.1/{secret}", "http://127.0.0.1:x/{secret}", "http://[::{secret}"]

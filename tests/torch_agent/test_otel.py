@@ -135,17 +135,13 @@ def test_the_standard_variables_hold(collector: Receiver, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_LOGS_EXPORTER", "none"), (BASE, "")])
-def test_it_is_switched_off(collector: Receiver, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """Without an endpoint, or by OpenTelemetry's own variables."""
-    monkeypatch.setenv(name, value)
-    notify(SCOPE_SCENES["rank"]())
-    assert not collector.received
-
-
-def test_without_the_extra(
-    collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_it_is_switched_off(
+    collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str
 ) -> None:
-    """An endpoint that is meant for others is no reason for a warning."""
+    """Without an endpoint, or by OpenTelemetry's own variables; without the extra, there is no reason for a warning."""
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        notify(SCOPE_SCENES["rank"]())
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http._log_exporter", None)
     notify(SCOPE_SCENES["rank"]())
     assert not collector.received
@@ -170,18 +166,24 @@ def test_a_receiver_that_refuses(collector: Receiver, caplog: pytest.LogCaptureF
     assert "the notifier otel failed (OSError: the OTLP endpoint did not take the record)" in caplog.text
 
 
+@pytest.mark.parametrize("receiver", ["otel", "webhook"])
 def test_a_receiver_that_does_not_answer(
-    collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    receiver: str, collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
     monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
     monkeypatch.setattr("firstfault_torch.notifiers.otel.OTEL_S", 60.0)
+    monkeypatch.setattr("firstfault_torch.notifiers.webhook.WEBHOOK_S", 60.0)
+    if receiver == "webhook":
+        monkeypatch.delenv(BASE)
+        monkeypatch.setenv(WEBHOOK_VARIABLE, f"{collector.url}/a-secret")
     collector.goes_on.clear()
     before = set(threading.enumerate())
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
     assert time.monotonic() - began < 30
-    assert "the notifier otel" in caplog.text
+    assert f"the notifier {receiver} has not ended" in caplog.text
+    assert "a-secret" not in caplog.text
     ours = {thread for thread in set(threading.enumerate()) - before if "process_request" not in thread.name}
     assert all(thread.daemon for thread in ours)
 
