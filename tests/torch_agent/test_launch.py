@@ -185,7 +185,7 @@ def test_a_folder_for_each_restart(tmp_path: Path) -> None:
 
 def _hang_on_rank_1() -> None:
     if os.environ["RANK"] == "1":
-        with watchdog.expires(after=1.0, scope="train step"):
+        with watchdog.expires(after=0.5, scope="train step"):
             time.sleep(LONG_S)
     with watchdog.expires(after=LONG_S):
         time.sleep(LONG_S)
@@ -193,14 +193,12 @@ def _hang_on_rank_1() -> None:
 
 def test_a_deadline_in_each_round(tmp_path: Path) -> None:
     """The worker that misses a deadline is killed and named, the agent lives; a restarted one has new deadlines."""
-    began = time.monotonic()
     options = Options(watchdog=Watchdog(), restarts_follow_policy=False)
     conclusion = _failed(tmp_path, _hang_on_rank_1, options=options, max_restarts=1)
-    assert time.monotonic() - began < LONG_S
     verdict, job = conclusion.verdict, conclusion.job
     assert (verdict.ranks, verdict.category, verdict.code, verdict.confidence) == ((1,), "hang", "USER:Hang", "high")
     line = first_line(verdict, conclusion.decision)
-    assert line.startswith('hang rank 1 worker-0 no retry: "train step" exceeded 1 s at test_launch.py:')
+    assert line.startswith('hang rank 1 worker-0 no retry: "train step" exceeded 0.5 s at test_launch.py:')
     root = verdict.root
     assert root is not None
     assert root.expired is not None
@@ -245,25 +243,17 @@ def test_events_go_to_the_users_handler(tmp_path: Path) -> None:
     }
 
 
-@pytest.fixture
-def without_garbage_collection() -> Iterator[None]:
-    """Let objects end only when no reference is left."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_agent_outlives_its_run(tmp_path: Path, fails: bool) -> None:
     """After a run nothing holds its agent and its store, which a later fork would inherit: their end aborts it."""
-    if fails:
-        with pytest.raises(NodeFailedError):
-            _run(tmp_path, _fail_on_rank_1)
-    else:
-        _run(tmp_path, _environment)
-    assert not [item for item in gc.get_objects() if type(item) in {ReportingAgent, TCPStore}]
+    gc.collect()
+    gc.disable()  # objects end only when no reference is left
+    try:
+        with pytest.raises(NodeFailedError) if fails else contextlib.nullcontext():
+            _run(tmp_path, _fail_on_rank_1 if fails else _environment)
+        assert not [item for item in gc.get_objects() if type(item) in {ReportingAgent, TCPStore}]
+    finally:
+        gc.enable()
 
 
 # --- temporary files --------------------------------------------------------------------------------------------------
@@ -303,8 +293,10 @@ def _return_what_cannot_be_pickled() -> Any:
     return lambda: None
 
 
-@pytest.mark.parametrize("function", [os.getpid, _fail_on_rank_1, _return_what_cannot_be_pickled])
-@pytest.mark.parametrize("logs", [Std.NONE, Std.ERR])
+@pytest.mark.parametrize(
+    ("function", "logs"),
+    [(os.getpid, Std.ERR), (_fail_on_rank_1, Std.NONE), (_return_what_cannot_be_pickled, Std.NONE)],
+)
 def test_no_temporary_file_stays(
     function: Callable[[], Any], logs: Std, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,31 +24,22 @@ from firstfault_torch.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 WORKERS = 12
 
 
-@pytest.mark.parametrize("value", ["0", "1", "2", "3", "0:3", "0:1,1:2", "9:0,3:3"])
-def test_streams_as_torch_reads_them(value: str) -> None:
-    """A text means what torch makes of it."""
-    assert parse_streams(value, "tee", WORKERS) == Std.from_str(value)
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(3, 3), (Std.ERR, 2), ({0: 1, 11: Std.ALL}, {0: 1, 11: 3}), ("10:1,11:2", {10: 1, 11: 2}), ({}, {})],
+    [
+        *((value, Std.from_str(value)) for value in ("0", "3", "0:3", "0:1,1:2", "9:0,3:3")),
+        *((3, 3), (Std.ERR, 2), ({0: 1, 11: Std.ALL}, {0: 1, 11: 3}), ("10:1,11:2", {10: 1, 11: 2}), ({}, {})),
+    ],
 )
-def test_streams_in_other_forms(value: Any, expected: Any) -> None:
-    """A number, torch's Std and a dictionary are taken, too; so are local ranks above 9, which torch refuses."""
+def test_streams(value: Any, expected: Any) -> None:
+    """A text means what torch makes of it; numbers, torch's Std, dictionaries and ranks above 9 are taken, too."""
     assert parse_streams(value, "tee", WORKERS) == expected
-
-
-@pytest.mark.parametrize("value", ["", "4", "out", "0:4", "0:1,", "a:1", 4, -1, True, None, {0: 4}, {"0": 1}, [3]])
-def test_bad_streams(value: Any) -> None:
-    """Anything else is refused with the forms that are taken."""
-    with pytest.raises(UsageError, match=r'^Elastic.tee must be 0 \(none\), .* as "0:1,1:2", not '):
-        parse_streams(value, "Elastic.tee", WORKERS)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +51,29 @@ def test_ranks(value: Any, expected: set[int] | None) -> None:
     assert parse_ranks(value, "local_ranks_filter", WORKERS) == expected
 
 
-@pytest.mark.parametrize("value", ["a", "0,,1", "-1", [], [True], {0: 1}, 3, b"0"])
-def test_bad_ranks(value: Any) -> None:
-    """Anything else is refused."""
-    with pytest.raises(UsageError, match=r'local_ranks_filter must be local ranks like "0,1" or \[0, 1\], not'):
-        parse_ranks(value, "local_ranks_filter", WORKERS)
+def _bad() -> Iterator[tuple[Callable[[], object], str]]:
+    """Yield calls that are refused, each with the message."""
+    for value in ("", "4", "out", "0:4", "0:1,", "a:1", 4, -1, True, None, {0: 4}, {"0": 1}, [3]):
+        yield (
+            partial(parse_streams, value, "tee", WORKERS),
+            "tee must be 0 (none), 1 (stdout), 2 (stderr), 3 (both)",
+        )
+    for value in ("a", "0,,1", "-1", [], [True], {0: 1}, 3, b"0"):
+        yield partial(parse_ranks, value, "filter", WORKERS), 'filter must be local ranks like "0,1" or [0, 1], not'
+    for value in ("", "SIGTERM,", "SIGNONE", "TERM", "SIGKILL", "SIGTERM,SIGSTOP", 15, None):
+        yield partial(parse_signals, value), "signals_to_handle must be names of signals that can be handled"
+    for value in ("nodes", 3, ["node"]):
+        yield partial(check_numa, value, "numa_options"), "numa_options must be None, one of node, socket, exclusive, "
+    message = "redirects names local rank 12, but a node has only 12 workers"
+    yield partial(parse_streams, "0:1,12:3", "redirects", WORKERS), message
+    yield partial(parse_ranks, [99, 1], "filter", WORKERS), "filter names local rank 99"
 
 
-def test_a_rank_that_no_worker_has() -> None:
-    """A local rank beyond the number of workers is refused."""
-    with pytest.raises(UsageError, match="redirects names local rank 12, but a node has only 12 workers"):
-        parse_streams("0:1,12:3", "redirects", WORKERS)
-    with pytest.raises(UsageError, match="names local rank 99"):
-        parse_ranks([99, 1], "local_ranks_filter", WORKERS)
+def test_what_is_refused() -> None:
+    """Anything else is refused with the forms that are taken."""
+    for call, message in _bad():
+        with pytest.raises(UsageError, match=re.escape(message)):
+            call()
 
 
 def test_signals() -> None:
@@ -80,24 +82,14 @@ def test_signals() -> None:
     assert parse_signals(" SIGUSR1 ,SIGTERM,SIGUSR1") == (signal.SIGUSR1, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("value", ["", "SIGTERM,", "SIGNONE", "TERM", "SIGKILL", "SIGTERM,SIGSTOP", 15, None])
-def test_bad_signals(value: Any) -> None:
-    """A signal that does not exist, or that no process can handle, is refused."""
-    with pytest.raises(UsageError, match="signals_to_handle must be names of signals that can be handled"):
-        parse_signals(value)
-
-
 def test_numa() -> None:
-    """A mode's name becomes torch's options; torch's own pass, and anything else is refused."""
+    """A mode's name becomes torch's options; torch's own pass."""
     assert numa_options(None) is None
     assert numa_options("core-complex") == NumaOptions(AffinityMode.CORE_COMPLEX)
     own = NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True)
     assert numa_options(own) is own
     for value in (None, "node", own):
         check_numa(value, "numa_options")
-    for wrong in ("nodes", 3, ["node"]):
-        with pytest.raises(UsageError, match=re.escape("numa_options must be None, one of node, socket, exclusive, ")):
-            check_numa(wrong, "numa_options")
 
 
 def test_torchs_specs(tmp_path: Path) -> None:
