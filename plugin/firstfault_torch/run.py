@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.layout import ROSTER, bundle_name
 from firstfault.restart import record_of, with_unused_restarts
-from firstfault_torch.agent.launch import launch_agent
+from firstfault_torch.agent.launch import job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
@@ -20,7 +20,7 @@ from firstfault_torch.context import Recording, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import begun, bounded, guarded, logger
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
-from firstfault_torch.options import DEFAULT_SIGNALS, Options, parse_signals
+from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import SettledDocument
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.seal import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import RestartRecord
     from firstfault.restart import RestartContext
-    from firstfault_torch.agent.launch import RoundEnd
+    from firstfault_torch.agent.launch import Job, RoundEnd
     from firstfault_torch.agent.reporter import NodeReport
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
@@ -103,7 +103,7 @@ def launch(
     options = options or Options()
     with error_files_removed(config):
         run = run_recorded if options.in_process_restart is None else options.in_process_restart.run
-        return run_node(config, run, (engine, function, *args), engine=engine, options=options)
+        return run_node(job_of(config, run, (engine, function, *args)), engine=engine, options=options)
 
 
 @contextlib.contextmanager
@@ -117,26 +117,19 @@ def error_files_removed(config: LaunchConfig) -> Iterator[None]:
                 remove_error_files(config.logs_specs.root_log_dir)
 
 
-def run_node(
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any],
-    args: tuple[Any, ...],
-    *,
-    engine: Engine,
-    options: Options,
-) -> dict[int, Any]:
-    """Run as `launch` does; the entrypoint itself records (`firstfault_torch.worker.recording.recorded`)."""
+def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
+    """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.recording.recorded`)."""
     recording = recording_of(engine, options)
     with (
-        SignalWatch(parse_signals(getattr(config, "signals_to_handle", DEFAULT_SIGNALS))) as signals,
+        SignalWatch(parse_signals(job.signals)) as signals,
         node_recorder(recording) as recording,
     ):
         pod = Pod(engine, options, signals.gave_up)
-        asks = options.restarts_follow_policy and config.max_restarts > 0
+        asks = options.restarts_follow_policy and job.max_restarts > 0
         judge = partial(_decided_restart, pod) if asks else None
-        settings = AgentSettings(options, signals, config.min_nodes, judge)
+        settings = AgentSettings(options, signals, job.min_nodes, judge)
         try:
-            end = launch_agent(config, entrypoint, args, recording, settings, partial(_end_process, pod))
+            end = launch_agent(job, recording, settings, partial(_end_process, pod))
             if end.error is None:
                 results = end.results or {}
                 if options.in_process_restart is not None:

@@ -60,7 +60,7 @@ from firstfault_torch.agent.death_documents import (
     about_death,
     kept_exception,
 )
-from firstfault_torch.agent.launch import RoundEnd, launch_agent
+from firstfault_torch.agent.launch import RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.signals import SignalWatch
@@ -569,9 +569,7 @@ def _config(**fields: Any) -> LaunchConfig:
 
 def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any) -> RoundEnd:
     return launch_agent(
-        _config(**fields),
-        print,
-        (),
+        job_of(_config(**fields), print, ()),
         prefix.recording(),
         AgentSettings(Options(stop_seconds=1.0), signals or SignalWatch()),
         Mock(side_effect=AssertionError("the main thread is there")),

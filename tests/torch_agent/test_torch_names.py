@@ -16,7 +16,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault_torch import compat
-from firstfault_torch.agent.launch import launch_agent
+from firstfault_torch.agent.launch import job_of, launch_agent
 from firstfault_torch.agent.local_workers import DeathWatch
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
@@ -68,7 +68,7 @@ def test_a_name_that_is_missing(
     monkeypatch.setattr(f"firstfault_torch.compat.torch_agent.{table}", ("_exit_barrier_before_a_rename",))
     config = LaunchConfig(1, 1, 1, run_id="run", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
     settings = AgentSettings(Options(), SignalWatch())
-    assert launch_agent(config, print, (), prefix.recording(), settings, Mock()).results == {}
+    assert launch_agent(job_of(config, print, ()), prefix.recording(), settings, Mock()).results == {}
     assert ran == [LocalElasticAgent]
     (line,) = _warnings(caplog)
     assert "_exit_barrier_before_a_rename of its agent" in line

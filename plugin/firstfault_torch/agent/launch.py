@@ -7,7 +7,7 @@ import os
 import traceback
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -79,18 +79,53 @@ class RoundEnd:
             traceback.clear_frames(self.error.__traceback__)
 
 
-def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any],
-    args: tuple[Any, ...],
-    recording: Recording,
-    settings: AgentSettings,
-    last_resort: Callable[[RoundEnd], None],
-) -> RoundEnd:
-    """Run the workers of this node to their end; return how they ended.
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What torch's launcher knows of a job, on one node."""
 
-    It does what ``torch.distributed.launcher.api.launch_agent`` does, with a `ReportingAgent`. `last_resort` ends the
-    pod from another thread if the main thread does not handle a signal.
+    min_nodes: int
+    max_restarts: int
+    signals: str
+    """Names of the signals that end the agent, as torch's ``signals_to_handle`` has them."""
+    prepare: Callable[[], Prepared]
+    """Meets the store of the rendezvous."""
+
+
+class Prepared(NamedTuple):
+    """An agent that can be made and run."""
+
+    arguments: dict[str, Any]
+    """Of `LocalElasticAgent`."""
+    run: Callable[[LocalElasticAgent], dict[int, Any]]
+    """Runs it as torch's launcher does; returns what the workers returned, by global rank."""
+    shutdown: Callable[[], Any]
+    """Closes the rendezvous."""
+
+
+def job_of(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> Job:
+    """Return a job as ``torch.distributed.launcher.api.elastic_launch(config, entrypoint)(*args)`` runs it."""
+    signals = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
+
+    def prepare() -> Prepared:
+        handler = _rendezvous(config)
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals
+        arguments = {
+            "spec": _spec(config, entrypoint, args, handler),
+            "logs_specs": config.logs_specs or DefaultLogsSpecs(),
+            "start_method": config.start_method,
+            **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
+        }
+        return Prepared(arguments, lambda agent: _run(agent, entrypoint, config), handler.shutdown)
+
+    return Job(config.min_nodes, config.max_restarts, signals, prepare)
+
+
+def launch_agent(
+    job: Job, recording: Recording, settings: AgentSettings, last_resort: Callable[[RoundEnd], None]
+) -> RoundEnd:
+    """Run the workers of this node to their end with a `ReportingAgent`; return how they ended.
+
+    `last_resort` ends the pod from another thread if the main thread does not handle a signal.
     """
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None
@@ -102,24 +137,16 @@ def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
 
     signals.as_last_resort(end_pod)
     try:
-        handler = _rendezvous(config)
-        shutdown = handler.shutdown
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
-        arguments = {
-            "spec": _spec(config, entrypoint, args, handler),
-            "logs_specs": config.logs_specs or DefaultLogsSpecs(),
-            "start_method": config.start_method,
-            **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
-        }
+        arguments, run, shutdown = job.prepare()
         try:
             agent = ReportingAgent(recording, settings, **arguments)
         except MissingNamesError as error:
             warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
         if agent is not None:
-            results = _run(agent, entrypoint, config)
+            results = run(agent)
             return RoundEnd(agent.node.reporter.recording, agent.node.reporter.report, results)
         with environment_set(recording.environment()):
-            return RoundEnd(recording, NodeReport(), _run(LocalElasticAgent(**arguments), entrypoint, config))
+            return RoundEnd(recording, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
         signals.notice()
         if isinstance(error, SignalException):
@@ -183,7 +210,7 @@ def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording
     )
 
 
-def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any], config: LaunchConfig) -> dict[int, Any]:
+def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> dict[int, Any]:
     if config.metrics_cfg:
         with guarded("setting up torch's metrics"):
             metrics.initialize_metrics(MetricsConfig(config.metrics_cfg))
@@ -207,7 +234,9 @@ def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
             events.record(event(), handler)
 
 
-def _spec(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...], handler: Any) -> WorkerSpec:
+def _spec(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...], handler: Any
+) -> WorkerSpec:
     optional = _accepted(WorkerSpec, config, _OPTIONAL_SPEC)
     if config.rdzv_backend == "static":  # else the round's store tells the address of the workers' store
         host, _, port = config.rdzv_endpoint.strip().rpartition(":")

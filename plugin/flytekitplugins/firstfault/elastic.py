@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
+from firstfault_torch.agent.launch import job_of
 from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
@@ -81,7 +82,7 @@ def run_training(
         return _hand_over(results if restart is None else restart.by_last_rank(results))
     with error_files_removed(launch):
         try:
-            results = run_node(launch, entrypoint, args, engine=engine, options=options)
+            results = run_node(job_of(launch, entrypoint, args), engine=engine, options=options)
         except NodeFailedError as failed:
             if failed.verdict is not None and engine.published is not None:
                 raise verdict_error(failed.verdict, engine.published) from failed.error
