@@ -7,21 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault import model
 from firstfault.errors import BadDocumentError
-from firstfault.model import (
-    Collective,
-    CollectiveProgress,
-    DocumentRef,
-    ExceptionInfo,
-    FrameInfo,
-    LogTail,
-    NodeSetup,
-    Receipt,
-    RestartKind,
-    RestartRecord,
-    SentSignal,
-    WorkerError,
-)
+from firstfault.model import CollectiveProgress, DocumentRef, ExceptionInfo, FrameInfo, RestartRecord, WorkerError
 from firstfault.reading import fetch
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
@@ -56,7 +44,12 @@ def _raised(**fields: Any) -> WorkerError:
         (_raised(notes=(_LONG,)), lambda read: len(read.exception.notes[0]), 16 * 1024),
         (_raised(causes=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.causes), 10),
         (_raised(members=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.members), 10),
-        (make_error(sent_signals=(SentSignal("S", "r"),) * 99), lambda read: len(read.sent_signals), 50),
+        (
+            make_error(thread_failures=(model.ThreadFailure("t", 1, ExceptionInfo("E", "")),) * 50),
+            lambda read: len(read.thread_failures),
+            10,
+        ),
+        (make_error(sent_signals=(model.SentSignal("S", "r"),) * 99), lambda read: len(read.sent_signals), 50),
         (make_error(versions=tuple((str(n), "1") for n in range(99))), lambda read: len(read.versions), 50),
         (make_error(collectives=(CollectiveProgress("g", "o", 1, 1),) * 99), lambda read: len(read.collectives), 50),
         (
@@ -65,7 +58,7 @@ def _raised(**fields: Any) -> WorkerError:
             16_384,
         ),
         (
-            make_error(collectives=(CollectiveProgress("g", "o", 1, 1, (Collective(1, "o"),) * 99),)),
+            make_error(collectives=(CollectiveProgress("g", "o", 1, 1, (model.Collective(1, "o"),) * 99),)),
             lambda read: len(read.collectives[0].last),
             10,
         ),
@@ -80,8 +73,8 @@ def test_a_document_keeps_so_much(written: WorkerError, size: Callable[[WorkerEr
 
 def test_a_roster_entry_keeps_so_much() -> None:
     """A roster entry has the ends of eight logs, 2 KiB each, and short lines."""
-    logs = tuple(LogTail(rank, f"{rank} {_LONG}") for rank in range(20))
-    entry = make_presence(first_failure_reason=_LONG, log_tails=logs, setup=NodeSetup(task=_LONG, gpus=8))
+    logs = tuple(model.LogTail(rank, f"{rank} {_LONG}") for rank in range(20))
+    entry = make_presence(first_failure_reason=_LONG, log_tails=logs, setup=model.NodeSetup(task=_LONG, gpus=8))
     read = decode_presence(encode_presence(entry), "r1.pb")
     assert [len(tail.text) for tail in read.log_tails] == [2 * 1024] * 8
     assert (len(read.first_failure_reason), len(read.setup.task)) == (500, 500)
@@ -93,7 +86,7 @@ def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
     assert decode_presence(encode_presence(as_many), "r1.pb") == as_many
     for entry in (
         make_presence(ranks=tuple(range(16_385))),
-        make_presence(receipts=(Receipt("e1.pb", durable=True),) * 16_385),
+        make_presence(receipts=(model.Receipt("e1.pb", durable=True),) * 16_385),
     ):
         with pytest.raises(
             BadDocumentError, match=r"^r1\.pb is not a roster entry: it lists 16,385 workers of one node"
@@ -106,7 +99,7 @@ def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
     assert any("16,385 workers" in note for note in job.coverage.notes)
 
 
-_RECORD = RestartRecord(RestartKind.ROUND, 0, "ValueError", restart=True, reason="it may help", timestamp_ns=1)
+_RECORD = RestartRecord(model.RestartKind.ROUND, 0, "ValueError", restart=True, reason="it may help", timestamp_ns=1)
 
 
 def test_records_of_restarts_that_are_read(attempt: Attempt) -> None:

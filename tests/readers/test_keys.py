@@ -32,22 +32,11 @@ _ROSTER_KEYS = st.builds(
 )
 
 
-@given(_ERROR_KEYS)
-def test_an_error_key_says_what_it_was_made_from(key: ErrorKey) -> None:
-    """A key survives the round trip through its name."""
-    assert ErrorKey.parse(str(key)) == key
-
-
-@given(_ROSTER_KEYS)
-def test_a_roster_key_says_what_it_was_made_from(key: RosterKey) -> None:
-    """A roster key survives the round trip through its name."""
-    assert RosterKey.parse(str(key)) == key
-
-
 @given(_ERROR_KEYS | _ROSTER_KEYS)
 def test_a_key_is_a_short_plain_name(key: ErrorKey | RosterKey) -> None:
-    """A key has at most 200 bytes of ASCII, without a slash, and ends as Flyte's error files do."""
+    """A key is parsed as it was made; it has at most 200 bytes of ASCII, no slash, and ends as Flyte's files do."""
     name = str(key)
+    assert (ErrorKey.parse(name), RosterKey.parse(name)) == ((key, None) if isinstance(key, ErrorKey) else (None, key))
     assert len(name.encode("ascii")) <= _LONGEST
     assert "/" not in name
     assert name.endswith(".pb")
@@ -118,11 +107,6 @@ def test_a_foreign_name_is_no_key(name: str) -> None:
     assert ErrorKey.parse(name) is None
 
 
-def test_an_error_key_is_no_roster_key() -> None:
-    """The two grammars do not overlap."""
-    assert RosterKey.parse(_GOOD) is None
-
-
 def test_the_key_of_an_error() -> None:
     """The key of an error carries its round, time, ranks, fingerprint and incarnation."""
     error = make_error(3, at_ms=1.5, round=2, group_rank=1, incarnation=1_700_000_000_123, fingerprint="1:0123456789ab")
@@ -130,13 +114,6 @@ def test_the_key_of_an_error() -> None:
     assert key is not None
     assert (key.round, key.timestamp_ns, key.rank, key.group_rank) == (2, START_NS + 1_500_000, 3, 1)
     assert (key.fingerprint, key.incarnation) == ("0123456789ab", 1_700_000_000_123)
-
-
-def test_a_fingerprint_of_another_version_is_in_the_key() -> None:
-    """A key has the digits of a fingerprint of any version."""
-    key = ErrorKey.parse(error_key_for(make_error(fingerprint="2:0123456789ab")))
-    assert key is not None
-    assert key.fingerprint == "0123456789ab"
 
 
 def test_the_key_of_a_roster_entry() -> None:
