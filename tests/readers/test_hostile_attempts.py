@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.layout import (
     error_key_for,
@@ -21,8 +20,6 @@ from firstfault.layout import (
     roster_key_for,
 )
 from firstfault.model import (
-    ExceptionInfo,
-    FrameInfo,
     NodePresence,
     Phase,
     Receipt,
@@ -37,6 +34,7 @@ from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
+from tests.readers.any_failure import failures_and_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,101 +45,19 @@ if TYPE_CHECKING:
 _YEAR_9999 = 253_402_300_799
 
 
-def _some(items: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(items, max_size=2).map(tuple)
-
-
-_HOSTILE = st.sampled_from(
+_TEXT = st.text(max_size=20) | st.sampled_from(
     [
-        "",
-        "\x00",
-        "\r",
-        "a\rb",
-        "\u202eabc",
-        "\ud800",
-        "\x1b[31m",
-        "a\nretry: yes",
-        "\u2028",
-        "\U0001f525" * 40,
-        "x" * 3_000,
+        *("", "\x00", "\r", "a\rb", "\u202eabc", "\ud800", "\x1b[31m", "a\nretry: yes", "\u2028", "\U0001f525" * 40),
+        *("x" * 3_000, "w-0", "w-1", "boom", "Connection closed by peer", "SIGKILL", "SIGTERM", "hang", "node_lost"),
     ]
 )
-_TEXT = st.one_of(_HOSTILE, st.text(max_size=20), st.sampled_from(["w-0", "w-1", "boom", "Connection closed by peer"]))
-_RANK = st.one_of(st.none(), st.integers(0, 3), st.sampled_from([-1, 99, 2**31, 2**32 - 1, 2**40]))
-_COUNT = st.sampled_from([0, 1, 2, 4, 8, 2**32 - 1])
-_TIME = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([-1.7e12, 0.0, 1.6e13]))
-_FRAMES = st.lists(st.builds(FrameInfo, _TEXT, _COUNT, _TEXT, _TEXT), max_size=3).map(tuple)
-_EXCEPTIONS = st.recursive(
-    st.builds(ExceptionInfo, _TEXT, _TEXT, frames=_FRAMES),
-    lambda inner: st.builds(
-        ExceptionInfo,
-        _TEXT,
-        _TEXT,
-        frames=_FRAMES,
-        notes=_some(_TEXT),
-        causes=_some(inner),
-        members=_some(inner),
-        relation=st.sampled_from(["", "cause", "context", "suppressed", "x"]),
-    ),
-    max_leaves=4,
-)
-
-
-@st.composite
-def _failures(draw: st.DrawFn) -> WorkerError:
-    return make_error(
-        draw(_RANK),
-        node=draw(_TEXT),
-        at_ms=draw(_TIME),
-        exception=draw(st.none() | _EXCEPTIONS),
-        message=draw(_TEXT),
-        code=draw(_TEXT),
-        kind=draw(st.sampled_from(model.Kind)),
-        origin=draw(st.sampled_from(model.Origin)),
-        writer=draw(st.sampled_from(Writer)),
-        subject=draw(st.sampled_from(model.Subject)),
-        signal=draw(st.sampled_from(["", "SIGKILL", "SIGTERM", "\x1b"])),
-        exit_code=draw(st.none() | st.sampled_from([0, 1, -9, 2**31 - 1])),
-        sent_signals=draw(_some(st.builds(SentSignal, _TEXT, _TEXT))),
-        category=draw(st.sampled_from(["", "hang", "node_lost", "preemption", "x"])),
-        in_flight=draw(st.booleans()),
-        log_tail=draw(_TEXT),
-        stack_dumps=draw(_some(st.builds(StackDump, _COUNT, st.none() | _COUNT, _TEXT))),
-        collectives=draw(_some(st.builds(model.CollectiveProgress, _TEXT, _TEXT, _COUNT, _COUNT))),
-        caused_by=draw(st.none() | st.builds(model.CausedBy, _RANK, _TEXT, _TEXT)),
-        round=draw(st.sampled_from([0, 0, 0, 1, 99_999, 2**32 - 1])),
-        incarnation=draw(st.sampled_from([0, 1, 1_700_000_000_000, 2**63])),
-        group_rank=draw(_RANK),
-        local_rank=draw(_RANK),
-        world_size=draw(_COUNT),
-        group_world_size=draw(_COUNT),
-        pid=draw(_COUNT),
-    )
-
-
-@st.composite
-def _entries(draw: st.DrawFn) -> NodePresence:
-    return make_presence(
-        draw(st.sampled_from(Phase)),
-        node=draw(_TEXT),
-        group_rank=draw(st.integers(0, 3)),
-        nodes=draw(st.sampled_from([0, 1, 2, 4])),
-        ranks=draw(st.lists(st.sampled_from([0, 1, 3, 99, 2**32 - 1]), max_size=3).map(tuple)),
-        receipts=draw(_some(st.builds(Receipt, st.text(max_size=20), st.booleans(), withdrawn=st.booleans()))),
-        round=draw(st.sampled_from([0, 0, 1, 99_999])),
-        first_failure_reason=draw(_TEXT),
-        log_tails=draw(_some(st.builds(model.LogTail, _COUNT, _TEXT))),
-    )
+_NUMBER = st.sampled_from([0, 0, 0, 1, 2, 3, 99, 2**31, 2**32 - 1])
+_FAILURES, _ENTRIES = failures_and_entries(_TEXT, _NUMBER)
 
 
 def _files(failures: list[WorkerError], entries: list[NodePresence]) -> list[tuple[str, bytes]]:
-    """Return paths and bytes; a time that no document can hold is left out by its writer."""
-    files = []
-    for failure in failures:
-        time = failure.timestamp_ns
-        fits = time is None or 0 <= time < _YEAR_9999 * 10**9
-        kept = failure if fits else replace(failure, timestamp_ns=None)
-        files.append((f"firstfault/errors/{error_key_for(kept)}", encode(kept)))
+    """Return paths and bytes."""
+    files = [(f"firstfault/errors/{error_key_for(failure)}", encode(failure)) for failure in failures]
     return files + [(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry)) for entry in entries]
 
 
@@ -166,14 +82,14 @@ _SLOW = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, H
 
 
 @_SLOW
-@given(st.lists(_failures(), min_size=1, max_size=4), st.lists(_entries(), max_size=2))
+@given(st.lists(_FAILURES, min_size=1, max_size=4), st.lists(_ENTRIES, max_size=2))
 def test_no_attempt_makes_a_reader_raise(failures: list[WorkerError], entries: list[NodePresence]) -> None:
     """Ranks beyond the world, times of any year and texts of any kind are drawn in every form."""
     _read(_files(failures, entries))
 
 
 @_SLOW
-@given(st.lists(_failures(), min_size=1, max_size=3))
+@given(st.lists(_FAILURES, min_size=1, max_size=3))
 def test_a_copy_of_a_document_adds_no_failure(failures: list[WorkerError]) -> None:
     """The same bytes under a second name are one failure with two documents; Flyte's own files are one each."""
     ours = [replace(failure, writer=Writer.WORKER) for failure in failures]

@@ -18,7 +18,17 @@ from google.protobuf.descriptor import FieldDescriptor
 from firstfault import model
 from firstfault.errors import BadDocumentError
 from firstfault.layout import error_key_for, roster_key_for
-from firstfault.model import DocumentRef, ExceptionInfo, Phase, Receipt, RestartRecord, Suspect, Verdict, Victims
+from firstfault.model import (
+    DocumentRef,
+    ExceptionInfo,
+    NodePresence,
+    Phase,
+    RestartRecord,
+    Suspect,
+    Verdict,
+    Victims,
+    WorkerError,
+)
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, unpack
@@ -34,6 +44,7 @@ from firstfault.wire.json_schemas import (
 )
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
+from tests.reports.every_field import KINDS_OF_ROOT, filled
 from tests.seals import sealed
 
 if TYPE_CHECKING:
@@ -304,73 +315,20 @@ def test_of_many_bundles_some_are_tried(attempt: Attempt, monkeypatch: pytest.Mo
 
 # --- documents and roster entries -----------------------------------------------------------------------------------
 
-_INNER = ExceptionInfo("OSError", "disk", relation="cause", frames=(model.FrameInfo("/job/a.py", 3, "f", "x"),))
-_FRAME = model.FrameInfo("/job/train.py", 7, "train", "step()", ("for batch in data:", "    step()"), 6, (0, 4))
-_EXCEPTION = ExceptionInfo(
-    "ValueError", "boom", ("Exception",), (_FRAME,), ("note",), (_INNER,), "", 3, (_INNER,), (_FRAME,)
-)
-_PLACE = {
-    "node": "w-1",
-    "local_rank": 1,
-    "group_rank": 1,
-    "world_size": 8,
-    "group_world_size": 2,
-    "incarnation": START_NS // 10**6,
-    "round": 2,
-    "attempt": 1,
-    "restart_count": 1,
-    "role": "trainer",
-    "host": "h",
-    "ip": "10.0.0.3",
-    "pid": 99,
-    "namespace": "team",
-    "engine": "flyte",
-    "machine": "gpu-7",
-    "gpu": "GPU-8f",
-}
-_RAISED = make_error(
-    3,
-    **_PLACE,
-    exception=_EXCEPTION,
-    exit_code=1,
-    category="data",
+_FULL: WorkerError = filled(WorkerError, "w-1")
+_PLACE = replace(_FULL.place, round=2, group_rank=1, world_size=8, group_world_size=2, incarnation=START_NS // 10**6)
+_THREAD = model.ThreadFailure("loader", START_NS, ExceptionInfo("OSError", "disk"))
+_RAISED = replace(
+    _FULL,
+    place=_PLACE,
+    timestamp_ns=START_NS,
     fingerprint="1:0123456789ab",
-    monotonic_ns=4,
-    boot_id="boot",
-    upload_delay_ns=5,
-    versions=(("torch", "2.7"),),
-    thread_failures=(model.ThreadFailure("loader", START_NS, _INNER),),
+    exception=filled(ExceptionInfo, "w-1", depth=2),
+    thread_failures=(_THREAD,),
+    **KINDS_OF_ROOT["raised"],
 )
-_KILLED = make_error(
-    4,
-    **_PLACE,
-    exception=None,
-    at_ms=10,
-    signal="SIGKILL",
-    sent_signals=(model.SentSignal("SIGTERM", "stopped"),),
-    log_tail="step 41",
-    resources=model.Resources(1, 2, 3, 4, 5),
-    stack_dumps=(model.StackDump(99, 4, 'File "/job/train.py", line 7 in train'),),
-    collectives=(
-        model.CollectiveProgress(
-            "pg", "allreduce", 41, 40, (model.Collective(41, "all_reduce", "[2]", "F", "x"),), (0, 3)
-        ),
-    ),
-    caused_by=model.CausedBy(3, "w-1", "e1.pb"),
-    expired=model.ExpiredDeadline("train step", 30.5, heartbeat=True, since="train.py:50"),
-    system=model.SystemState((model.FileSystem("/data", 1, 2, 3, 4),), (("RLIMIT_AS", 5),), 6),
-)
-_ENTRY = make_presence(
-    Phase.FAILED,
-    **{name: value for name, value in _PLACE.items() if name not in {"group_world_size", "local_rank"}},
-    nodes=2,
-    ranks=(2, 3),
-    receipts=(Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=3),),
-    first_failure=model.CausedBy(3, "w-1", "e1.pb"),
-    first_failure_reason="rank 3 on w-1 failed: ValueError",
-    log_tails=(model.LogTail(3, "step 41"),),
-    setup=model.NodeSetup("train.fit", "trainer:1", "H100", 8, "https://a.com/blob/3f2c", "/root"),
-)
+_KILLED = replace(_RAISED, exception=None, expired=_FULL.expired, sent_signals=_FULL.sent_signals)
+_ENTRY: NodePresence = replace(filled(NodePresence, "w-1"), place=_PLACE)
 _HOSTILE_TEXT = "\x1b]0;x\x07\u202e\x00</script>\r\n\ud7ff" * 40
 _EXTREMES: dict[int, tuple[Any, ...]] = {
     FieldDescriptor.CPPTYPE_STRING: ("", _HOSTILE_TEXT),
@@ -417,9 +375,9 @@ def _field_changes(root: Message, message: Message, where: str = "") -> Iterator
 def test_every_field_of_a_document(failure: Any, beside: bool, attempt: Attempt) -> None:
     """A document with any value in any field is drawn, and the attempt stays failed."""
     if beside:
-        other = {**_PLACE, "node": "w-0", "group_rank": 0}
+        other = replace(_PLACE, rank=0, node="w-0", group_rank=0)
         attempt.join(_ENTRY)
-        attempt.write(make_error(0, **other, at_ms=30, message="Connection closed by peer"))
+        attempt.write(make_error(place=other, at_ms=30, message="Connection closed by peer"))
     else:
         failure = replace(failure, sent_signals=())
     document = pb.WorkerErrorDocument.FromString(encode(failure))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import string
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +19,7 @@ from firstfault.model import ExceptionInfo, FrameInfo, NodePresence, Place, Seal
 from firstfault.testing import START_NS, make_error
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
 from firstfault_proto.v1 import errors_pb2 as pb
+from tests.readers.any_failure import failures_and_entries
 from tests.reports.every_field import filled
 
 if TYPE_CHECKING:
@@ -27,86 +28,9 @@ if TYPE_CHECKING:
 _REF = model.DocumentRef("e1-document.pb", "s3://bucket/e1-document.pb", 17, 400)
 _NANO = 1_000_000_000
 
-# --- what a document may hold ---------------------------------------------------------------------------------------
-
 # without what looks like a secret: redaction has tests of its own
 _TEXT = st.text(st.sampled_from(string.ascii_letters + " .,'()[]\n\t\u00e9\u2192\U0001f525"), max_size=40)
-_SMALL = st.integers(0, 2**32 - 1)
-_BIG = st.integers(0, 2**64 - 1)
-_TIME = st.none() | st.integers(1, 2**64 - 1)
-_BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
-    "str": _TEXT,
-    "int": _SMALL,
-    "bool": st.booleans(),
-    "float": st.floats(0, 1e6),
-    "int | None": st.none() | _SMALL,
-    "tuple[str, ...]": st.lists(_TEXT, max_size=3).map(tuple),
-    "tuple[int, ...]": st.lists(_SMALL, max_size=3).map(tuple),
-    "tuple[int, int]": st.tuples(_SMALL, _SMALL),
-    **{
-        kind.__name__: st.sampled_from(kind)
-        for kind in (model.Kind, model.Origin, model.Writer, model.Subject, model.Phase)
-    },
-}
-"""By a field's annotation: a field of another type has to be named, so none is forgotten."""
-
-
-def _any(kind: Any, without: set[str] = frozenset(), **named: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return objects of a dataclass with any value in each field."""
-    names = {field.name: field.type for field in fields(kind) if field.name not in without}
-    return st.builds(kind, **{name: named[name] if name in named else _BY_TYPE[hint] for name, hint in names.items()})
-
-
-def _some(items: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(items, max_size=most).map(tuple)
-
-
-def _exceptions(depth: int) -> st.SearchStrategy[ExceptionInfo]:
-    inner = _some(_exceptions(depth - 1), 2) if depth else st.just(())
-    relation = st.sampled_from(["", "cause", "context"])
-    frames = _some(_any(FrameInfo))
-    return _any(ExceptionInfo, frames=frames, text_frames=frames, causes=inner, members=inner, relation=relation)
-
-
-_PLACES = _any(Place, incarnation=_BIG)
-_CAUSES = st.none() | _any(model.CausedBy)
-_BIG_OR_NONE = dict.fromkeys((field.name for field in fields(model.Resources)), st.none() | _BIG)
-_SPACES = _any(model.FileSystem, free_bytes=_BIG, total_bytes=_BIG, free_inodes=_BIG, total_inodes=_BIG)
-_PROGRESS = _any(
-    model.CollectiveProgress,
-    enqueued=_BIG,
-    completed=st.none() | _BIG,
-    last=_some(_any(model.Collective, sequence=_BIG)),
-)
-_ERRORS = _any(
-    WorkerError,
-    {"documents", "newer"},
-    timestamp_ns=st.none() | st.integers(1, 2**64 - 1).filter(lambda stamp: stamp < 253_402_300_800 * _NANO),
-    place=_PLACES,
-    exception=st.none() | _exceptions(2),
-    exit_code=st.none() | st.integers(-(2**31), 2**31 - 1),
-    sent_signals=_some(_any(model.SentSignal)),
-    resources=_any(model.Resources, **_BIG_OR_NONE),
-    monotonic_ns=_TIME,
-    upload_delay_ns=_TIME,
-    versions=st.dictionaries(_TEXT, _TEXT, max_size=3).map(lambda found: tuple(sorted(found.items()))),
-    stack_dumps=_some(_any(StackDump)),
-    thread_failures=_some(_any(model.ThreadFailure, timestamp_ns=_TIME, exception=_exceptions(1)), 2),
-    collectives=_some(_PROGRESS),
-    caused_by=_CAUSES,
-    expired=st.none() | _any(model.ExpiredDeadline),
-    system=_any(model.SystemState, file_systems=_some(_SPACES), limits=_some(st.tuples(_TEXT, _BIG))),
-)
-_PRESENCES = _any(
-    NodePresence,
-    {"newer"},
-    place=_PLACES,
-    receipts=_some(_any(model.Receipt, fault_to_durable_ns=_TIME)),
-    timestamp_ns=_TIME,
-    first_failure=_CAUSES,
-    log_tails=_some(_any(model.LogTail)),
-    setup=_any(model.NodeSetup),
-)
+_ERRORS, _PRESENCES = failures_and_entries(_TEXT, st.integers(0, 2**32 - 1))
 
 
 # --- round trips ----------------------------------------------------------------------------------------------------
