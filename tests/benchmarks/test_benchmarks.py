@@ -29,9 +29,9 @@ def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:
             urllib.request.urlopen(f"{endpoint}/{s3.bucket}/nothing", timeout=10)  # noqa: S310 - on the loopback
         return time.perf_counter() - began
 
-    with latency_proxy(s3.endpoint, 150) as slow, latency_proxy(s3.endpoint, 0) as quick:
-        assert ask(slow.endpoint) > 0.15
-        assert min(ask(quick.endpoint) for _ in range(5)) < 0.15
+    with latency_proxy(s3.endpoint, 1_500) as slow, latency_proxy(s3.endpoint, 0) as quick:
+        assert ask(slow.endpoint) > 1.5
+        assert min(ask(quick.endpoint) for _ in range(5)) < 1.5
         assert slow.requests() == {"GET": 1}
         assert slow.requests() == {}
         assert slow.refused == 0
@@ -57,12 +57,12 @@ def test_requests_above_the_limit_are_refused_and_sent_again(s3: S3, monkeypatch
 
 def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways read the same 140 documents; each has a time and its requests, and is drawn."""
-    monkeypatch.setattr(reading, "DELAYS_MS", (20,))
+    monkeypatch.setattr(reading, "DELAYS_MS", (0,))
     rows = list(reading.rows(s3, 1, (140,)))
     ways = {row.way for row in rows}
     assert len(ways) == 7
     assert len(rows) == 7 * len(reading.DELAYS_MS)
-    of_140 = {row.way: row.requests for row in rows if row.delay_ms == 20}
+    of_140 = {row.way: row.requests for row in rows}
     assert of_140["floor"] == 2
     assert of_140["earliest"] == 3
     assert of_140["evidence, copies beside"] < 6 < of_140["evidence"]

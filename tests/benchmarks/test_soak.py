@@ -32,19 +32,6 @@ def test_a_plan_has_every_attempt_and_is_repeatable() -> None:
     assert all(fault.kind != "none" for item in series for fault in item.faults[:-1])
 
 
-def test_retries_and_exit_codes() -> None:
-    """A lost node's retry is the system's, the others are the user's; the last attempt decides the exit code."""
-    kinds = ("exception", "agent SIGKILL", "recoverable", "none")
-    series = Execution("forked", tuple(Fault(kind, 1) for kind in kinds))
-    assert soak.budgets(series) == (2, 1)
-    assert soak.exit_code(series) == 0
-    alone = {kind: Execution("forked", (Fault(kind, 1),)) for kind in kinds}
-    assert {kind: soak.exit_code(item) for kind, item in alone.items()} == {
-        "exception": 10, "agent SIGKILL": 11, "recoverable": 11, "none": 0,
-    }  # fmt: skip
-    assert soak.budgets(alone["agent SIGKILL"]) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
@@ -82,14 +69,6 @@ def test_a_verdict_is_compared(changed: dict[str, Any], said: str) -> None:
     found = soak.wrong_verdict(Fault("exception", 1), {"status": "failed", "verdict": verdict}, NODES)
     assert said in found
     assert bool(found) == bool(said)
-
-
-def test_an_attempt_without_a_fault_or_a_verdict() -> None:
-    """An attempt without a fault must succeed; one with a fault must have a verdict."""
-    failed: dict[str, Any] = {"status": "failed", "verdict": None}
-    assert soak.wrong_verdict(Fault("none", 0), {"status": "succeeded", "verdict": None}, NODES) == ""
-    assert soak.wrong_verdict(Fault("none", 0), failed, NODES)
-    assert soak.wrong_verdict(Fault("exit", 0), failed, NODES) == "no verdict"
 
 
 def _await(condition: Callable[[], bool]) -> None:
@@ -130,12 +109,6 @@ def test_the_table() -> None:
     assert "process 0, zombie 0, socket 0, folder 1" in lines
     assert "torchelastic_* 3" in lines
     assert bad.problems() == ["exit@1: no verdict", "folder firstfault-x after the end"]
-
-
-def test_names_of_temporary_files() -> None:
-    """Names that differ only in what `tempfile` appended are counted together."""
-    names = ["torchelastic_rxx7ej0y", "torchelastic_4sjp9d7n", "pytorch-errorfile-4b3pf9v4.pickle", "flyte-3d9pmdgf"]
-    assert soak.kinds_of_files(names) == {"torchelastic_*": 2, "flyte-*": 1, "pytorch-errorfile-*.pickle": 1}
 
 
 @pytest.mark.flyte

@@ -100,27 +100,6 @@ def test_a_handful_tells_what_all_would() -> None:
     assert "599 others failed because of it: stopped, or without its peer" in verdict.why
 
 
-def test_a_small_attempt_is_read_whole() -> None:
-    """Up to 128 documents are all opened, for each strategy."""
-    snapshot = Snapshot(documents=tuple(victim(rank) for rank in range(128)))
-    for strategy in ("evidence", "earliest"):
-        job, objects = read(snapshot, strategy)
-        assert objects.gets == 128
-        assert len(job.failures) == 128
-        assert not job.unopened
-
-
-def test_a_strategy_that_does_not_declare_what_it_reads() -> None:
-    """It gets every document."""
-
-    def undeclared(job: JobErrors) -> Verdict:
-        return get_strategy("earliest")(job)
-
-    job, _ = read(cascade(root()), undeclared)
-    assert len(job.failures) == MANY
-    assert not job.unopened
-
-
 def test_one_fault_of_all_ranks() -> None:
     """If every rank has the same fault, the verdict has all ranks although few documents were opened."""
     snapshot = Snapshot(documents=tuple(root(rank) for rank in range(MANY)))
@@ -292,7 +271,7 @@ def test_ten_thousand_faults_are_not_all_opened() -> None:
 
 
 def test_a_name_that_is_not_true_costs_it_all() -> None:
-    """If one document contradicts its name, every document is opened."""
+    """If one document contradicts its name, or a strategy does not declare what it reads, all are opened."""
     liar = root(211, at_ms=900)
     key = ErrorKey.parse(error_key_for(liar))
     assert key is not None
@@ -304,13 +283,15 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
         assert job.failures[-1].rank == 211
     assert run_strategy(get_strategy("earliest"), job).ranks == (0,)
 
+    def undeclared(job: JobErrors) -> Verdict:
+        return get_strategy("earliest")(job)
 
-def test_documents_without_a_fault_in_their_names_are_all_opened() -> None:
-    """Documents without a fingerprint in their names are all opened."""
+    job, _ = read(cascade(root()), undeclared)
+    assert len(job.failures) == MANY
     plain = [replace(victim(rank), fingerprint="") for rank in range(MANY)]
     documents = tuple(replace(error, documents=(DocumentRef(error_key_for(error)),)) for error in plain)
     job, _ = read(Snapshot(documents=documents))
-    assert len(job.failures) == MANY
+    assert len(job.failures) == MANY, "a name without a fingerprint does not tell the fault"
 
 
 def test_what_cannot_be_read_is_replaced_by_its_like() -> None:

@@ -40,12 +40,6 @@ def recoverable() -> None:
     raise FlyteRecoverableException("try again")
 
 
-@task
-def system() -> None:
-    """Raise Flyte's system exception in the user's function."""
-    raise FlyteNonRecoverableSystemException(ValueError("the platform is gone"))
-
-
 @task(task_config=BrokenPlatform())
 def platform() -> None:
     """Never be reached."""

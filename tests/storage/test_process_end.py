@@ -45,20 +45,21 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("code", [_WRITES, _GIVES_UP], ids=["writes", "gives up"])
 def test_a_process_ends_right_after_its_requests(s3: S3, code: str) -> None:
-    """Of 24 processes, four at a time, none is aborted: without the wait at their end about one in eight was."""
+    """Of 8 processes, four at a time, none is aborted: without the wait at their end about one in eight was."""
     environment = {**os.environ, **s3.environment()}
     ended = []
-    for _ in range(6):
+    for _ in range(2):
         four = [
             subprocess.Popen([sys.executable, "-c", code, s3.uri()], env=environment, stderr=subprocess.PIPE, text=True)
             for _ in range(4)
         ]
         ended += [(process.communicate()[1], process.returncode) for process in four]
-    assert ended == [("", 0)] * 24
+    assert ended == [("", 0)] * 8
 
 
-def test_the_end_waits_for_a_thread_that_python_did_not_start() -> None:
-    """A thread that holds a frame and is none of `threading`'s is waited for; without one the wait is short."""
+def test_the_end_waits_for_a_thread_that_python_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that holds a frame and is none of `threading`'s is waited for; without one there is no wait."""
+    monkeypatch.setattr(_obstore, "_THREADS_S", 60.0)
     ended = []
     before = frozenset(sys._current_frames())
 
@@ -71,4 +72,4 @@ def test_the_end_waits_for_a_thread_that_python_did_not_start() -> None:
     assert ended
     began = time.monotonic()
     _obstore._await_threads(before)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 30

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -30,26 +28,3 @@ def test_no_settings_are_seen() -> None:
     """A test without the server's fixture sees only the settings that keep botocore from looking for others."""
     names = {name for name in os.environ if name.startswith(("AWS_", "FLYTE_", "_F_"))}
     assert names == {"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_EC2_METADATA_DISABLED"}
-
-
-def test_settings_of_the_outer_environment_are_hidden() -> None:
-    """The test above also passes with settings in the caller's environment."""
-    outer = {"AWS_PROFILE": "mine", "FLYTE_AWS_ENDPOINT": "http://elsewhere", "_F_DES": "Earliest"}
-    inner = f"{__file__}::{test_no_settings_are_seen.__name__}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", inner]
-    done = subprocess.run(command, env=os.environ | outer, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-class TestEnvironment:
-    """Two tests, in this order."""
-
-    def test_a_test_may_change_it(self) -> None:
-        """A test sets and removes variables as it likes."""
-        os.environ["FIRSTFAULT_LEFT_BEHIND"] = "1"
-        del os.environ["AWS_EC2_METADATA_DISABLED"]
-
-    def test_the_next_does_not_notice(self) -> None:
-        """The next test finds everything as it was."""
-        assert "FIRSTFAULT_LEFT_BEHIND" not in os.environ
-        assert os.environ["AWS_EC2_METADATA_DISABLED"] == "true"

@@ -45,7 +45,6 @@ class Case:
 CASES = [
     Case("plain", "USER:RuntimeError", Kind.NON_RECOVERABLE, Origin.USER, "RuntimeError: a plain fault"),
     Case("recoverable", "USER:Recoverable", Kind.RECOVERABLE, Origin.USER, "error=try again"),
-    Case("system", "USER:NonRecoverableSystemError", Kind.NON_RECOVERABLE, Origin.USER, "error=the platform is gone"),
     Case("platform", "SYSTEM", Kind.NON_RECOVERABLE, Origin.SYSTEM, "ValueError: the platform is gone"),
     Case("fine", "SYSTEM", Kind.RECOVERABLE, Origin.SYSTEM, "missing.pb", inputs="missing.pb"),
 ]
@@ -69,9 +68,8 @@ def named(store: str, case: Case, way: str, mode: dict[str, str]) -> Any:
 STARTED = [
     named("folder", CASES[0], "one-file", ONE_FILE),
     named("folder", CASES[1], "a-file-each", A_FILE_EACH),
-    named("folder", CASES[2], "one-file", ONE_FILE),
-    named("s3", CASES[3], "one-file", ONE_FILE),
-    named("s3", CASES[4], "short-names", SHORT_NAMES),
+    named("s3", CASES[2], "one-file", ONE_FILE),
+    named("s3", CASES[3], "short-names", SHORT_NAMES),
 ]
 
 
@@ -170,26 +168,3 @@ def assert_flyte_would_say_the_same(reader: MultiErrorFileOutputReader, failure:
     assert (error.code, error.message, error.kind) == (failure.code, failure.message, failure.origin)
     assert error.recoverable is (failure.kind is Kind.RECOVERABLE)
     assert (error.timestamp_ns, error.worker) == (failure.timestamp_ns, failure.worker)
-
-
-def test_the_outputs_of_a_stock_task(tmp_path: Path, execute: Callable[..., None]) -> None:
-    """A task that returned has outputs and no error."""
-    uri = str(tmp_path / "run")
-    execute(Case("fine", "", Kind.RECOVERABLE, Origin.USER, ""), uri, {})
-    reader = MultiErrorFileOutputReader(uri)
-    assert not reader.is_error()
-    assert reader.exists()
-    outputs, error = reader.read()
-    assert error is None
-    assert outputs.literals["o0"].scalar.primitive.integer == 7
-
-
-def test_the_earliest_of_several_stock_workers(tmp_path: Path, execute: Callable[..., None]) -> None:
-    """Of the files of two workers, the one that failed first is the root cause, whatever their names."""
-    uri = str(tmp_path / "run")
-    for number in (1, 0):
-        execute(CASES[0], uri, {"_F_DES": "Earliest", "_F_WN": f"worker-{number}"})
-    reader = MultiErrorFileOutputReader(uri)
-    assert [failure.worker for failure in reader.job().failures] == ["worker-1", "worker-0"]
-    error = reader.read_error()
-    assert (error.worker, error.code) == ("worker-1", "USER:RuntimeError")
