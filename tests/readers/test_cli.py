@@ -58,21 +58,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 # --- exit codes -----------------------------------------------------------------------------------------------------
 
 
-def test_the_exit_codes_are_a_contract() -> None:
-    """The exit codes have the documented numbers."""
-    assert {code.name: code.value for code in EXIT} == {
-        "OK": 0,
-        "TOOL_FAILED": 1,
-        "USAGE": 2,
-        "NOTHING_FOUND": 3,
-        "TIMEOUT": 4,
-        "UNREADABLE": 5,
-        "ROOT_CAUSE": 10,
-        "ROOT_CAUSE_RETRYABLE": 11,
-        "INTERRUPTED": 130,
-    }
-
-
 @pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize(
     ("errors", "outputs", "code"),
@@ -334,20 +319,6 @@ def test_each_form_is_stdout(
     assert (ran.code, ran.err) == (EXIT.ROOT_CAUSE, "")
     assert ran.out.startswith(begins)
     assert has.format(uri=attempt.uri) in ran.out
-
-
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_hostile_documents_do_not_reach_the_terminal(
-    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...]
-) -> None:
-    """No escape sequence of a document, or of a file's name, is printed."""
-    hostile = "\x1b[31mred\x1b[0m\r"
-    attempt.write(make_error(3, node=hostile, message=hostile, exception=hostile, code=hostile))
-    attempt.put("error-\x1b[2J.pb", b"")
-    ran = run("show", attempt.uri, *options)
-    assert ran.code == EXIT.ROOT_CAUSE
-    assert "red" in ran.out
-    assert not {"\x1b", "\r"} & set(ran.out + ran.err)
 
 
 def test_the_options_reach_the_reader(attempt: Attempt, run: Callable[..., Ran]) -> None:

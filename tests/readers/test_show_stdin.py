@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 
-from firstfault.cli import EXIT
+from firstfault.cli import EXIT, main
 from firstfault.conclude import conclude
 from firstfault.model import Kind
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.seals import sealed
 
-_SHOW = [sys.executable, "-m", "firstfault", "show", "-"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _STOCK = ErrorDocument(error=ContainerError(code="USER:Unknown", message="Trace: the loss is NaN"))
-
-
-def _show(data: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*_SHOW, *options], input=data, capture_output=True, timeout=60, check=False)
 
 
 def _sealed() -> bytes:
@@ -31,29 +30,38 @@ def _sealed() -> bytes:
     return sealed(conclusion.verdict, conclusion.decision, fault_timestamp_ns=None)
 
 
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that shows bytes on stdin: the exit code, stdout and stderr."""
+
+    def show(data: bytes, *options: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        with pytest.raises(SystemExit) as caught:
+            main(["show", "-", *options])
+        return (caught.value.code, *capsys.readouterr())
+
+    return show
+
+
 @pytest.mark.parametrize(
-    ("document", "code", "said"),
+    ("document", "options", "code", "said"),
     [
-        (encode(make_error(3, message="boom")), EXIT.ROOT_CAUSE, "rank 3"),
-        (encode(make_error(3, kind=Kind.RECOVERABLE)), EXIT.ROOT_CAUSE_RETRYABLE, "rank 3"),
-        (_STOCK.SerializeToString(), EXIT.ROOT_CAUSE, "the loss is NaN"),
-        (_sealed(), EXIT.ROOT_CAUSE, "sealed boom"),
+        (encode(make_error(3, message="boom")), (), EXIT.ROOT_CAUSE, "rank 3"),
+        (encode(make_error(3)), ("--json",), EXIT.ROOT_CAUSE, '"uri":null'),
+        (encode(make_error(3, kind=Kind.RECOVERABLE)), (), EXIT.ROOT_CAUSE_RETRYABLE, "rank 3"),
+        (_STOCK.SerializeToString(), (), EXIT.ROOT_CAUSE, "the loss is NaN"),
+        (_sealed(), (), EXIT.ROOT_CAUSE, "sealed boom"),
     ],
-    ids=["ours", "recoverable", "Flyte's own", "sealed"],
+    ids=["ours", "as JSON", "recoverable", "Flyte's own", "sealed"],
 )
-def test_a_document_from_a_pipe(document: bytes, code: EXIT, said: str) -> None:
+def test_a_document_from_a_pipe(
+    shown: Callable[..., tuple[int, str, str]], document: bytes, options: tuple[str, ...], code: EXIT, said: str
+) -> None:
     """A document on stdin is reported as one in a storage, and the report names no place to look for it."""
-    ran = _show(document)
-    assert ran.returncode == code
-    assert said in ran.stdout.decode()
-    assert "documents:" not in ran.stdout.decode()
-    assert ran.stderr == b""
-
-
-def test_json_of_a_document_from_a_pipe() -> None:
-    """--json works for a document on stdin; there is no URI."""
-    found = json.loads(_show(encode(make_error(3)), "--json").stdout)
-    assert (found["verdict"]["ranks"], found["uri"]) == ([3], None)
+    found, out, err = shown(document, *options)
+    assert (found, err) == (code, "")
+    assert said in out
+    assert "documents: " not in out
 
 
 @pytest.mark.parametrize(
@@ -65,19 +73,20 @@ def test_json_of_a_document_from_a_pipe() -> None:
     ],
     ids=["empty", "another format", "too large"],
 )
-def test_bytes_that_are_no_document(data: bytes, said: str) -> None:
+def test_bytes_that_are_no_document(shown: Callable[..., tuple[int, str, str]], data: bytes, said: str) -> None:
     """Bytes that are no document have exit code 1 and one line that says why."""
-    ran = _show(data)
-    (line,) = ran.stderr.decode().splitlines()
-    assert (ran.returncode, ran.stdout) == (EXIT.TOOL_FAILED, b"")
+    code, out, err = shown(data)
+    (line,) = err.splitlines()
+    assert (code, out) == (EXIT.TOOL_FAILED, "")
     assert said in line
 
 
 def test_a_terminal_is_no_document() -> None:
     """If stdin is a terminal, the command does not wait for input; it says what to do, and exits with 2."""
     leader, terminal = os.openpty()
+    command = [sys.executable, "-m", "firstfault", "show", "-"]
     try:
-        ran = subprocess.run(_SHOW, stdin=terminal, capture_output=True, timeout=60, check=False)
+        ran = subprocess.run(command, stdin=terminal, capture_output=True, timeout=60, check=False)
     finally:
         os.close(leader)
         os.close(terminal)

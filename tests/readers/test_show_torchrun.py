@@ -88,6 +88,15 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return run
 
 
+def _worker(folder: Path, run: str = "none_hbse3iwq", rank: int = 0, **files: str) -> Path:
+    """Make the folder of a worker, with `error` as its error.json and `stderr` as its log."""
+    path = folder / run / "attempt_0" / str(rank)
+    path.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (path / {"error": "error.json", "stderr": "stderr.log"}[name]).write_text(text, encoding="utf-8")
+    return path
+
+
 def _show(folder: Path) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "firstfault", "show", "--json", str(folder)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -174,9 +183,7 @@ def test_two_nodes_in_one_folder(tmp_path: Path, logs: Callable[..., Path]) -> N
 
 def test_a_run_without_a_failure(tmp_path: Path) -> None:
     """A run whose workers left no error has exit code 3 and a line that says what is missing."""
-    rank = tmp_path / "none_hbse3iwq" / "attempt_0" / "0"
-    rank.mkdir(parents=True)
-    (rank / "stderr.log").write_text("epoch 3\n", encoding="utf-8")
+    _worker(tmp_path, stderr="epoch 3\n")
     command = [sys.executable, "-m", "firstfault", "show", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stdout) == (EXIT.NOTHING_FOUND, "")
@@ -208,9 +215,7 @@ def test_an_error_file_of_another_format(tmp_path: Path, logs: Callable[..., Pat
 def test_an_error_file_with_odd_values(tmp_path: Path, text: str) -> None:
     """An error.json with values that torchrun never writes is named, and the other worker is still read."""
     for rank, said in enumerate((text, '{"message": "ValueError: boom"}')):
-        folder = tmp_path / "none_hbse3iwq" / "attempt_0" / str(rank)
-        folder.mkdir(parents=True)
-        (folder / "error.json").write_text(said, encoding="utf-8")
+        _worker(tmp_path, rank=rank, error=said)
     _, found = _show(tmp_path)
     assert (found["root"]["message"], found["verdict"]["coverage"]["unreadable"]) == ("boom", 1)
     assert any("attempt_0/0/error.json: no error.json of torchrun: " in note for note in found["unknown"])
@@ -218,9 +223,7 @@ def test_an_error_file_with_odd_values(tmp_path: Path, text: str) -> None:
 
 def test_files_that_are_no_files(tmp_path: Path) -> None:
     """A dangling symlink and a FIFO in place of a log do not stop the reader."""
-    rank = tmp_path / "none_hbse3iwq" / "attempt_0" / "0"
-    rank.mkdir(parents=True)
-    (rank / "error.json").write_text('{"message": "ValueError: boom"}', encoding="utf-8")
+    rank = _worker(tmp_path, error='{"message": "ValueError: boom"}')
     (rank / "stdout.log").symlink_to(tmp_path / "missing")
     os.mkfifo(rank / "stderr.log")
     assert _show(tmp_path)[1]["root"]["message"] == "boom"
@@ -228,8 +231,6 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
 
 def test_the_crash_of_a_child(tmp_path: Path) -> None:
     """A worker's own traceback counts, not the crash of its DataLoader's process above it."""
-    rank = tmp_path / "none_hbse3iwq" / "attempt_0" / "0"
-    rank.mkdir(parents=True)
     lines = (
         "Fatal Python error: Segmentation fault",
         "",
@@ -241,7 +242,7 @@ def test_the_crash_of_a_child(tmp_path: Path) -> None:
         "[rank0]: RuntimeError: DataLoader worker (pid 77) is killed by signal: Segmentation fault.",
     )
     for text, what in (("\n".join(lines), "RuntimeError"), ("\n".join(lines[:4]), "SIGSEGV")):
-        (rank / "stderr.log").write_text(f"{text}\n", encoding="utf-8")
+        _worker(tmp_path, stderr=f"{text}\n")
         snapshot = snapshot_of_torchrun(tmp_path)
         assert snapshot is not None
         assert [document.what for document in snapshot.documents] == [what]
@@ -259,9 +260,7 @@ def test_torchruns_own_error_file(tmp_path: Path) -> None:
 def test_the_random_end_of_a_folders_name(tmp_path: Path) -> None:
     """The random characters behind the run's id may contain an underscore; unknown ranks stay unknown."""
     for name in ("job_hbse3iwq", "job_nt_bgjvv", "other_5xk2n1aa"):
-        rank = tmp_path / name / "attempt_0" / "0"
-        rank.mkdir(parents=True)
-        (rank / "error.json").write_text('{"message": "ValueError: boom"}', encoding="utf-8")
+        _worker(tmp_path, name, error='{"message": "ValueError: boom"}')
     for path in (tmp_path / "other_5xk2n1aa").rglob("*"):
         os.utime(path, (1_000_000, 1_000_000))
     snapshot = snapshot_of_torchrun(tmp_path)
@@ -283,19 +282,15 @@ def test_other_folders_are_no_log_folders(tmp_path: Path, attempt: Attempt) -> N
 def test_a_prefix_beside_log_folders(tmp_path: Path, attempt: Attempt) -> None:
     """An attempt's own documents count, although torchrun's log folder lies in the same place."""
     attempt.write(make_error(5))
-    rank = attempt.folder / "none_abc" / "attempt_0" / "0"
-    rank.mkdir(parents=True)
-    (rank / "error.json").write_text('{"message": "boom"}', encoding="utf-8")
+    _worker(attempt.folder, error='{"message": "boom"}')
     assert _show(attempt.folder)[1]["verdict"]["ranks"] == [5]
 
 
 def test_a_traceback_that_ended_nothing(tmp_path: Path) -> None:
     """A traceback that a program printed before it went on is no failure, only one at the end of its log is."""
-    rank = tmp_path / "none_abc" / "attempt_0" / "0"
-    rank.mkdir(parents=True)
     raised = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nOSError: no space\n'
     for text, count in ((raised + "retrying\n", 0), ("retrying\n" + raised, 1)):
-        (rank / "stderr.log").write_text(text, encoding="utf-8")
+        _worker(tmp_path, stderr=text)
         snapshot = snapshot_of_torchrun(tmp_path)
         assert snapshot is not None
         assert [document.what for document in snapshot.documents] == ["OSError"] * count

@@ -1,17 +1,22 @@
-"""The full text of a report for each scope and category, in files that ``make golden`` writes."""
+"""Full texts of reports: messages for each scope and category, and each form, in files that ``make golden`` writes."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.model import CATEGORIES, Scope
-from firstfault.report import flyte_message, markdown
+from firstfault.render.json_report import json_report
+from firstfault.render.plain import flyte_message, markdown, terminal_text
 from firstfault.report.words import CATEGORY_WORDS, State
-from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES
+from tests.all_forms import printed
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +31,25 @@ _LISTS = 100
 _PREFIXES = ("[3/3] currentAttempt done. Last Error: USER::", "[10/10] currentAttempt done. Last Error: SYSTEM::")
 """What propeller puts before a message when the retries have run out."""
 _FIRST_LINE = 90
+_FORMS: dict[str, Callable[[Report], str]] = {
+    "terminal": lambda report: _plain(printed(report)),
+    "terminal-v": lambda report: _plain(printed(report, 160, verbose=True)),
+    "narrow": lambda report: _plain(printed(report, 40)),
+    "lines": terminal_text,
+    "lines-v": lambda report: terminal_text(report, verbose=True),
+    "json": lambda report: json.dumps(json.loads(json_report(report)), indent=1),
+}
+_FORM_SCENES = {
+    "rank": SCOPE_SCENES["rank"],
+    "hang": CATEGORY_SCENES["hang"],
+    "host_oom": CATEGORY_SCENES["host_oom"],
+    "three-attempts": HARD_SCENES["three-attempts"],
+}
 _MESSAGE_BYTES = 16 * 1024
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def _files() -> dict[str, Callable[[], str]]:
@@ -37,7 +60,16 @@ def _files() -> dict[str, Callable[[], str]]:
             files[f"{kind}-{name}.txt"] = lambda scene=scene: f"{flyte_message(scene())}\n"
     for name, scene in SCOPE_SCENES.items():
         files[f"scope-{name}.md"] = lambda scene=scene: markdown(scene())
+    for form, name in itertools.product(_FORMS, _FORM_SCENES):
+        files[f"{form}-{name}.form"] = lambda form=form, name=name: _formed(form, name)
     return files
+
+
+def _formed(form: str, name: str) -> str:
+    """Return a form's text on a scene; names of documents end in random characters."""
+    text = _FORMS[form](_FORM_SCENES[name]())
+    lines = re.sub(r'[0-9a-f]{32}(?=\.pb)|(?<="digest": ")[0-9a-f]+', "0", text).split("\n")
+    return "\n".join(line.rstrip() for line in lines).rstrip("\n") + "\n"
 
 
 @pytest.mark.parametrize("name", _files())
