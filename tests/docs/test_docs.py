@@ -94,23 +94,18 @@ def test_the_tests_of_the_page_on_processes() -> None:
     assert named - written == set()
 
 
-def test_every_state_is_documented_with_its_mark() -> None:
-    """The table of states is the enumeration in the code, in its order."""
-    rows = _table("docs/report.md", "State")
-    assert {name: cells[0] for name, cells in rows.items()} == {state.value: state.mark for state in State}
-
-
-def test_every_signal_is_documented_as_it_is_explained() -> None:
-    """The table of signals is the one in the code, word for word."""
-    assert {name: cells[0] for name, cells in _table("docs/report.md", "Signal").items()} == SIGNALS
-
-
-def test_every_category_is_documented_with_its_meaning() -> None:
-    """The table of categories is the closed list in the code, word for word."""
-    rows = _table("docs/categories.md", "Category")
-    assert {name: cells[0] for name, cells in rows.items()} == {
-        name: meaning.replace("`", "") for name, meaning in CATEGORIES.items()
-    }
+@pytest.mark.parametrize(
+    ("page", "header", "known"),
+    [
+        ("docs/report.md", "State", {state.value: state.mark for state in State}),
+        ("docs/report.md", "Signal", SIGNALS),
+        ("docs/categories.md", "Category", {name: text.replace("`", "") for name, text in CATEGORIES.items()}),
+        ("docs/cli.md", "Code", {str(code.value): code.name for code in EXIT}),
+    ],
+)
+def test_closed_lists_are_documented(page: str, header: str, known: dict[str, str]) -> None:
+    """States with their marks, signals, categories with their meanings, and exit codes are those of the code."""
+    assert {name: cells[0] for name, cells in _table(page, header).items()} == known
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -157,12 +152,6 @@ def _errors_table() -> dict[str, list[str]]:
 def test_every_built_in_strategy_is_documented() -> None:
     """The table of strategies has the built-in ones and no other."""
     assert set(_table("docs/strategies.md", "Strategy")) == set(_BUILT_IN)
-
-
-def test_every_exit_code_is_documented() -> None:
-    """The table of exit codes has every code with its name."""
-    rows = _table("docs/cli.md", "Code")
-    assert {int(code): cells[0] for code, cells in rows.items()} == {code.value: code.name for code in EXIT}
 
 
 @pytest.mark.parametrize("name", ["ls", "show", pytest.param("run", marks=pytest.mark.flyte)])

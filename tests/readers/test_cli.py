@@ -29,8 +29,11 @@ from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from conftest import Attempt
+
+    Run: TypeAlias = Callable[..., "Ran"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     ids=["outputs", "nothing", "root cause", "errors beat outputs", "retryable", "last round"],
 )
 def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a table
-    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...], errors: list, outputs: bool, code: int
+    attempt: Attempt, run: Run, options: tuple[str, ...], errors: list, outputs: bool, code: int
 ) -> None:
     """The exit code says whether there is a root cause and whether to retry, with and without --json."""
     attempt.write(*errors)
@@ -90,7 +93,7 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
 )
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_an_unreadable_document_alone_is_no_root_cause(
-    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...], data: bytes, said: str
+    attempt: Attempt, run: Run, options: tuple[str, ...], data: bytes, said: str
 ) -> None:
     """An error.pb of another program has an exit code of its own, and one line says what it is and what to do."""
     attempt.put("error.pb", data)
@@ -102,7 +105,7 @@ def test_an_unreadable_document_alone_is_no_root_cause(
     assert "ErrorFileBadFormat" in ran.out or not options
 
 
-def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Run) -> None:
     """A node that reported a failure whose documents are gone leaves no root cause either."""
     attempt.join(make_presence())
     ran = run("show", attempt.uri)
@@ -134,7 +137,7 @@ def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Callable[...
         (("show", "nosuchthing://bucket/out"), "unknown storage scheme 'nosuchthing'"),
     ],
 )
-def test_a_usage_error(run: Callable[..., Ran], arguments: tuple[str, ...], reason: str) -> None:
+def test_a_usage_error(run: Run, arguments: tuple[str, ...], reason: str) -> None:
     """Invalid arguments have exit code 2, the reason in one line on stderr, and nothing on stdout."""
     ran = run(*arguments)
     assert ran.code == EXIT.USAGE
@@ -145,7 +148,7 @@ def test_a_usage_error(run: Callable[..., Ran], arguments: tuple[str, ...], reas
 
 
 @pytest.mark.parametrize("path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"])
-def test_nothing_found(attempt: Attempt, run: Callable[..., Ran], path: str) -> None:
+def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
     """Without documents and outputs the exit code is 3, and one line names the folder."""
     ran = run("show", attempt.uri + path)
     assert ran.code == EXIT.NOTHING_FOUND
@@ -155,20 +158,13 @@ def test_nothing_found(attempt: Attempt, run: Callable[..., Ran], path: str) -> 
     assert attempt.uri in line
 
 
-def test_outputs_do_not_excuse_an_errors_folder(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_outputs_do_not_excuse_an_errors_folder(attempt: Attempt, run: Run) -> None:
     """An empty errors folder has exit code 3, also if the attempt has outputs."""
     attempt.put("firstfault/errors/outputs.pb", b"")
     (attempt.folder / "firstfault/errors/outputs.pb").unlink()
     attempt.put("outputs.pb", b"")
     assert run("show", attempt.uri).code == EXIT.OK
     assert run("show", f"{attempt.uri}/firstfault/errors").code == EXIT.NOTHING_FOUND
-
-
-def test_success_is_said(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """An attempt with outputs and no error has exit code 0 and a line that says so."""
-    attempt.put("outputs.pb", b"")
-    ran = run("show", attempt.uri)
-    assert ran == Ran(EXIT.OK, "no error: the attempt has outputs\n", "")
 
 
 # --- errors of the tool ---------------------------------------------------------------------------------------------
@@ -185,7 +181,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("last", ["failed", "succeeded", "behind a gap"])
-def test_the_folder_of_all_attempts(run: Callable[..., Ran], tmp_path: Path, last: str) -> None:
+def test_the_folder_of_all_attempts(run: Run, tmp_path: Path, last: str) -> None:
     """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started."""
     _attempts(tmp_path)
     where = tmp_path / ("3" if last == "behind a gap" else "1")
@@ -199,14 +195,14 @@ def test_the_folder_of_all_attempts(run: Callable[..., Ran], tmp_path: Path, las
     assert (found["root"]["rank"], found["uri"]) == (1, str(where))
 
 
-def test_the_folder_of_attempts_without_a_failure(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_folder_of_attempts_without_a_failure(run: Run, tmp_path: Path) -> None:
     """If no attempt failed, the last one's outputs are the answer."""
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "outputs.pb").write_bytes(b"")
     assert run("show", str(tmp_path)).code == EXIT.OK
 
 
-def test_the_newest_run(run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--last finds the newest run of this folder."""
     monkeypatch.chdir(tmp_path)
     for seconds, name in ((1_000, "older"), (2_000, "newer")):
@@ -225,7 +221,7 @@ def test_the_newest_run(run: Callable[..., Ran], tmp_path: Path, monkeypatch: py
     ],
 )
 def test_no_run_to_show(
-    run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
 ) -> None:
     """One line says what to give."""
     monkeypatch.chdir(tmp_path)
@@ -236,7 +232,7 @@ def test_no_run_to_show(
 
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_storage_error_is_one_line(attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...]) -> None:
+def test_a_storage_error_is_one_line(attempt: Attempt, run: Run, options: tuple[str, ...]) -> None:
     """A refused request has exit code 1 and one plain line, even if there are outputs."""
     attempt.put("outputs.pb", b"")
     ran = run("show", attempt.uri, *options)
@@ -255,7 +251,7 @@ def _bug(*arguments: object, **options: object) -> None:
     raise ZeroDivisionError("a bug")
 
 
-def test_a_bug_is_one_line(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_one_line(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected error is one line with its name and a pointer to --debug."""
     monkeypatch.setattr(FsspecStore, "list", _bug)
     ran = run("show", attempt.uri)
@@ -265,7 +261,7 @@ def test_a_bug_is_one_line(attempt: Attempt, run: Callable[..., Ran], monkeypatc
         main(["show", attempt.uri, "--debug"])
 
 
-def test_an_interrupt(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C has exit code 130 and one line."""
 
     def interrupt(self: object) -> None:
@@ -280,7 +276,7 @@ def test_an_interrupt(attempt: Attempt, run: Callable[..., Ran], monkeypatch: py
 # --- output ---------------------------------------------------------------------------------------------------------
 
 
-def test_json(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_json(attempt: Attempt, run: Run) -> None:
     """With --json stdout is one object of the schema, and stderr is empty."""
     attempt.write(make_error(3, node="w-1", message="bad"), make_error(0, node="w-0", at_ms=30, message="peer"))
     attempt.join(make_presence(node="w-1", nodes=2), make_presence(node="w-0", group_rank=1, nodes=2))
@@ -294,7 +290,7 @@ def test_json(attempt: Attempt, run: Callable[..., Ran]) -> None:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-def test_json_without_an_error(attempt: Attempt, run: Callable[..., Ran], outputs: bool) -> None:
+def test_json_without_an_error(attempt: Attempt, run: Run, outputs: bool) -> None:
     """Without an error, the object is the same with null for verdict and decision."""
     if outputs:
         attempt.put("outputs.pb", b"")
@@ -310,9 +306,7 @@ def test_json_without_an_error(attempt: Attempt, run: Callable[..., Ran], output
         (("--html", "-"), "<!doctype html>", "</html>"),
     ],
 )
-def test_each_form_is_stdout(
-    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...], begins: str, has: str
-) -> None:
+def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...], begins: str, has: str) -> None:
     """Each form is stdout and nothing else."""
     attempt.write(make_error(3, node="w-1", message="bad"))
     ran = run("show", attempt.uri, *options)
@@ -321,7 +315,7 @@ def test_each_form_is_stdout(
     assert has.format(uri=attempt.uri) in ran.out
 
 
-def test_the_options_reach_the_reader(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_the_options_reach_the_reader(attempt: Attempt, run: Run) -> None:
     """--strategy and --expected-nodes reach the reader."""
     attempt.write(make_error(0, kind=Kind.RECOVERABLE), make_error(1, at_ms=5))
     ran = run("show", attempt.uri, "--strategy", "earliest", "--expected-nodes", "7", "--json")
@@ -329,7 +323,7 @@ def test_the_options_reach_the_reader(attempt: Attempt, run: Callable[..., Ran])
     assert (verdict["strategy"], verdict["ranks"], verdict["coverage"]["expected"]) == ("earliest", [0], 7)
 
 
-def test_verbose(attempt: Attempt, run: Callable[..., Ran]) -> None:
+def test_verbose(attempt: Attempt, run: Run) -> None:
     """With -v the report has the documents of each sentence and the ranks of each node."""
     (name,) = attempt.write(make_error(3, node="w-1", message="bad"))
     assert f"source: {name}\n" in run("show", attempt.uri, "-v").out
@@ -339,7 +333,7 @@ def test_verbose(attempt: Attempt, run: Callable[..., Ran]) -> None:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_html_is_written_as_a_file(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     """With --html FILE the page is in the file, its path is printed, and no other file is left."""
     attempt.write(make_error(3, node="w-1", message="caf\u00e9 <b>"))
     file = tmp_path / "pages" / "report.html"
@@ -354,7 +348,7 @@ def test_html_is_written_as_a_file(attempt: Attempt, run: Callable[..., Ran], tm
 
 
 @pytest.mark.parametrize("option", ["--json", "--markdown"])
-def test_html_beside_another_form(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path, option: str) -> None:
+def test_html_beside_another_form(attempt: Attempt, run: Run, tmp_path: Path, option: str) -> None:
     """--html FILE does not change the other output on stdout."""
     attempt.write(make_error(3, node="w-1"))
     alone = run("show", attempt.uri, option)
@@ -363,7 +357,7 @@ def test_html_beside_another_form(attempt: Attempt, run: Callable[..., Ran], tmp
     assert (tmp_path / "report.html").exists()
 
 
-def test_html_of_success(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_html_of_success(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     """For an attempt without an error no page is written."""
     attempt.put("outputs.pb", b"")
     ran = run("show", attempt.uri, "--html", str(tmp_path / "report.html"))
@@ -391,7 +385,7 @@ def test_html_of_success(attempt: Attempt, run: Callable[..., Ran], tmp_path: Pa
 )
 def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
     attempt: Attempt,
-    run: Callable[..., Ran],
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     file: str,
@@ -410,7 +404,7 @@ def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_device_is_not_replaced(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_device_is_not_replaced(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     """A link and a pipe stay what they are and receive the page."""
     attempt.write(make_error(3, node="w-1"))
     (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
@@ -440,7 +434,7 @@ def _attempts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [("-v",), ("--markdown",), ("--html", "-")])
-def test_the_attempts_are_side_by_side(tmp_path: Path, run: Callable[..., Ran], options: tuple[str, ...]) -> None:
+def test_the_attempts_are_side_by_side(tmp_path: Path, run: Run, options: tuple[str, ...]) -> None:
     """-v, --html and --markdown show the other attempts."""
     _attempts(tmp_path)
     ran = run("show", str(tmp_path / "1"), *options)
@@ -449,7 +443,7 @@ def test_the_attempts_are_side_by_side(tmp_path: Path, run: Callable[..., Ran], 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_the_answer_costs_one_attempt(
-    tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     """--json and a plain pipe do not read the other attempts."""
     _attempts(tmp_path)
@@ -470,7 +464,7 @@ def test_the_answer_costs_one_attempt(
 # --- the group ------------------------------------------------------------------------------------------------------
 
 
-def test_the_help_documents_the_exit_codes(run: Callable[..., Ran]) -> None:
+def test_the_help_documents_the_exit_codes(run: Run) -> None:
     """The command's help lists the codes that it exits with."""
     assert run("-h").out.startswith("Usage: firstfault")
     text = run("show", "--help").out
@@ -490,7 +484,7 @@ def _examples(text: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     "command", ["", "ls", "show", "watch", "classify", pytest.param("run", marks=pytest.mark.flyte)]
 )
-def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_help_has_examples(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """The help of the group and of each command has examples that the parser accepts."""
     monkeypatch.chdir(Path(__file__).parents[2])
     text = run(*([command] if command else []), "--help").out
@@ -531,7 +525,7 @@ def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", found)
 
 
-def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_distribution_adds_a_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of an entry point is listed and run, and its return value is the exit code."""
     _offered(monkeypatch, lambda: _theirs)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
@@ -539,9 +533,7 @@ def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatc
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")])
-def test_a_command_whose_package_is_missing(
-    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, error: ImportError
-) -> None:
+def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch, error: ImportError) -> None:
     """A command that cannot be loaded says what to install, and the help still works."""
 
     def load() -> None:
@@ -558,7 +550,7 @@ def test_a_command_whose_package_is_missing(
 
 
 def test_another_distribution_cannot_replace_a_command(
-    attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An entry point cannot replace `show`."""
     _offered(monkeypatch, lambda: _theirs)
@@ -669,7 +661,7 @@ def _empty_lines(failure: pb.WorkerFailure) -> None:
     ],
 )
 def test_a_document_of_too_many_parts_is_shown_in_time(
-    run: Callable[..., Ran], attempt: Attempt, change: Callable[[pb.WorkerFailure], None], said: str
+    run: Run, attempt: Attempt, change: Callable[[pb.WorkerFailure], None], said: str
 ) -> None:
     """A document full of exceptions, stacks or lines takes no minute of the processor."""
     error = make_error(exception="ExceptionGroup", message="several")

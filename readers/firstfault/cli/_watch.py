@@ -89,7 +89,13 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
         reader = options.reader(uri)
         progress = _Progress(reader, as_json=forms.as_json)
         fail(f"watching {reader.errors_uri}")
-        in_time = asyncio.run(_watched(progress, interval, options.reader(following) if following else None, deadline))
+        successor = options.reader(following) if following else None
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        try:
+            asyncio.run(asyncio.wait_for(_decided(progress, interval, successor), left))
+            in_time = True
+        except asyncio.TimeoutError:
+            in_time = False
         if progress.last is None:
             if not in_time:
                 fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
@@ -118,19 +124,8 @@ def _next_of(uri: str) -> str:
     return join(here[0], str(here[1] + 1))
 
 
-async def _watched(
-    progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None, deadline: float | None
-) -> bool:
-    """Show each change of an attempt until it is decided or the next one has begun; return False at the deadline."""
-    left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-    try:
-        await asyncio.wait_for(_decided(progress, interval, successor), left)
-    except asyncio.TimeoutError:
-        return False
-    return True
-
-
 async def _decided(progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None) -> None:
+    """Show each change of an attempt until it is decided or the next one has begun."""
     begins = asyncio.ensure_future(_begun(successor, _NEXT_LOOKS * interval))
     try:
         while True:

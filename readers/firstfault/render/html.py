@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,10 @@ from firstfault.strategies import who
 from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import jinja2
 
-    from firstfault.exceptions.tracebacks import FrameRun
     from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
     from firstfault.report.cascade import Cascade, NodeState, RankState
     from firstfault.report.data import AttemptSummary, Report
@@ -349,19 +348,18 @@ def _documents(report: Report) -> tuple[_Document, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of source code."""
+    """One line of source code; `marked` is the part that Python marks with carets."""
 
     number: int
     before: str
-    marked: str
-    """The part that Python marks with carets."""
-    after: str
-    is_current: bool
+    marked: str = ""
+    after: str = ""
+    is_current: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Frame:
-    """One frame of the program's own code, with the lines around."""
+    """One frame, with the lines around if it is of the program's own code."""
 
     folder: str
     name: str
@@ -399,58 +397,45 @@ class FoldedException:
 def folded_traceback(exception: ExceptionInfo, identity: JobIdentity) -> list[FoldedException]:
     """Return an exception with its causes, the deepest first; frames link to the source code of `identity`."""
     innermost = next(reversed(own_frames(exception)), None)
-    links = chain(exception)
-    # in a recursion many frames are equal: the last one is the innermost
-    opened = max((number for number, link in enumerate(links) if innermost in link.exception.frames), default=-1)
+    to_open = None
     found = []
-    for number, link in enumerate(links):
+    for link in chain(exception):
         raised = link.exception
-        own = innermost if number == opened else None
         half = len(raised.frames) // 2 if raised.frames_omitted else 0
-        shown = [_run(run, identity) for run in runs(raised.frames[:half])]
-        if raised.frames_omitted:
-            shown.append(_Run("", (), f"{raised.frames_omitted} frames left out"))
-        shown += [_run(run, identity) for run in runs(raised.frames[half:])]
+        gap = [_Run("", (), f"{raised.frames_omitted} frames left out")] if raised.frames_omitted else []
+        shown = [*_runs(raised.frames[:half], identity), *gap, *_runs(raised.frames[half:], identity)]
+        if innermost is not None and innermost in raised.frames:
+            # in a recursion many frames are equal: the last one is the innermost
+            place = (innermost.file, innermost.line)
+            frames = [frame for run in shown for frame in run.frames]
+            to_open = [frame for frame in frames if (frame.folder + frame.name, frame.line) == place][-1]
         members = tuple(elide(format_exception(member), _QUOTE) for member in raised.members)
-        message = elide(raised.message, _QUOTE)
-        found.append(FoldedException(link.follows, raised, tuple(_with_open(shown, own)), members, message))
+        found.append(FoldedException(link.follows, raised, tuple(shown), members, elide(raised.message, _QUOTE)))
+    if to_open is not None:
+        to_open.is_open = True
     return found
 
 
-def _with_open(shown: list[_Run], innermost: FrameInfo | None) -> list[_Run]:
-    """Return the runs with the last frame at the innermost own place open."""
-    for index, run in reversed(list(enumerate(shown))):
-        for place, frame in reversed(list(enumerate(run.frames))):
-            if innermost is not None and (frame.folder + frame.name, frame.line) == (innermost.file, innermost.line):
-                frames = (*run.frames[:place], replace(frame, is_open=True), *run.frames[place + 1 :])
-                return [*shown[:index], replace(run, frames=frames), *shown[index + 1 :]]
-    return shown
-
-
-def _run(run: FrameRun, identity: JobIdentity) -> _Run:
-    return _Run(run.library, tuple(_frame(frame, identity) for frame in run.frames))
+def _runs(frames: Sequence[FrameInfo], identity: JobIdentity) -> Iterator[_Run]:
+    for run in runs(frames):
+        yield _Run(run.library, tuple(_frame(frame, identity) for frame in run.frames))
 
 
 def _frame(frame: FrameInfo, identity: JobIdentity) -> _Frame:
     folder, slash, name = frame.file.rpartition("/")
     lines = tuple(_line(frame, number, text) for number, text in enumerate(frame.context, frame.context_line))
-    link = _link(frame, identity)
+    link, root = "", identity.source_root.rstrip("/") + "/"
+    # only an ordinary web address is ever a link
+    if frame.file.startswith(root) and _WEB.fullmatch(identity.source_url) and _PATH.fullmatch(frame.file):
+        anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
+        link = f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"
     return _Frame(folder + slash, name, frame.line, frame.function, frame.code, lines, link)
 
 
 def _line(frame: FrameInfo, number: int, text: str) -> _Line:
     if number != frame.line:
-        return _Line(number, text, "", "", is_current=False)
+        return _Line(number, text)
     indent = len(text) - len(text.lstrip())
     is_marked = 0 <= frame.marked[0] < frame.marked[1] <= len(text) - indent
     since, until = (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
     return _Line(number, text[:since], text[since:until], text[until:], is_current=True)
-
-
-def _link(frame: FrameInfo, identity: JobIdentity) -> str:
-    """Return the address of a frame's line; only an ordinary web address is ever one."""
-    root = identity.source_root.rstrip("/") + "/"
-    if not frame.file.startswith(root) or not _WEB.fullmatch(identity.source_url) or not _PATH.fullmatch(frame.file):
-        return ""
-    anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
-    return f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"
