@@ -201,18 +201,16 @@ def check_file(path: str) -> None:
             obstacle = "it is a folder; name a file in it"
         elif not target.parent.is_dir():
             obstacle = f"there is no folder {str(target.parent)!r}; make it first"
-        # a file is written beside and renamed, a device is opened
-        elif not all(os.access(place, os.W_OK) for place in _written(target)):
-            obstacle = "permission denied; name a file where you may write"
+        else:
+            # a file is written beside and renamed, a device is opened
+            is_new = not target.exists()
+            needed = [*([] if is_new else [target]), *([target.parent] if is_new or target.is_file() else [])]
+            if not all(os.access(place, os.W_OK) for place in needed):
+                obstacle = "permission denied; name a file where you may write"
     except (OSError, ValueError) as error:  # not a valid file name
         obstacle = f"{_reason(error)}; name another file"
     if obstacle:
         raise UsageError(f"cannot write {path!r}: {obstacle}")
-
-
-def _written(target: Path) -> list[Path]:
-    is_there = target.exists()
-    return [*([target] if is_there else []), *([target.parent] if target.is_file() or not is_there else [])]
 
 
 def _reason(error: Exception) -> str:
