@@ -24,7 +24,7 @@ ROOTS = {
 OPTIONAL = {
     "readers/firstfault/torchrun_logs": "readers/test_show_stdin.py",
     "plugin/firstfault_torch/inprocess": "torch_agent/test_launch_options.py",
-    "plugin/firstfault_torch/notifiers": "torch_agent/test_turns.py",
+    "plugin/firstfault_torch/notifiers": "torch_agent/test_seal.py",
     "plugin/flytekitplugins/firstfault/flyteadmin": "plugin/test_flyte_engine.py",
     "plugin/flytekitplugins/firstfault/local": "plugin/test_config.py",
 }

@@ -15,6 +15,7 @@ import pytest
 
 from firstfault_torch.agent.death_documents import Death, signal_name
 from firstfault_torch.agent.local_workers import DeathWatch
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 LONG_S = 60.0
-SOON_S = 30.0
 
 
 def _act(orders: Connection, answers: Connection) -> None:
@@ -87,16 +87,9 @@ def start() -> Iterator[Callable[..., _Worker]]:
         worker.process.join()
 
 
-def _wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.001)
-
-
 def _noted(watch: DeathWatch, index: int = 0) -> int:
     """Return the moment, once a death is noted: whoever reads the watch later gets no later one."""
-    _wait_for(partial(watch._ended.__contains__, index))
+    until(partial(watch._ended.__contains__, index))
     return time.monotonic_ns()
 
 
@@ -119,6 +112,11 @@ def test_a_death(start: Callable[..., _Worker], action: str, exit_code: int, nam
     assert wall_ns <= death.wall_ns
 
 
+def test_a_signal_without_a_name() -> None:
+    """It is told by its number."""
+    assert [signal_name(number) for number in (9, 99)] == ["SIGKILL", "SIG99"]
+
+
 def test_success_is_no_death(start: Callable[..., _Worker]) -> None:
     """A process that exits with 0 has not died, and the watch ends with its last process."""
     worker = start()
@@ -126,7 +124,7 @@ def test_success_is_no_death(start: Callable[..., _Worker]) -> None:
     worker.end("end")
     worker.process.join()
     assert _deaths(watch) == []
-    _wait_for(lambda: not watch._thread.is_alive())
+    until(lambda: not watch._thread.is_alive())
 
 
 def test_the_order_is_that_of_the_deaths(start: Callable[..., _Worker]) -> None:
@@ -183,7 +181,7 @@ def test_without_pidfds(lacks: str, start: Callable[..., _Worker], monkeypatch: 
     worker = start()
     watch = DeathWatch([worker.process])
     _, monotonic_ns = worker.end("kill")
-    _wait_for(lambda: _deaths(watch))
+    until(lambda: _deaths(watch))
     noted_ns = _noted(watch)
     (death,) = _deaths(watch)
     watch.stop()
@@ -204,9 +202,3 @@ def test_stop_leaves_nothing(start: Callable[..., _Worker]) -> None:
     assert _descriptors() == before
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-deaths"]
     assert worker.process.is_alive(), "it only watches"
-
-
-@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (11, "SIGSEGV"), (99, "SIG99")])
-def test_signal_name(number: int, name: str) -> None:
-    """A signal's name, or its number if it has none."""
-    assert signal_name(number) == name

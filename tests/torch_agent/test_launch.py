@@ -27,7 +27,7 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.report.headline import first_line
 from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, launch, watchdog
 from firstfault_torch.agent.agent import ReportingAgent
-from firstfault_torch.agent.signals import SignalWatch
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -214,19 +214,6 @@ def test_a_deadline_in_each_round(tmp_path: Path) -> None:
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_signals_that_are_handled() -> None:
-    """The agent handles the signals that the user names, and leaves the others as they are."""
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
-    with SignalWatch((signal.SIGUSR1,)) as watch:
-        assert signal.getsignal(signal.SIGTERM) is before[0]
-        with contextlib.suppress(Exception):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert watch.gave_up.wait(LONG_S)
-        assert watch.gave_up.is_set()
-        watch.notice()
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
-
-
 def test_events_go_to_the_users_handler(tmp_path: Path) -> None:
     """Torch's events of agent and workers go to the handler that the user names."""
     handler = Mock(level=logging.INFO)
@@ -275,10 +262,7 @@ def test_what_a_worker_leaves(tmp_path: Path) -> None:
     assert _failed(tmp_path, _leave_processes, tmp_path).verdict.ranks == (1,)
     fork, program, daemon = map(int, (tmp_path / "pids").read_text().split())
     os.kill(daemon, signal.SIGKILL)
-    deadline = time.monotonic() + LONG_S / 3
-    while any(map(_runs, (fork, program))) and time.monotonic() < deadline:
-        time.sleep(0.02)  # Python needs a moment for torch's handler of SIGTERM
-    assert not [pid for pid in (fork, program) if _runs(pid)]
+    until(lambda: not any(map(_runs, (fork, program))))  # Python needs a moment for torch's handler of SIGTERM
 
 
 def _runs(pid: int) -> bool:

@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import os
 import resource
-import signal
 import socket
 import threading
 import time
@@ -22,6 +21,7 @@ from torch.distributed import TCPStore
 from firstfault_torch.rounds import liveness
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.rounds.rendezvous import RoundStore
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LONG_S = 60.0
 QUIET_S = 0.6
 """Longer than an agent may take to come back, where that is a moment."""
-_spawn = multiprocessing.get_context("spawn")
+_fork = multiprocessing.get_context("fork")
 
 
 class Deaths:
@@ -45,58 +45,56 @@ class Deaths:
         self.news.set()
 
 
-@pytest.fixture
-def store() -> RoundStore:
-    """Return the store of a round."""
-    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
+class Other:
+    """The process of another agent; it is forked before this process has a store."""
+
+    def __init__(self) -> None:
+        theirs, self._orders = _fork.Pipe(duplex=False)
+        self._ready, self.leave = _fork.Event(), _fork.Event()
+        self.process = _fork.Process(target=_be_agent, args=(theirs, self._ready, self.leave))
+        self.process.start()
+
+    def start(self, store: RoundStore, group_rank: int) -> None:
+        """Let it begin."""
+        self._orders.send((store.underlying_store.port, group_rank))
+        assert self._ready.wait(LONG_S)
+
+    def kill(self) -> None:
+        """End it without a farewell."""
+        self.process.kill()
 
 
-def _port(store: RoundStore) -> int:
-    port: int = store.underlying_store.port
-    return port
-
-
-def other_agent(port: int, group_rank: int, ready: Any, leave: Any) -> None:
+def _be_agent(orders: Any, ready: Any, leave: Any) -> None:
     """Be the agent of another node until ordered to end with a farewell."""
+    port, group_rank = orders.recv()
     store = RoundStore(TCPStore("127.0.0.1", port, is_master=False), 0)
     lines = Liveness(store, group_rank, f"worker-{group_rank}", "127.0.0.1", lambda *_: None)
     if group_rank == 0:
         store.wait(["firstfault/lifeline"])
-    else:
-        while not any(thread.name == "firstfault-liveness" for thread in threading.enumerate()):
-            pass
-        store.set("other/up", "1")
     ready.set()
     leave.wait()
     lines.end()
 
 
 @pytest.fixture
-def other(store: RoundStore) -> Iterator[Any]:
-    """Start the agent of another node in its own process; return the process and the event that ends it."""
-    started = []
+def other() -> Iterator[Other]:
+    """Return the agent of another node."""
+    agent = Other()
+    yield agent
+    agent.kill()
+    agent.process.join()
 
-    def start(group_rank: int) -> tuple[Any, Any]:
-        ready, leave = _spawn.Event(), _spawn.Event()
-        process = _spawn.Process(target=other_agent, args=(_port(store), group_rank, ready, leave))
-        process.start()
-        started.append(process)
-        assert ready.wait(LONG_S)
-        return process, leave
 
-    yield start
-    for process in started:
-        process.kill()
-        process.join()
+@pytest.fixture
+def store(other: Other) -> RoundStore:
+    """Return the store of a round."""
+    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
 
 
 def _connected(store: RoundStore) -> None:
     """Wait until two agents are connected and the first one answers the next greeting."""
     where = json.loads(store.get("firstfault/lifeline"))
-    deadline = time.monotonic() + LONG_S
-    while not _is_established(where["port"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: _is_established(where["port"]))
     _greeted(where)
 
 
@@ -120,32 +118,33 @@ def _is_established(port: int) -> bool:
 
 
 @pytest.mark.parametrize(("own", "others"), [(0, 1), (1, 0)])
-def test_an_agent_that_is_killed(store: RoundStore, other: Any, own: int, others: int) -> None:
+def test_an_agent_that_is_killed(store: RoundStore, other: Other, own: int, others: int) -> None:
     """When either of two agents is killed, the other one learns its rank and node."""
     deaths = Deaths()
-    process, _ = other(others) if others == 0 else (None, None)
+    if others == 0:
+        other.start(store, 0)
     lines = Liveness(store, own, f"worker-{own}", "127.0.0.1", deaths)
-    if process is None:
+    if others == 1:
         store.wait(["firstfault/lifeline"])
-        process, _ = other(others)
+        other.start(store, 1)
     _connected(store)
-    os.kill(process.pid, signal.SIGKILL)
+    other.kill()
     assert deaths.news.wait(LONG_S)
     lines.end()
     assert deaths.seen == [(others, f"worker-{others}")]
 
 
-def test_an_agent_that_leaves(store: RoundStore, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_leaves(store: RoundStore, other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that sends a farewell is not reported dead."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     store.wait(["firstfault/lifeline"])
-    process, leave = other(1)
+    other.start(store, 1)
     _connected(store)
     monkeypatch.setattr(liveness, "RECONNECT_S", QUIET_S / 3)
-    leave.set()
-    process.join(LONG_S)
-    assert process.exitcode == 0
+    other.leave.set()
+    other.process.join(LONG_S)
+    assert other.process.exitcode == 0
     assert not deaths.news.wait(QUIET_S)
     lines.end()
 
@@ -166,13 +165,13 @@ def test_a_stranger_is_not_missed(store: RoundStore, monkeypatch: pytest.MonkeyP
     lines.end()
 
 
-def test_slow_strangers(store: RoundStore, other: Any) -> None:
+def test_slow_strangers(store: RoundStore, other: Other) -> None:
     """Strangers that say nothing, or a byte at a time, keep no agent from learning of a death, and are dropped."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
     address = ("127.0.0.1", where["port"])
-    process, _ = other(1)
+    other.start(store, 1)
     _connected(store)  # before the strangers, whose connections look like the agent's
     strangers = [socket.create_connection(address, LONG_S) for _ in range(3)]
     stop = threading.Event()
@@ -191,7 +190,7 @@ def test_slow_strangers(store: RoundStore, other: Any) -> None:
         thread.start()
     try:
         _greeted(where)
-        os.kill(process.pid, signal.SIGKILL)
+        other.kill()
         assert deaths.news.wait(LONG_S / 2)
         for stranger in strangers:
             stranger.settimeout(LONG_S)

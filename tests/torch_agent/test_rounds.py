@@ -24,6 +24,7 @@ from firstfault_torch.rounds import rendezvous as rounds
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
 from firstfault_torch.rounds.peers import await_all
 from firstfault_torch.rounds.rendezvous import Rendezvous, begin_round
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,9 +105,7 @@ def test_a_frozen_host_blocks_nothing() -> None:
     assert handler.asked == 1
     handler.may_answer.set()
     assert handler.answered.acquire(timeout=LONG_S)
-    deadline = time.monotonic() + LONG_S
-    while rendezvous.num_nodes_waiting() != 2:
-        assert time.monotonic() < deadline
+    until(lambda: rendezvous.num_nodes_waiting() == 2)
 
 
 def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,8 +266,5 @@ def test_a_signal_ends_the_wait(node: Callable[[int], Node]) -> None:
 
 def _until_counted(store: Any, nodes: int) -> None:
     """Return when so many nodes have arrived at torch's barrier."""
-    deadline = time.monotonic() + LONG_S
     connection = store.clone()
-    while int(connection.add(f"{TORCHS_KEY}/num_members", 0)) < nodes:
-        assert time.monotonic() < deadline, "they never arrived"
-        time.sleep(0.005)
+    until(lambda: int(connection.add(f"{TORCHS_KEY}/num_members", 0)) >= nodes)

@@ -14,6 +14,7 @@ from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.rendezvous import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 from tests.torch_agent.stores import Counting, hosted
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,13 +125,6 @@ def _run(agents: list[Agent]) -> None:
         assert not thread.is_alive()
 
 
-def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def _documents(agents: list[Agent]) -> set[bytes | None]:
     return {agent.settled.document if agent.settled is not None else None for agent in agents}
 
@@ -154,7 +148,7 @@ def test_one_that_leaves(nodes: int, sealer: int, agents: Callable[..., list[Age
     """A process that was terminated concludes only if there is no other."""
     made = agents(nodes, leaving={0: True, 1: True})
     thread = made[-1].begin()
-    _until(lambda: made[-1].settlement._arrived_as)
+    until(lambda: made[-1].settlement._arrived_as)
     _run(made[:-1])
     thread.join(SOON_S)
     assert _documents(made) == {f"sealed by {sealer}".encode()}
@@ -201,7 +195,7 @@ def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., li
     """While another node concludes, it waits some seconds for that."""
     made = agents(3, publishes_s={0: 0.8})
     threads = [agent.begin() for agent in made]
-    _until(lambda: made[0].published)
+    until(lambda: made[0].published)
     for agent in made[1:]:
         agent.give_up.set()
     for thread in threads:
@@ -278,7 +272,7 @@ def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> Non
     with hosted() as (process, store):
         made = [Agent(store, rank, 3) for rank in range(3)]
         threads = [agent.begin() for agent in made[:2]]
-        _until(lambda: all(agent.settlement._arrived_as for agent in made[:2]))
+        until(lambda: all(agent.settlement._arrived_as for agent in made[:2]))
         process.kill()
         for thread in threads:
             thread.join(SOON_S)

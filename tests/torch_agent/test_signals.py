@@ -284,7 +284,7 @@ def test_while_leaving(start: Callable[..., Agent]) -> None:
 
 
 def test_a_forked_worker(start: Callable[..., Agent]) -> None:
-    """A forked worker that receives a signal gets torch's exception, and its agent receives nothing."""
+    """A forked worker that receives a signal gets torch's exception, and its agent receives nothing; so vice versa."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         worker = os.fork()
@@ -299,36 +299,25 @@ def test_a_forked_worker(start: Callable[..., Agent]) -> None:
         say("ended", os.waitstatus_to_exitcode(status))
         time.sleep(0.1)
         say("heard", watch.received, watch.gave_up.is_set())
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(LONG_S)
+            os._exit(0)
+        with contextlib.suppress(SignalException):
+            _in_python(watch, say)
+        watch.notice()
+        time.sleep(0.1)
+        say("worker", os.waitpid(worker, os.WNOHANG))
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
 
     agent = start(work)
     _, pid = agent.next()
     os.kill(pid, signal.SIGTERM)
     assert agent.next() == ("the worker's", "SIGTERM")
-    assert agent.end() == [("ended", 5), ("heard", None, False), ("left", signal.SIG_DFL)]
-
-
-def test_a_signal_beside_a_forked_worker(start: Callable[..., Agent]) -> None:
-    """A signal to the agent does not reach its workers."""
-
-    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
-        worker = os.fork()
-        if worker == 0:
-            time.sleep(LONG_S)
-            os._exit(0)
-        try:
-            _in_python(watch, say)
-        except SignalException:
-            time.sleep(0.1)
-            say("worker", os.waitpid(worker, os.WNOHANG))
-            os.kill(worker, signal.SIGKILL)
-            os.waitpid(worker, 0)
-
-    agent = start(work)
-    assert agent.next() == ("ready",)
+    assert [agent.next() for _ in range(3)] == [("ended", 5), ("heard", None, False), ("ready",)]
     agent.send()
-    left = agent.end()
-    assert ("told", "SIGTERM") in left
-    assert ("worker", (0, 0)) in left
+    assert sorted(agent.end()) == [("left", signal.SIG_DFL), ("told", "SIGTERM"), ("worker", (0, 0))]
 
 
 def _hearing() -> list[threading.Thread]:
@@ -382,3 +371,14 @@ def test_in_another_thread() -> None:
     thread.join()
     assert seen == [(False, [], before)]
     assert [signal.getsignal(number) for number in HANDLED] == before
+
+
+def test_the_signals_that_are_handled() -> None:
+    """The agent handles the signals that the user names, and leaves the others as they are."""
+    before = signal.getsignal(signal.SIGTERM)
+    with SignalWatch((signal.SIGUSR1,)) as watch:
+        assert signal.getsignal(signal.SIGTERM) is before
+        with pytest.raises(SignalException):
+            signal.raise_signal(signal.SIGUSR1)
+        assert watch.gave_up.is_set()
+        watch.notice()

@@ -1,20 +1,23 @@
-"""The verdict that an attempt passes to the next one."""
+"""The sealed verdict: the next attempt reads it, and so do nodes without a store, in turn."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from firstfault.conclude import Conclusion
+from firstfault.errors import AccessDeniedError
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import Kind, Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.verdict.seal import VERDICT, leave_verdict, previous_attempt, retries_left
+from firstfault_torch.verdict.seal import VERDICT, await_turn, leave_verdict, previous_attempt, retries_left, turn_of
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from tests.s3_server import S3
 
+SOON_S = 30.0
 AGAIN = "the previous attempt failed with the same fault"
 
 
@@ -123,3 +127,55 @@ def test_the_last_attempt_knows_that_it_is(tmp_path: Path) -> None:
     leave_verdict(first, sealed_of(one, first).document)
     other = concluded(second, [error], retries=1)
     assert (one.decision.is_spent, other.decision.is_spent) == (False, True)
+
+
+# --- nodes without a store --------------------------------------------------------------------------------------------
+
+
+def test_the_first_nodes_have_turns_of_their_own() -> None:
+    """Node 0 may have hosted the store, so node 1 does not wait for it; the next ones follow at some distance.
+
+    Then few nodes read at a time; the last of 1,024 has its turn within half a minute, the last of 10,000 soon after.
+    """
+    assert [turn_of(rank) for rank in range(5)] == [0.0, 0.0, 5.0, 7.0, 9.0]
+    turns = sorted(turn_of(rank) for rank in range(1024))
+    assert [sum(turn < limit for turn in turns) for limit in (10, 11, 14, 17)] == [5, 5, 9, 17]
+    assert 30 < turns[-1] < 36
+    assert turn_of(9_999) < 48
+    assert len({turn_of(700) for _ in range(5)}) == 5
+
+
+def _find(*answers: Any) -> Any:
+    left = list(answers)
+
+    def find() -> Any:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return find
+
+
+def test_the_verdict_of_another_node_ends_the_wait() -> None:
+    """A storage that does not answer once is asked again."""
+    verdict = object()
+    began = time.monotonic()
+    found = await_turn(_find(None, AccessDeniedError("no"), verdict), 60.0, threading.Event())
+    assert found is verdict
+    assert time.monotonic() - began < SOON_S
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_the_turn_comes(terminated: bool) -> None:
+    """Without a verdict the wait ends when the turn comes, or soon after the process was told to go.
+
+    A node whose turn it is looks once.
+    """
+    give_up = threading.Event()
+    began = time.monotonic()
+    if terminated:
+        threading.Timer(0.2, give_up.set).start()
+    assert await_turn(_find(None), 60.0 if terminated else 0.2, give_up) is None
+    assert 0.2 <= time.monotonic() - began < SOON_S
+    assert await_turn(_find("published"), 0.0, threading.Event()) == "published"
