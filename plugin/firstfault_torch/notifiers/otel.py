@@ -25,12 +25,6 @@ _NAME = "firstfault"
 _EVENT = "firstfault.verdict"
 
 
-def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether OpenTelemetry's variables name an endpoint for logs, and do not switch it off."""
-    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_LOGS_EXPORTER") == "none"
-    return not off and any(map(environment.get, _ENDPOINTS))
-
-
 def send_record(report: Report) -> None:
     """Send a report's record; do nothing without an endpoint, or if the extra ``otel`` is not installed.
 
@@ -40,7 +34,8 @@ def send_record(report: Report) -> None:
         ValueError: the variables ask for gRPC.
         OSError: the endpoint did not take the record.
     """
-    if not is_wanted():
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_LOGS_EXPORTER") == "none"
+    if off or not any(map(os.environ.get, _ENDPOINTS)):
         return
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "")
     try:
