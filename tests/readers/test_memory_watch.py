@@ -41,14 +41,11 @@ class Tree:
         return MemoryWatch(self.root)
 
 
-def version_2(root: Path, path: str = "/", mount_root: str = "/") -> Tree:
-    """A machine with version 2 only."""
-    mount = f"31 23 0:28 {mount_root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
-    return Tree(root, f"0::{path}", f"22 1 0:21 / /proc rw - proc proc rw\n{mount}")
-
-
-def version_1(root: Path, path: str = "/", mount_root: str = "/") -> Tree:
-    """A machine with version 1, and version 2 beside it without a memory controller."""
+def machine(root: Path, version: int, path: str = "/", mount_root: str = "/") -> Tree:
+    """Return a machine with version 2 only, or with version 1, and version 2 beside it without a memory controller."""
+    if version == 2:
+        mount = f"31 23 0:28 {mount_root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
+        return Tree(root, f"0::{path}", f"22 1 0:21 / /proc rw - proc proc rw\n{mount}")
     mounts = (
         f"32 31 0:29 {mount_root} /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
         f"35 31 0:32 {mount_root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -57,43 +54,41 @@ def version_1(root: Path, path: str = "/", mount_root: str = "/") -> Tree:
     return Tree(root, f"9:cpu,cpuacct:/\n4:memory:{path}\n1:name=systemd:/init\n0::/", mounts)
 
 
-def v2_files(**changes: object) -> dict[str, object]:
-    """The files of a group of version 2; None leaves one out."""
-    files = {
-        "memory__current": 700,
-        "memory__peak": 900,
-        "memory__max": 1000,
-        "memory__events": "low 0\noom 3\noom_kill 2\noom_group_kill 0",
-        **changes,
-    }
-    return {name: content for name, content in files.items() if content is not None}
-
-
-def v1_files(**changes: object) -> dict[str, object]:
-    """The files of a group of version 1; None leaves one out."""
-    files = {
+MOUNTS = {1: "sys/fs/cgroup/memory", 2: "sys/fs/cgroup"}
+FILES: dict[int, dict[str, object]] = {
+    1: {
         "memory__usage_in_bytes": 700,
         "memory__max_usage_in_bytes": 900,
         "memory__limit_in_bytes": 1000,
         "memory__oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2",
-        **changes,
-    }
-    return {name: content for name, content in files.items() if content is not None}
+    },
+    2: {
+        "memory__current": 700,
+        "memory__peak": 900,
+        "memory__max": 1000,
+        "memory__events": "low 0\noom 3\noom_kill 2\noom_group_kill 0",
+    },
+}
+"""The files of a group."""
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_figures(version: int, tmp_path: Path) -> None:
-    """Both versions give the same figures, from different files; kills count from the watch's start."""
-    tree = (version_1 if version == 1 else version_2)(tmp_path, "/kubepods/box")
-    folder = "sys/fs/cgroup/memory/kubepods/box" if version == 1 else "sys/fs/cgroup/kubepods/box"
-    tree.write(folder, **(v1_files() if version == 1 else v2_files()))
+@pytest.mark.parametrize(
+    ("version", "path", "later"),
+    [
+        (2, "/", {"memory__current": 800, "memory__events": "oom 4\noom_kill 5\noom_group_kill 1"}),
+        (1, "/pods/box", {"memory__usage_in_bytes": 800, "memory__oom_control": "under_oom 0\noom_kill 5"}),
+    ],
+)
+def test_the_figures(version: int, path: str, later: dict[str, object], tmp_path: Path) -> None:
+    """Both versions have the same figures, in other files; kills count from the watch's start."""
+    tree, folder = machine(tmp_path, version, path), f"{MOUNTS[version]}{path}"
+    tree.write(folder, **FILES[version])
     before_ns = time.time_ns()
     watch = tree.watch()
-    killed = "oom 4\noom_kill 5\noom_group_kill 1"
-    tree.write(folder, **{"memory__oom_control" if version == 1 else "memory__events": killed})
+    tree.write(folder, **later)
     report = watch.report()
     assert before_ns <= (report.pop("watermark_ns") or 0) <= time.time_ns()
-    assert report == {"oom_kill": 3, "memory_used_bytes": 700, "memory_peak_bytes": 900, "memory_limit_bytes": 1000}
+    assert report == {"oom_kill": 3, "memory_used_bytes": 800, "memory_peak_bytes": 900, "memory_limit_bytes": 1000}
 
 
 @pytest.mark.parametrize(
@@ -111,9 +106,8 @@ def test_the_figures(version: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_where_the_group_is(version: int, path: str, mount_root: str, folder: str, tmp_path: Path) -> None:
     """The group is found on a host, in a container that sees its own path, and in one that sees the host's path."""
-    tree = (version_1 if version == 1 else version_2)(tmp_path, path, mount_root)
-    mount = "sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup"
-    tree.write(f"{mount}/{folder}", **(v1_files() if version == 1 else v2_files()))
+    tree = machine(tmp_path, version, path, mount_root)
+    tree.write(f"{MOUNTS[version]}/{folder}", **FILES[version])
     report = tree.watch().report()
     assert (report["memory_used_bytes"], report["memory_limit_bytes"]) == (700, 1000)
 
@@ -121,9 +115,9 @@ def test_where_the_group_is(version: int, path: str, mount_root: str, folder: st
 @pytest.mark.parametrize("version", [1, 2])
 def test_no_limit(version: int, tmp_path: Path) -> None:
     """Without any limit the limit is None, and the figures are those of the process's own group."""
-    tree = (version_1 if version == 1 else version_2)(tmp_path, "/job/step")
-    mount = "sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup"
-    unlimited = v1_files(memory__limit_in_bytes=_V1_NO_LIMIT) if version == 1 else v2_files(memory__max="max")
+    tree, mount = machine(tmp_path, version, "/job/step"), MOUNTS[version]
+    none = {"memory__limit_in_bytes": _V1_NO_LIMIT} if version == 1 else {"memory__max": "max"}
+    unlimited = {**FILES[version], **none}
     outer = {name: 5000 if content == 700 else content for name, content in unlimited.items()}
     tree.write(f"{mount}/job/step", **unlimited)
     tree.write(f"{mount}/job", **outer)
@@ -133,10 +127,10 @@ def test_no_limit(version: int, tmp_path: Path) -> None:
 
 def test_a_limit_further_up(tmp_path: Path) -> None:
     """The limit and the usage are those of the nearest group with a limit; kills are those of the process's group."""
-    tree = version_2(tmp_path, "/job/step/task")
-    tree.write("sys/fs/cgroup/job", **v2_files(memory__max=4000, memory__current=3000, memory__peak=3500))
-    tree.write("sys/fs/cgroup/job/step", **v2_files(memory__max="max"))
-    tree.write("sys/fs/cgroup/job/step/task", **v2_files(memory__max="max"))
+    tree = machine(tmp_path, 2, "/job/step/task")
+    tree.write("sys/fs/cgroup/job", **{**FILES[2], "memory__max": 4000, "memory__current": 3000, "memory__peak": 3500})
+    tree.write("sys/fs/cgroup/job/step", **{**FILES[2], "memory__max": "max"})
+    tree.write("sys/fs/cgroup/job/step/task", **{**FILES[2], "memory__max": "max"})
     watch = tree.watch()
     tree.write("sys/fs/cgroup/job/step/task", memory__events="oom_kill 3")
     report = watch.report()
@@ -146,8 +140,8 @@ def test_a_limit_further_up(tmp_path: Path) -> None:
 
 def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
     """Without a peak of the kernel's, the peak is the highest sample, with its time."""
-    tree = version_2(tmp_path)
-    tree.write("sys/fs/cgroup", **v2_files(memory__peak=None))
+    tree = machine(tmp_path, 2)
+    tree.write("sys/fs/cgroup", **{name: content for name, content in FILES[2].items() if name != "memory__peak"})
     watch = tree.watch()
     tree.write("sys/fs/cgroup", memory__current=950)
     before_ns = time.time_ns()
@@ -169,8 +163,8 @@ def test_a_machine_without_control_groups(cgroup: str, tmp_path: Path) -> None:
 
 def test_files_that_go_away(tmp_path: Path) -> None:
     """After the group is removed, the report has the figures of earlier samples."""
-    tree = version_2(tmp_path)
-    tree.write("sys/fs/cgroup", **v2_files())
+    tree = machine(tmp_path, 2)
+    tree.write("sys/fs/cgroup", **FILES[2])
     watch = tree.watch()
     for file in (tmp_path / "sys/fs/cgroup").iterdir():
         file.unlink()

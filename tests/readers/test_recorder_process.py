@@ -740,18 +740,11 @@ def test_an_agent_that_exits_without_ending_its_recorder(agent: Callable[..., Ag
     assert len(out.roster()) == 1
 
 
-def test_an_agent_that_dies_before_its_first_round(agent: Callable[..., Agent], out: Out) -> None:
-    """Without `last_words` the recorder uploads the spool, and no document about the agent."""
-    dying = agent(out.uri)
-    name = spool_failure(dying.folder.spool("agent"), 0)
-    dying.kill()
-    dying.wait_for_recorder()
-    assert list(out.files()) == [name]
-    assert out.roster() == []
-
-
 def test_bytes_that_are_no_document(agent: Callable[..., Agent], out: Out, capfd: pytest.CaptureFixture[str]) -> None:
-    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other."""
+    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other.
+
+    Before an agent's first round there is none about it, and no roster entry.
+    """
     dying = agent(out.uri)
     write_last_words(dying.folder)
     dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")
@@ -761,6 +754,12 @@ def test_bytes_that_are_no_document(agent: Callable[..., Agent], out: Out, capfd
     assert list(out.files()) == ["strange.pb"]
     assert [receipt.name for receipt in out.roster()[0].receipts] == ["strange.pb"]
     assert f"{DOCUMENT} is not an error document" in capfd.readouterr().err
+    early = agent(f"{out.uri}/early")
+    early.folder.agent_spool.add("own.pb", b"\xff")
+    early.kill()
+    early.wait_for_recorder()
+    other = Out(out.folder / "early")
+    assert (list(other.files()), other.roster()) == (["own.pb"], [])
 
 
 def test_a_death_with_a_storage_that_fails(
@@ -826,18 +825,6 @@ def test_a_worker_that_asks_late(agent: Callable[..., Agent], out: Out) -> None:
         with connection.makefile("rb") as answer:
             assert b"oom_kill" in answer.read()
     dying.wait_for_recorder()
-
-
-def test_an_end_is_not_a_death(agent: Callable[..., Agent], out: Out) -> None:
-    """After an agent has ended its recorder, its own exit is not reported."""
-    dying = agent(out.uri)
-    write_last_words(dying.folder)
-    spool_failure(dying.folder.spool("1-0"), 0)
-    Recorder(dying.folder).end(HANG_S)
-    dying.kill()
-    dying.wait_for_recorder()
-    assert out.files() == {}
-    assert out.roster() == []
 
 
 # --- what it costs --------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HABITS", "MACHINES", "MEGABYTES", "NotAllowedError"]
 
-MEGABYTES = 100
+MEGABYTES = 100 if os.environ.get("FIRSTFAULT_PROCESS") == "all" else 50
 
 
 class NotAllowedError(Exception):

@@ -48,7 +48,7 @@ SAID = {
 
 
 IS_ALL = os.environ.get("FIRSTFAULT_PROCESS") == "all"
-SOME_HABITS = ("children", "close stderr", "reset handlers")
+SOME_HABITS = ("children", "reset handlers")
 SOME_MACHINES = ("no FIFO", "no threads", "read-only")
 
 
@@ -181,12 +181,14 @@ def test_a_full_disk(folder: Path) -> None:
 
 
 def test_much_stderr(folder: Path) -> None:
-    """Hundreds of megabytes arrive in whole lines, in bounded memory, without much more time than torch alone takes."""
+    """Many megabytes arrive in whole lines, in bounded memory, without much more time than torch alone takes."""
     quiet = _job(folder)  # first: a fork begins with its parent's memory
     ours = _job(folder, "much stderr")
     assert ours.results == {0: 0, 1: 1}
     assert ours.stderr.count("x" * 99 + "\n") == 2 * MEGABYTES * 10_000
     assert ours.peak_kb - quiet.peak_kb < 64 * 1024
+    if not IS_ALL:
+        return
     (folder / "stderr").unlink()
     torchs = _job(folder, "much stderr", plain=True)
     times = f"{ours.seconds:.1f} s, torch's own agent {torchs.seconds:.1f} s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,33 +14,25 @@ from firstfault.model import Phase
 from firstfault.render.plain import flyte_message
 from firstfault.wire.documents import decode_presence, unpack
 
-if TYPE_CHECKING:
-    from firstfault import Conclusion
-
 pytestmark = pytest.mark.jobs
 
 PROGRAM = Path(__file__).parent / "logs.py"
 MOST = 2 * 1024
 
 
-def _concluded(folder: Path, kind: str) -> tuple[MultiErrorFileOutputReader, Conclusion]:
-    command = [sys.executable, str(PROGRAM), str(folder), kind]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "step 399" in done.stderr, "stderr still reaches the agent's own"
-    reader = MultiErrorFileOutputReader(f"{folder}/0")
-    conclusion = reader.conclude()
-    assert conclusion is not None
-    assert conclusion.verdict.ranks == (1,)
-    return reader, conclusion
-
-
-def test_a_worker_that_raises_has_its_log(tmp_path: Path) -> None:
+def test_a_failed_worker_has_its_log(tmp_path: Path) -> None:
     """The failure has the last lines before the traceback, redacted and bounded, and the report quotes them once.
 
     They came in the node's last roster entry, of which the bundle has a copy, and no object was written for them.
     """
-    reader, conclusion = _concluded(tmp_path, "raise")
+    command = [sys.executable, str(PROGRAM), str(tmp_path)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "step 399" in done.stderr, "stderr still reaches the agent's own"
+    reader = MultiErrorFileOutputReader(f"{tmp_path}/0")
+    conclusion = reader.conclude()
+    assert conclusion is not None
+    assert conclusion.verdict.ranks == (1,)
     root = conclusion.verdict.root
     assert root is not None
     assert root.exception is not None
@@ -61,10 +52,3 @@ def test_a_worker_that_raises_has_its_log(tmp_path: Path) -> None:
     (failed,) = (name for name, entry in entries.items() if entry.phase is Phase.FAILED)
     copied = decode_presence(unpack(bundle.read_bytes())[f"roster/{failed}"], failed)
     assert [(tail.rank, tail.text) for tail in copied.log_tails] == [(1, root.log_tail)]
-
-
-def test_a_worker_that_exits_has_its_log(tmp_path: Path) -> None:
-    """A worker that called sys.exit has the end of its log as well."""
-    _, conclusion = _concluded(tmp_path, "exit")
-    assert conclusion.verdict.root is not None
-    assert conclusion.verdict.root.log_tail.splitlines()[-1] == "password=***"

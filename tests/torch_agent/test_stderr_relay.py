@@ -177,19 +177,6 @@ def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest
     assert capfd.readouterr().err == "a line\n" * 2
 
 
-def test_a_terminal_stays_a_terminal(tmp_path: Path, tails: StderrRelay) -> None:
-    """A progress bar on a terminal is drawn there."""
-    leader, follower = os.openpty()
-    worker = os.fork()
-    if not worker:
-        os.dup2(follower, 2)
-        redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
-        os._exit(0 if os.isatty(2) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
-    for descriptor in (leader, follower):
-        os.close(descriptor)
-
-
 @pytest.mark.parametrize("shown", [True, False])
 @pytest.mark.parametrize("agent_lives", [True, False])
 def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_lives: bool) -> None:
@@ -273,9 +260,10 @@ def test_no_thread_to_read_with(
     assert found.splitlines() == [f"line {number}" for number in range(MANY)]
 
 
-@pytest.mark.parametrize("what", ["no object", "closed"])
+@pytest.mark.parametrize("what", ["no object", "closed", "terminal"])
 def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str) -> None:
-    """sys.stderr may be None, and a closed stderr stays closed: no file of ours takes its number."""
+    """sys.stderr may be None; a closed stderr stays closed, as no file of ours takes its number; so does a terminal."""
+    leader, follower = os.openpty()
     worker = os.fork()
     if not worker:
         code = 1
@@ -283,14 +271,19 @@ def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str)
             sys.stderr = None
             if what == "closed":
                 os.close(2)
+            if what == "terminal":
+                os.dup2(follower, 2)
             redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
             register_stacks(NodeFolder(tmp_path), ROUND, RANK)
             with contextlib.suppress(OSError):
                 code = 2 if os.write(2, b"a line\n") and what == "closed" else 0
             code = 0 if what == "closed" and code == 1 else code
+            code = 3 if os.isatty(2) is not (what == "terminal") else code
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
     assert tails.tail(RANK) == ("a line" if what == "no object" else "")
+    for descriptor in (leader, follower):
+        os.close(descriptor)
 
 
 def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:

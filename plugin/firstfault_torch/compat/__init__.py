@@ -1,7 +1,7 @@
 """All uses of torch's private names; no other module uses one.
 
 `torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes, which must not load
-torch's agent. They import torch and `firstfault_torch.guard`.
+torch's agent.
 
 Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0 and 2.13.0. Where a name is missing, there is one warning and
 torch's own behaviour: without an agent hook the plain LocalElasticAgent runs, without another name one kind of evidence

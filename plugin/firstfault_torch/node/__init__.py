@@ -1,4 +1,4 @@
-"""What the agent and the workers of one node share: files in the node's folder, messages, stderr, stacks, documents.
+"""What the agent and the workers of one node share: messages, stderr, stacks, the writer of documents.
 
 It may import the library, never `agent` or `worker`. There are six ways from a worker to its agent, each for a reason:
 
@@ -9,6 +9,6 @@ It may import the library, never `agent` or `worker`. There are six ways from a 
   nothing but a descriptor.
 - a FIFO for each worker (`stderr_relay`): stderr. Native code writes there, and the kernel keeps what a killed process
   wrote.
-- a FIFO for each round (`timers`): deadlines. torch's FileTimerClient writes there, too.
-- a pipe (`starting`): the end of forking. It becomes readable when the last copy of its other end is closed.
+- a FIFO for each round (`firstfault_torch.watchdog`): deadlines. torch's FileTimerClient writes there, too.
+- a pipe (`channel.starting`): the end of forking. It becomes readable when the last copy of its other end is closed.
 """

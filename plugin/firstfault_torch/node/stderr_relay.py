@@ -19,7 +19,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstfault.recorder.left_behind import pass_on_late
+from firstfault.recorder.left_behind import pass_on_late, write_stderr
 from firstfault_torch.budgets import RELAY_BUSY_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
@@ -202,7 +202,7 @@ class StderrRelay:
             kept += data
             del kept[:-_KEPT_BYTES]
             if local_rank not in self._silent:
-                _write(data)
+                write_stderr(data)
         return True
 
     def _text(self, local_rank: int) -> str:
@@ -237,11 +237,3 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-def _write(data: bytes) -> None:
-    """Write all of it to this process's stderr; drop it if that is closed."""
-    view = memoryview(data)
-    with contextlib.suppress(OSError):
-        while view:
-            view = view[os.write(_STDERR, view) :]

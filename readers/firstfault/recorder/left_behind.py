@@ -131,13 +131,14 @@ def _pass_on(shown: dict[int, bool]) -> None:
                 poll.unregister(descriptor)
                 del shown[descriptor]
             elif shown[descriptor]:
-                _write(data)
+                write_stderr(data)
         ready = [descriptor for descriptor, _ in poll.poll()] if shown else []
 
 
-def _write(data: bytes) -> None:
+def write_stderr(data: bytes) -> None:
+    """Write all of it to this process's stderr; drop it if that is closed: the writers must not notice."""
     view = memoryview(data)
-    with contextlib.suppress(OSError):  # nothing reads it any more; the writers must not notice
+    with contextlib.suppress(OSError):
         while view:
             view = view[os.write(_STDERR, view) :]
 
