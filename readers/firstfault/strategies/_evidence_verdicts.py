@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from firstfault.evidence.diagnosis import Candidate, Diagnosis, FirstFault
-    from firstfault.evidence.texts import Pointer
     from firstfault.model import JobErrors, WorkerError
 
 NAME = "evidence"
@@ -78,7 +77,11 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     why += [Reason(_after(diagnosis, first, other), (other.failure,)) for other in found.others[:3]]
     why += _about_stopped(raising, near)
     why += _about_victims(diagnosis, [item for item in classified if id(item) not in are_raising])
-    why += [*_about_accusers(diagnosis, first), *doubts]
+    if named := diagnosis.accusations.of(first):
+        ranks = {None, first.failure.rank}
+        accusers = (item for item in classified if item is not first and item.pointer and item.pointer.rank in ranks)
+        why.append(Reason(f"{named} of the others {'names' if named == 1 else 'name'} it", failures_of(accusers)))
+    why += doubts
     contenders = [first, *found.rivals]
     timeless = failures_of(item for item in contenders if item.failure.timestamp_ns is None)
     if timeless and found.rivals:
@@ -157,13 +160,6 @@ def _about_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]
     return found
 
 
-def _about_accusers(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reason]:
-    named, ranks = diagnosis.accusations.of(first), {None, first.failure.rank}
-    accusers = [item for item in diagnosis.classified if item.pointer is not None and item.pointer.rank in ranks]
-    text = f"{named} of the others {'names' if named == 1 else 'name'} it"
-    return [Reason(text, failures_of(item for item in accusers if item is not first))] if named else []
-
-
 def _earlier_candidates(diagnosis: Diagnosis, found: FirstFault) -> list[ClassifiedFailure]:
     """Return the failures that may have happened before the root cause: they lower the confidence.
 
@@ -231,7 +227,7 @@ def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
         category=found.category,
         fingerprint=_fingerprint(found, code),
         headline=one_line(sentence, HEADLINE),
-        message="\n".join([sentence, *_stack_of(found.failure)]),
+        message="\n".join([sentence, *(_stacks_of(found.failure) if found.failure is not None else ())]),
         # a node that has not reported may still do so
         confidence="medium" if job.settled or found.failure is not None else "low",
         why=tuple(reason.text for reason in why),
@@ -255,7 +251,7 @@ def _on_all(diagnosis: Diagnosis, found: Sequence[Candidate]) -> Verdict:
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
         headline=one_line(sentence, HEADLINE),
-        message="\n".join([sentence, *_stack_of(failures[0])]),
+        message="\n".join([sentence, *_stacks_of(failures[0])]),
         confidence="low",
         why=(sentence, *verdict.why[1:]),
         victims=victims_of(diagnosis.job, failures[0], failures),
@@ -322,11 +318,8 @@ def by_time(judged: ClassifiedFailure) -> tuple[object, ...]:
 def not_known(diagnosis: Diagnosis, found: Sequence[Candidate] = ()) -> Verdict:
     """Return the verdict that the root cause is not known; `found` are ranks and nodes that may be it."""
     job, classified = diagnosis.job, diagnosis.classified
-    suspects = [Suspect(item.why, item.rank, item.node or None) for item in found]
-    suspects += [
-        Suspect(f"{who(item.failure)} {item.why}", item.failure.rank, item.node)
-        for item in sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
-    ]
+    exits = sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
+    suspects = [Suspect(item.why, item.rank, item.node or None) for item in found] + suspects_of(exits)
     suspects = suspects[:MAX_SUSPECTS] or _accused(diagnosis)
     first = min(classified, key=lambda judged: (judged.failure_class, *by_time(judged)[:2], judged.failure.message))
     unclear = count_of(classified, job, FailureClass.UNCLEAR)
@@ -370,26 +363,25 @@ def _witnesses(found: Candidate, classified: Sequence[ClassifiedFailure]) -> tup
     causes = ((judged, judged.failure.caused_by) for judged in classified)
     caused = [item for item, cause in causes if cause is not None and (cause.rank, cause.node) == key]
     own = [judged for judged in classified if found.rank is None and judged.failure.node == found.node]
-    named = [item for item in classified if item.pointer is not None and _names(item.pointer, found)]
+    pointing = [(item, item.pointer) for item in classified if item.pointer is not None]
+    named = [
+        item
+        for item, pointer in pointing
+        if (found.rank is not None and found.rank == pointer.rank)
+        or (found.node and found.node in {pointer.host, pointer.host.partition(".")[0]})
+    ]
     return first_few(caused or own or named)
-
-
-def _names(pointer: Pointer, found: Candidate) -> bool:
-    if pointer.rank is not None and pointer.rank == found.rank:
-        return True
-    return bool(found.node) and found.node in {pointer.host, pointer.host.partition(".")[0]}
 
 
 def _fingerprint(found: Candidate, code: str) -> str:
     """Return the fingerprint of the frame that a rank hung in, to compare attempts; empty: not known."""
-    stood = where_it_stood(found.failure).frame if found.failure is not None else ""
-    if found.failure is None or not stood:
+    if found.failure is None or not (stood := where_it_stood(found.failure).frame):
         return ""
     return fingerprint_of(replace(found.failure, exception=None, signal="", exit_code=None, code=code, message=stood))
 
 
-def _stack_of(failure: WorkerError | None) -> list[str]:
-    return [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank] if failure is not None else []
+def _stacks_of(failure: WorkerError) -> list[str]:
+    return [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
 
 
 def _name(found: Candidate) -> str:
@@ -399,10 +391,9 @@ def _name(found: Candidate) -> str:
 
 
 def _accused(diagnosis: Diagnosis) -> list[Suspect]:
-    """Return the ranks and nodes that failures name most often."""
+    """Return the ranks and nodes that failures name most often, in a stable order."""
     entries = sorted(diagnosis.job.roster, key=lambda entry: entry.place.node)
     at = {rank: entry.place.node for entry in entries for rank in entry.ranks}
-    # a stable order, whatever was read first
     ranks = sorted(diagnosis.accusations.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
     nodes = sorted(diagnosis.accusations.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
     found = [Suspect(names_it(count), rank, at.get(rank)) for rank, count in ranks]
@@ -439,6 +430,11 @@ def _expired(job: JobErrors) -> str:
 def failures_of(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:
     """Return the failures themselves."""
     return tuple(item.failure for item in classified)
+
+
+def suspects_of(classified: Iterable[ClassifiedFailure], when: str = "") -> list[Suspect]:
+    """Return failures as suspects: "rank 3 on worker-1 was killed by SIGKILL, later"."""
+    return [Suspect(f"{who(item.failure)} {item.why}{when}", item.failure.rank, item.node) for item in classified]
 
 
 def first_few(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:

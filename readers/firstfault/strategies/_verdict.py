@@ -99,16 +99,14 @@ def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
 
 def undetermined(job: JobErrors, strategy: str) -> Verdict:
     """Return the verdict on an attempt whose failures could not be read."""
+    why = "a node reported a failure, but its error documents are missing"
+    if job.coverage.unreadable:
+        why = f"none of {job.coverage.unreadable} error documents could be read"
     return Verdict(
         scope=Scope.UNDETERMINED,
         code="ErrorFileBadFormat",
         category="unknown",
-        headline="undetermined: "
-        + (
-            f"none of {job.coverage.unreadable} error documents could be read"
-            if job.coverage.unreadable
-            else "a node reported a failure, but its error documents are missing"
-        ),
+        headline=f"undetermined: {why}",
         message="\n".join(job.coverage.notes) or "no error document could be read",
         strategy=strategy,
         rule="undetermined",

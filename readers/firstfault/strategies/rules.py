@@ -32,8 +32,8 @@ from firstfault.strategies._evidence_verdicts import (
     on_fault,
     on_raised,
     on_remaining,
+    suspects_of,
 )
-from firstfault.strategies._verdict import who
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -89,9 +89,7 @@ class Rule:
 def judge(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
     """Return the verdict of the first rule that applies, with its name. Faults that came too late are suspects.
 
-    Args:
-        diagnosis: with its faults.
-        rules: tried in their order; empty: `RULES`.
+    `diagnosis` has its faults; without `rules`, `RULES` are tried.
     """
     decided = ((rule, rule.decide(diagnosis)) for rule in rules or RULES)
     rule, verdict = next((rule, verdict) for rule, verdict in decided if verdict is not None)
@@ -101,8 +99,7 @@ def judge(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
 
 
 def _with_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: str = "") -> Verdict:
-    more = (Suspect(f"{who(fault.failure)} {fault.why}{when}", fault.failure.rank, fault.node) for fault in faults)
-    return replace(verdict, suspects=(*verdict.suspects, *more)[:MAX_SUSPECTS])
+    return replace(verdict, suspects=(*verdict.suspects, *suspects_of(faults, when))[:MAX_SUSPECTS])
 
 
 def _long_wait(diagnosis: Diagnosis) -> Verdict | None:
