@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CLOCK = Path(__file__).parent / "clock"
 _LONGEST_S = 60.0
-_LEFT_S = 3.0
+_LEFT_S = 30.0
 """How long a process may outlive its agent."""
 
 

@@ -35,8 +35,8 @@ _MANY = 400
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the seeds of CI; return the folder with their outcomes."""
     folder = tmp_path_factory.mktemp("generated")
-    # four at a time: a training mostly waits
-    options = ["--folder", str(folder), "--timeout", str(_TIMEOUT_S), "--jobs", "4"]
+    # three at a time: a training mostly waits
+    options = ["--folder", str(folder), "--timeout", str(_TIMEOUT_S), "--jobs", "3"]
     command = [sys.executable, str(_CAMPAIGN), *map(str, _SEEDS), *options]
     subprocess.run(command, check=False, timeout=240, stdout=subprocess.DEVNULL)
     return folder
