@@ -20,7 +20,7 @@ from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_line
 
 if TYPE_CHECKING:
-    from firstfault.model import ExceptionInfo, WorkerError
+    from firstfault.model import WorkerError
 
 FINGERPRINT_VERSION = 2
 _DIGITS = 12
@@ -44,45 +44,36 @@ def fingerprint_of(error: WorkerError) -> str:
     """Return ``"2:<12 hex digits>"`` for a failure; never empty."""
     exception = exception_of(error)
     if exception is not None:
-        parts = _exception_parts(exception)
+        first = first_cause(exception)
+        frames = frames_to([*causes_of(exception).wrappers, first])[-_FRAMES:]
+        places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in frames]
+        parts = [first.type, normalized(first.message), *places]
     elif error.signal or error.exit_code is not None:
-        parts = [error.subject.value, error.signal, str(error.exit_code), *_when_stopped(error), *_when_expired(error)]
-        parts += _when_exited(error)
+        parts = [error.subject.value, error.signal, str(error.exit_code), *_of_a_death(error)]
     else:
         parts = [error.subject.value, error.code, normalized(error.message)]
     digest = hashlib.sha256("\x1f".join(parts).encode("utf-8", "replace")).hexdigest()
     return f"{FINGERPRINT_VERSION}:{digest[:_DIGITS]}"
 
 
-def _when_stopped(error: WorkerError) -> list[str]:
-    if not error.sent_signals:
-        return []
-    given = [
-        f"{progress.last_operation} {progress.enqueued}"
-        for progress in error.collectives
-        if progress.group == _DEFAULT_GROUP
-    ]
-    timed_out = ["timed out"] if _TIMED_OUT in error.log_tail else []
-    return ["stopped", where_it_stood(error).frame, *given, *timed_out]
-
-
-def _when_exited(error: WorkerError) -> list[str]:
-    """Return the last line of a process that exited by itself, if that may say why."""
-    if error.signal or not error.exit_code or error.sent_signals or error.expired is not None:
-        return []
-    return [normalized(line) for line in [last_line(error.log_tail)] if line]
-
-
-def _when_expired(error: WorkerError) -> list[str]:
-    """Return the scope of the deadline that the process did not keep, and where it stood."""
-    return [] if error.expired is None else ["expired", error.expired.scope, where_it_stood(error).frame]
-
-
-def _exception_parts(exception: ExceptionInfo) -> list[str]:
-    first = first_cause(exception)
-    frames = frames_to([*causes_of(exception).wrappers, first])[-_FRAMES:]
-    places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in frames]
-    return [first.type, normalized(first.message), *places]
+def _of_a_death(error: WorkerError) -> list[str]:
+    """Return what tells one death from another with the same signal or exit code."""
+    parts = []
+    if error.sent_signals:
+        parts += ["stopped", where_it_stood(error).frame]
+        for progress in error.collectives:
+            if progress.group == _DEFAULT_GROUP:
+                parts.append(f"{progress.last_operation} {progress.enqueued}")
+        parts += ["timed out"] if _TIMED_OUT in error.log_tail else []
+    if error.expired is not None:
+        parts += ["expired", error.expired.scope, where_it_stood(error).frame]
+    if (
+        error.exit_code
+        and not (error.signal or error.sent_signals or error.expired)
+        and (line := last_line(error.log_tail))
+    ):
+        parts.append(normalized(line))
+    return parts
 
 
 def normalized(message: str) -> str:

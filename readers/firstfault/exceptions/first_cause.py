@@ -69,14 +69,18 @@ def causes_of(exception: ExceptionInfo) -> Causes:
     replaced others, whose texts tell less. A group counts as its first member. A lookup that failed as the program
     expects it to, in a clause for that, is not the cause of what failed in the handler.
     """
-    links = _unhandled((exception, *exception.causes))
-    at = _before_clean_ups(links, _first_of(links))
+    links = (exception, *exception.causes)
+    handled = (number for number in range(1, len(links)) if _was_handled(links[number - 1], links[number]))
+    links = links[: next(handled, len(links))]
+    last_first = range(len(links) - 1, -1, -1)
+    counting = (at for belongs in (_is_own, _is_of_a_package) for at in last_first if _counts(links[at], belongs))
+    at = _before_clean_ups(links, next(counting, 0))
     wrappers, first = links[:at], links[at]
     members = [member for member in first.members if short_name(member) not in _INTERRUPTIONS] or first.members
     if members:
         inner = causes_of(members[0])
         return Causes((*wrappers, first, *inner.wrappers), inner.first)
-    return Causes(tuple(wrappers), replace(first, causes=tuple(links[at + 1 :])))
+    return Causes(wrappers, replace(first, causes=tuple(links[at + 1 :])))
 
 
 def first_cause(exception: ExceptionInfo) -> ExceptionInfo:
@@ -124,26 +128,17 @@ def frames_to(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
     The traceback of a cause begins where it was caught; the frames around that are in the wrapper's.
     """
     frames: tuple[FrameInfo, ...] = ()
-    for number, link in enumerate(path):
-        frames = _joined(frames, link, is_member=number > 0 and bool(path[number - 1].members))
+    is_member = False
+    for link in path:
+        if link.frames:
+            caught = [number for number, frame in enumerate(frames) if _place(frame) == _place(link.frames[0])]
+            if caught and link.relation != REMOTE:
+                frames = frames[: caught[-1]]
+            elif not is_member:
+                frames = ()
+            frames += link.frames
+        is_member = bool(link.members)
     return frames
-
-
-def _joined(outer: tuple[FrameInfo, ...], link: ExceptionInfo, *, is_member: bool) -> tuple[FrameInfo, ...]:
-    if not link.frames:
-        return outer
-    caught = [number for number, frame in enumerate(outer) if _place(frame) == _place(link.frames[0])]
-    if caught and link.relation != REMOTE:
-        return (*outer[: caught[-1]], *link.frames)
-    return (*outer, *link.frames) if is_member else link.frames
-
-
-def _unhandled(links: Sequence[ExceptionInfo]) -> list[ExceptionInfo]:
-    """Return the links before the first one that was handled."""
-    for number in range(1, len(links)):
-        if _was_handled(links[number - 1], links[number]):
-            return list(links[:number])
-    return list(links)
 
 
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
@@ -157,22 +152,13 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     if is_library(context.frames[0].file):
         return len(context.frames) == 1  # no lines are recorded around it
     caught_at = [frame for frame in outer.frames if _place(frame) == _place(context.frames[0])]
-    return bool(caught_at) and _is_for_lookups(caught_at[-1])
-
-
-def _is_for_lookups(frame: FrameInfo) -> bool:
-    """Whether the clause in which a frame stands is for expected exceptions alone."""
+    if not caught_at:
+        return False
+    # whether the clause that caught it is for expected exceptions alone
+    frame = caught_at[-1]
     above = frame.context[: max(frame.line - frame.context_line, 0)]
     clause = next((match for line in reversed(above) if (match := _CLAUSE.match(line))), None)
     return clause is not None and {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} <= _LOOKUPS
-
-
-def _first_of(links: Sequence[ExceptionInfo]) -> int:
-    for belongs in (_is_own, _is_of_a_package):
-        for number in range(len(links) - 1, -1, -1):
-            if _counts(links[number], belongs):
-                return number
-    return 0
 
 
 def _before_clean_ups(links: Sequence[ExceptionInfo], at: int) -> int:

@@ -75,8 +75,11 @@ def where_it_stood(failure: WorkerError) -> Where:
     outstanding = any(item.is_outstanding for item in failure.collectives)
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank:
-            where = _where(dump.text, outstanding=outstanding)
-            return replace(where, raised_at=_raised_at(dump.text), finalises=_finalises(dump.text))
+            found = _RAISED_AT.match(dump.text)
+            raised_at = FrameInfo(found["file"], int(found["line"]), found["function"]) if found is not None else None
+            inner = itertools.takewhile(lambda frame: is_library(frame.file), _frames(_THREAD.split(dump.text)[-1]))
+            finalises = any(frame.function == "__del__" for frame in inner)
+            return replace(_where(dump.text, outstanding=outstanding), raised_at=raised_at, finalises=finalises)
     return Where(Stood.UNKNOWN)
 
 
@@ -139,16 +142,6 @@ def _thread(name: str, part: str) -> str:
     return "\n".join([f"{name} (innermost first):", *(lines or ["  no Python frame"])])
 
 
-def _finalises(text: str) -> bool:
-    inner = itertools.takewhile(lambda frame: is_library(frame.file), _frames(_THREAD.split(text)[-1]))
-    return any(frame.function == "__del__" for frame in inner)
-
-
-def _raised_at(text: str) -> FrameInfo | None:
-    found = _RAISED_AT.match(text)
-    return FrameInfo(found["file"], int(found["line"]), found["function"]) if found is not None else None
-
-
 def _frames(part: str) -> list[FrameInfo]:
     return [
         FrameInfo(match["file"], int(match["line"]), match["function"], match["code"] or "")
@@ -162,7 +155,8 @@ def _where(text: str, *, outstanding: bool) -> Where:
     frames = _frames(main)
     if not frames:
         return Where(Stood.UNKNOWN)
-    if _has_returned(frames):
+    around = next((frame for frame in frames if not _PYTHONS_EVENT.search(frame.file)), None)
+    if around not in {None, frames[0]} and _RUNS_THE_FUNCTION.search(around.file) and around.function == "_wrap":
         return Where(Stood.ELSEWHERE, returned=True)
     if _WAITS_FOR_THREAD.search(frames[0].file):
         working = [found for found in map(_frames, others) if _works(found)]
@@ -183,12 +177,6 @@ def _where(text: str, *, outstanding: bool) -> Where:
     if waits:
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
-
-
-def _has_returned(frames: Sequence[FrameInfo]) -> bool:
-    around = next(itertools.dropwhile(lambda frame: _PYTHONS_EVENT.search(frame.file), frames), None)
-    waits = around is not frames[0]
-    return waits and around is not None and bool(_RUNS_THE_FUNCTION.search(around.file)) and around.function == "_wrap"
 
 
 def _name(frames: Sequence[FrameInfo]) -> str:

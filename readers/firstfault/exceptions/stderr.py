@@ -20,7 +20,7 @@ from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from firstfault.model import WorkerError
 
@@ -262,14 +262,9 @@ def last_printed(stderr: str) -> Printed | None:
 @lru_cache(maxsize=256)
 def _last_printed(stderr: str) -> Printed | None:
     lines = _plain(stderr)
-    begins = [at for at in _tracebacks(lines) if not _is_handled(lines, at)][-_TRIED:]
-    while begins:
-        first, last = _chain_at(lines, begins)
-        found = _parsed(lines, first, last)
-        if found is not None:
-            is_second = _is_second_try(found.exception)
-            return replace(found, exception=_with_first_try(found.exception, lines[:first])) if is_second else found
-        begins = [at for at in begins if at < first]
+    for first, found in _chains(lines, [at for at in _tracebacks(lines) if not _is_handled(lines, at)]):
+        is_second = _is_second_try(found.exception)
+        return replace(found, exception=_with_first_try(found.exception, lines[:first])) if is_second else found
     return None
 
 
@@ -287,14 +282,10 @@ def _with_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> Exception
     cut = itertools.takewhile(lambda line: not line or line[0].isspace(), lines)
     if any(line.lstrip().startswith('File "') for line in cut):  # the lines begin within a traceback
         lines = ["Traceback (most recent call last):", *lines]
-    begins = _tracebacks(lines)[-_TRIED:]
-    while begins:
-        first, last = _chain_at(lines, begins)
-        found = _parsed(lines, first, last)
-        if found is not None and not _is_second_try(found.exception):
+    for _, found in _chains(lines, _tracebacks(lines)):
+        if not _is_second_try(found.exception):
             cause = replace(found.exception, relation="context", causes=())
             return replace(exception, causes=(*exception.causes, cause, *found.exception.causes))
-        begins = [at for at in begins if at < first]
     return exception
 
 
@@ -304,33 +295,32 @@ def _is_handled(lines: Sequence[str], at: int) -> bool:
     return _NOT_A_DEATH.search(above) is not None and not _OF_WARNINGS.match(above)
 
 
-def _chain_at(lines: Sequence[str], begins: Sequence[int]) -> tuple[int, int]:
-    """Return where the last chain of tracebacks begins, and its last traceback."""
-    first = last = begins[-1]
-    for at in reversed(begins[:-1]):
-        if not any(map(_LINK.match, lines[max(first - _WITHIN, 0) : first])):
-            break
-        first = at
-    return first, last
+def _chains(lines: Sequence[str], begins: list[int]) -> Iterator[tuple[int, Printed]]:
+    """Yield where chains of tracebacks begin, and their exceptions, from the last one back."""
+    begins = begins[-_TRIED:]
+    while begins:
+        first = last = begins.pop()
+        while begins and any(map(_LINK.match, lines[max(first - _WITHIN, 0) : first])):
+            first = begins.pop()
+        if (found := _parsed(lines, first, last)) is not None:
+            yield first, found
 
 
 def _parsed(lines: Sequence[str], first: int, last: int) -> Printed | None:
     links: list[ExceptionInfo] = []
-    relation, at = "", first
     after: Sequence[str] = ()
+    at = first
     while at <= last:
-        end = next((number for number in range(at + 1, len(lines)) if _LINK.match(lines[number])), len(lines))
-        end = end if at < last else len(lines)
+        ends = range(at + 1, len(lines)) if at < last else ()
+        end = next((number for number in ends if _LINK.match(lines[number])), len(lines))
         link, after = _one(lines[at:end])
         if link is None:
             return None
-        links.insert(0, replace(link, relation=relation))
         between = _LINK.match(lines[end]) if end < len(lines) else None
-        relation = "cause" if between is not None and between["cause"] else "context"
+        # the relation of a link is to the one that was raised after it
+        links.insert(0, replace(link, relation="cause" if between is not None and between["cause"] else "context"))
         at = next((number for number in range(end, last + 1) if _BEGINS.match(lines[number])), last + 1)
-    # the relation of a link is to the one that was raised after it
-    nearest_first = [replace(link, relation=outer.relation) for outer, link in itertools.pairwise(links)]
-    return Printed(replace(links[0], relation="", causes=tuple(nearest_first)), tuple(after))
+    return Printed(replace(links[0], relation="", causes=tuple(links[1:])), tuple(after))
 
 
 def _one(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[str]]:
@@ -340,13 +330,10 @@ def _one(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[str]]:
         return _group(lines, len(match["gutter"]))
     raised = next((at for at, line in enumerate(lines[1:], 1) if line.strip() and not line[:1].isspace()), len(lines))
     end = next((at for at in range(raised + 1, len(lines)) if _NEXT.search(lines[at])), len(lines))
-    return block_of("\n".join(lines[1:end])) or _bare(lines[raised:end]), lines[end:]
-
-
-def _bare(lines: Sequence[str]) -> ExceptionInfo | None:
-    """Return the exception of a traceback whose frames are missing."""
-    match = _RAISED.match(lines[0]) if lines else None
-    return ExceptionInfo(match["type"], match["message"] or "") if match is not None else None
+    found = block_of("\n".join(lines[1:end]))
+    if found is None and raised < end and (named := _RAISED.match(lines[raised])):
+        found = ExceptionInfo(named["type"], named["message"] or "")  # its frames are missing
+    return found, lines[end:]
 
 
 def _group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | None, Sequence[str]]:
