@@ -54,15 +54,14 @@ def test_each_field_has_a_row(name: str, table: Any, on_wire: set[str], in_model
 
 
 def test_no_text_is_written_as_it_is() -> None:
-    """Each text of a failure is redacted when it is written, and so is each in its parts."""
+    """Each text of a failure is bounded and redacted when it is written, and so is each in its parts."""
     texts = {"WorkerFailure", "Place", "CausedBy", "SentSignal", "ExpiredDeadline", "FileSystem", "NodeSetup"}
     for name, table, _, _ in _TABLES:
-        descriptor = getattr(pb, name).DESCRIPTOR
-        for field in table.fields:
-            kind = descriptor.fields_by_name[field.wire or field.name]
-            if name in texts and kind.cpp_type == kind.CPPTYPE_STRING:
-                assert field.form.is_redacted, f"{name}.{field.name}"
-                assert field.form.cap, f"{name}.{field.name}"
+        kinds = getattr(pb, name).DESCRIPTOR.fields_by_name
+        for field in table.fields if name in texts else ():
+            kind = kinds[field.wire or field.name]
+            is_safe = field.form.is_redacted and field.form.cap
+            assert is_safe or kind.cpp_type != kind.CPPTYPE_STRING, f"{name}.{field.name}"
 
 
 def test_the_docs_are_of_this_table() -> None:

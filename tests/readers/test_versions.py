@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 FORMATS = Path(__file__).parents[1] / "formats"
 """Attempts of real jobs."""
-ATTEMPTS = sorted(path.relative_to(FORMATS).as_posix() for path in FORMATS.glob("*/0"))
 NOTE = "a newer version of firstfault wrote"
 
 
-@pytest.fixture(params=ATTEMPTS)
+@pytest.fixture(params=["killed/0", "raised/0"])
 def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return a copy of a recorded attempt."""
     folder = tmp_path / request.param
@@ -62,23 +61,13 @@ def gist(conclusion: Conclusion) -> dict[str, Any]:
     }
 
 
-def sealed(folder: Path) -> dict[str, Any]:
-    """Return the verdict in an ``error.pb``."""
-    document = pb.WorkerErrorDocument.FromString((folder / "error.pb").read_bytes())
-    return dict(json.loads(document.verdict.json))
-
-
-def test_an_exception_and_a_death_are_recorded() -> None:
-    """The tests below run on both."""
-    assert ATTEMPTS == ["killed/0", "raised/0"]
-
-
 # --- files of this version ------------------------------------------------------------------------------------------
 
 
 def test_an_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
-    """The verdict from the documents is the one that the pods reached, and so is the decision."""
-    told = sealed(attempt)
+    """The verdict and the decision from the documents are those of the pods; the seal alone is enough."""
+    document = pb.WorkerErrorDocument.FromString((attempt / "error.pb").read_bytes())
+    told = json.loads(document.verdict.json)
     conclusion = concluded(attempt)
     verdict, decision = conclusion.verdict, conclusion.decision
     assert (verdict.scope.value, list(verdict.ranks)) == (told["verdict"]["scope"], told["verdict"]["ranks"])
@@ -92,15 +81,10 @@ def test_an_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
     assert verdict.root is not None
     assert (verdict.root.rank, verdict.root.what) == (rank, what)
     assert NOTE not in str(verdict.coverage.notes)
-
-
-def test_a_seal_alone_is_enough(attempt: Path) -> None:
-    """Without documents and roster the sealed verdict is the verdict."""
-    before = gist(concluded(attempt))
     shutil.rmtree(attempt / "firstfault")
-    after = concluded(attempt)
-    assert gist(after) == before
-    assert not after.verdict.coverage.complete
+    alone = concluded(attempt)
+    assert gist(alone) == gist(conclusion)
+    assert not alone.verdict.coverage.complete
 
 
 def test_copies_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,8 +131,11 @@ def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
     pool.Add(descriptor_pb2.FileDescriptorProto.FromString(file.serialized_pb))
 
 
-def rewrite(folder: Path, newer: Callable[[str], type[Message]], change: Callable[[Any], None] = lambda _: None) -> int:
-    """Write an attempt's files as a later version would, without copies; return their number."""
+def rewrite(
+    folder: Path, newer: Callable[[str], type[Message]], change: Callable[[Any], None] = lambda _: None
+) -> tuple[Conclusion, Conclusion]:
+    """Return what is concluded before and after a later version wrote an attempt's files, without copies."""
+    before = concluded(folder)
     files = [(path, "RosterEntry") for path in folder.glob("firstfault/roster/*.pb")]
     files += [(path, "WorkerErrorDocument") for path in folder.glob("firstfault/errors/*.pb")]
     files.append((folder / "error.pb", "WorkerErrorDocument"))
@@ -165,7 +152,10 @@ def rewrite(folder: Path, newer: Callable[[str], type[Message]], change: Callabl
         path.write_bytes(message.SerializeToString())
     for bundle in folder.glob("firstfault/roster/*.bundle"):
         bundle.unlink()
-    return len(files)
+    after = concluded(folder)
+    (note,) = [note for note in after.verdict.coverage.notes if note.startswith(NOTE)]
+    assert "of the files" in note
+    return before, after
 
 
 def _add_news(message: Any) -> None:
@@ -180,47 +170,27 @@ def _add_news(message: Any) -> None:
         message.counts.extend([1, 2])
 
 
-def notes_on_versions(conclusion: Conclusion) -> list[str]:
-    """Return the notes about a newer version."""
-    return [note for note in conclusion.verdict.coverage.notes if note.startswith(NOTE)]
-
-
-def test_a_newer_attempt_reads_the_same(attempt: Path, newer: Callable[[str], type[Message]]) -> None:
-    """Fields that this version does not know change nothing but one note."""
-    before = concluded(attempt)
-    count = rewrite(attempt, newer)
-    after = concluded(attempt)
-    assert (gist(after), after.verdict.digest) == (gist(before), before.verdict.digest)
-    assert after.decision == before.decision
-    assert after.verdict.coverage.complete == before.verdict.coverage.complete
-    (note,) = notes_on_versions(after)
-    assert note.startswith(f"{NOTE} {count} of the files")
-
-
-@pytest.mark.parametrize("field", ["writer", "subject"])
-def test_unknown_values_of_an_enum(attempt: Path, newer: Callable[[str], type[Message]], field: str) -> None:
-    """A document by an unknown kind of writer, or about an unknown subject, is still one failure of its process."""
-    before = concluded(attempt)
+@pytest.mark.parametrize("field", ["", "writer", "subject"])
+def test_a_newer_attempt_reads_the_same(attempt: Path, newer: Callable[[str], type[Message]], field: str) -> None:
+    """Fields, and kinds of writers and subjects, that this version does not know change nothing but one note."""
 
     def change(message: Any) -> None:
-        if "failure" in message.DESCRIPTOR.fields_by_name and message.HasField("failure"):
+        if field and "failure" in message.DESCRIPTOR.fields_by_name and message.HasField("failure"):
             setattr(message.failure, field, 99)
 
-    rewrite(attempt, newer, change)
-    after = concluded(attempt)
-    assert gist(after) == gist(before)
-    assert len(notes_on_versions(after)) == 1
+    before, after = rewrite(attempt, newer, change)
+    assert (gist(after), after.verdict.digest, after.decision) == (gist(before), before.verdict.digest, before.decision)
+    assert after.verdict.coverage.complete == before.verdict.coverage.complete
 
 
 def test_an_unknown_state_of_a_node(attempt: Path, newer: Callable[[str], type[Message]]) -> None:
     """A roster entry of an unknown phase is left out: the root cause stays, and the coverage says what is missing."""
-    before = concluded(attempt)
 
     def change(message: Any) -> None:
         if "phase" in message.DESCRIPTOR.fields_by_name and message.phase == pb.PHASE_FAILED:
             message.phase = 99
 
-    rewrite(attempt, newer, change)
+    before, _ = rewrite(attempt, newer, change)
     for path in attempt.glob("firstfault/roster/*-failed-*"):
         path.rename(path.with_name(path.name.replace("-failed-", "-draining-")))
     after = concluded(attempt)
@@ -228,7 +198,6 @@ def test_an_unknown_state_of_a_node(attempt: Path, newer: Callable[[str], type[M
         assert gist(after)[part] == gist(before)[part]
     assert not after.verdict.coverage.complete
     assert "its phase is unknown to this version" in str(after.verdict.coverage.notes)
-    assert len(notes_on_versions(after)) == 1
 
 
 @pytest.mark.parametrize("name", ["copies-{digest}.bundle", "copies2-{digest}.bundle"])
@@ -249,7 +218,6 @@ def test_a_seal_of_a_newer_version(
     attempt: Path, newer: Callable[[str], type[Message]], schema: str, gone: bool
 ) -> None:
     """More fields in the sealed JSON change nothing; of another schema, the part that Flyte reads is left."""
-    before = concluded(attempt)
 
     def change(message: Any) -> None:
         if "verdict" in message.DESCRIPTOR.fields_by_name and message.HasField("verdict"):
@@ -259,11 +227,10 @@ def test_a_seal_of_a_newer_version(
             told["decision"]["news"] = {}
             message.verdict.json = json.dumps(told)
 
-    rewrite(attempt, newer, change)
+    before, after = rewrite(attempt, newer, change)
     if gone:
         shutil.rmtree(attempt / "firstfault")
-    after = concluded(attempt)
-    assert len(notes_on_versions(after)) == 1
+        after = concluded(attempt)
     if not gone or schema.endswith("v1"):
         assert gist(after) == gist(before)
     else:
