@@ -343,34 +343,6 @@ def test_names_and_hosts_stay(text: str, redacted: str) -> None:
     assert redact(text) == redacted
 
 
-_FORMS = [
-    "password={}",
-    "password = {}",
-    "password='{}'",
-    "  api_key: {}",
-    '{{"token": "{}"}}',
-    '{{\\"secret\\": \\"{}\\"}}',
-    "MY_TOKEN={}",
-    "DB_PASSWORD_PROD={}",
-    "dbpass={}",
-    "root:{}@tcp(db:3306)/x",
-    "--token {}",
-    "--password={}",
-    "Authorization: Bearer {}",
-    "x-api-key: {}",
-    "redis://:{}@cache",
-    "postgresql://me:{}@db/x",
-    "https://host/x?sig={}",
-    "hf_{}",
-    "ghp_{}",
-    "sk-{}",
-    "glpat-{}",
-    "Pwd={};Server=db",
-    "docker login -p {}",
-    "machine host login me password {}",
-    "Cookie: session={}",
-    "https://hooks.slack.com/services/T0/B0/{}",
-]
 _ALPHANUMERIC = st.characters(
     categories=[], include_characters="abcdefghijkmnpqrstuvwxyzABCDEFGHIJKLMNPQRSTUVWXYZ0123456789"
 )
@@ -379,10 +351,10 @@ _MIXED = st.text(_ALPHANUMERIC, min_size=16, max_size=60).filter(
 )
 
 
-@given(st.sampled_from(_FORMS), _MIXED)
-def test_a_random_secret_never_stays(form: str, secret: str) -> None:
+@given(st.sampled_from([text for text in (*_NAMED, *_HEADERS, *_URLS) if text.count(_RANDOM) == 1]), _MIXED)
+def test_a_random_secret_never_stays(sample: str, secret: str) -> None:
     """A random value of letters and digits is replaced in each form."""
-    assert secret not in redact(form.format(secret))
+    assert secret not in redact(sample.replace(_RANDOM, secret))
 
 
 _PIECES = [
