@@ -21,7 +21,7 @@ from firstfault.layout import (
 )
 from firstfault.model import Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.fetch import read_document, sorted_out
+from firstfault.reading.fetch import each, read_document, sorted_out
 from firstfault.report.headline import first_line, short_pod
 from firstfault.store import join, open_store
 from firstfault.sync import attempted, gathered, run_sync
@@ -153,22 +153,14 @@ def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
 async def _failed_attempts(uri: str, since_ns: int | None, with_machines: bool) -> tuple[list[FailedAttempt], int]:
     async with open_store(uri) as store:
         found = await attempts_below(store)
-        wanted = iter(
+        wanted = [
             attempt
             for attempt in found
             if attempt.may_have_failed
             and not (since_ns is not None and attempt.changed_ns is not None and attempt.changed_ns < since_ns)
-        )
-        reader = _Reader(store, with_machines=with_machines)
-        failed: list[FailedAttempt] = []
-
-        async def work() -> None:
-            for attempt in wanted:
-                read = await reader.read(attempt)
-                if read is not None:
-                    failed.append(read)
-
-        await gathered(*(work() for _ in range(_AT_ONCE)))
+        ]
+        read = await each(_Reader(store, with_machines=with_machines).read, wanted, _AT_ONCE)
+    failed = [attempt for attempt in read if attempt is not None]
     return sorted(failed, key=lambda attempt: (-(attempt.time_ns or 0), attempt.uri)), len(found)
 
 

@@ -123,7 +123,8 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
         began = time.monotonic()
         job = None
         try:
-            listing = await _list_all(store, request.layout)
+            begun = await begin(store, request.layout) if store.pages_in_order else None
+            listing = await list_everything(store, request.layout, begun)
             if listing.mark() != mark:
                 copies = await copies_of(store, request.layout, listing)
                 job = await _Look(store, request, listing, known, copies).read()
@@ -137,10 +138,6 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
                 return
         took = time.monotonic() - began
         await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
-
-
-async def _list_all(store: ReadableStore, layout: Layout) -> Listing:
-    return await list_everything(store, layout, await begin(store, layout) if store.pages_in_order else None)
 
 
 async def look(store: ReadableStore, request: Request, known: Mapping[str, NodePresence] | None = None) -> JobErrors:
@@ -300,11 +297,9 @@ class _Look:
     async def read(self) -> JobErrors:
         """Return what was read. Entries that are read are added to the roster that was given."""
         is_small = len(self._table) <= SMALL
-        names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
-        names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
         await gathered(
             self._read_roster(),
-            self._read_rest(names),
+            self._read_rest(),
             self._read_restarts(),
             self._open(range(len(self._table)) if is_small else ()),
         )
@@ -313,7 +308,10 @@ class _Look:
             await self._open(range(len(self._table)))
         return self._job()
 
-    async def _read_rest(self, names: Iterable[tuple[str, ObjectInfo]]) -> None:
+    async def _read_rest(self) -> None:
+        names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
+        names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
+
         async def read(place: tuple[str, ObjectInfo]) -> WorkerError | Seal | Unreadable:
             path, item = place
             return await read_document(self._store, path, item) if self._room.admits(item) else no_room(item)

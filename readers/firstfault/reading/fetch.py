@@ -340,8 +340,8 @@ class StoreWithCopies:
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
-async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
-    """Return the results of `call` for all items, in their order; at most 64 calls run at a time."""
+async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _PARALLEL_GETS) -> list[R]:
+    """Return the results of `call` for all items, in their order; at most `at_once` calls run at a time."""
     wanted = list(items)
     results: dict[int, R] = {}
     left = iter(enumerate(wanted))
@@ -350,7 +350,7 @@ async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]
         for index, item in left:
             results[index] = await call(item)
 
-    await gathered(*(work() for _ in range(min(_PARALLEL_GETS, len(wanted)))))
+    await gathered(*(work() for _ in range(min(at_once, len(wanted)))))
     return [results[index] for index in range(len(wanted))]
 
 

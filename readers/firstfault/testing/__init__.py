@@ -11,10 +11,9 @@ Needs pytest. A suite is a class of tests; a subclass names what to test::
 import pytest
 
 # before the imports, so that a failing assert shows its operands
-pytest.register_assert_rewrite("firstfault.testing._store", "firstfault.testing._strategy")
+pytest.register_assert_rewrite("firstfault.testing._suites")
 
 from firstfault.testing._build import START_NS, make_error, make_job, make_presence  # noqa: E402 - see above
-from firstfault.testing._store import StoreTests  # noqa: E402
-from firstfault.testing._strategy import StrategyTests  # noqa: E402
+from firstfault.testing._suites import StoreTests, StrategyTests  # noqa: E402
 
 __all__ = ["START_NS", "StoreTests", "StrategyTests", "make_error", "make_job", "make_presence"]
