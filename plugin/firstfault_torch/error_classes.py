@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from firstfault.model import Place
 
 
-class ErrorClass(enum.Enum):
-    """torch's taxonomy, and what it lacks: recoverable exceptions, preemption, lost agents."""
-
-    INPUT_ERROR = "input error"
-    WORKER_FAILURE = "worker failure"
-    RECOVERABLE = "recoverable exception"
-    PLATFORM_ERROR = "platform error"
-    INFRA_ERROR = "infra error"
-    RENDEZVOUS_ERROR = "rendezvous error"
-    PREEMPTION = "preemption"
-    LOST_AGENT = "lost agent"
-
-
 @dataclass(frozen=True, slots=True)
 class FlyteClass:
     """The fields of a document about such an error, in the terms of flyteidl's ContainerError."""
@@ -46,16 +33,17 @@ class FlyteClass:
     """The default; an exception may have its own code."""
 
 
-FLYTE_CLASSES: dict[ErrorClass, FlyteClass] = {
-    ErrorClass.INPUT_ERROR: FlyteClass("input", Kind.NON_RECOVERABLE, Origin.USER, "USER:InputError"),
-    ErrorClass.WORKER_FAILURE: FlyteClass("", Kind.NON_RECOVERABLE, Origin.USER, "USER:RuntimeError"),
-    ErrorClass.RECOVERABLE: FlyteClass("recoverable", Kind.RECOVERABLE, Origin.USER, "USER:Recoverable"),
-    ErrorClass.PLATFORM_ERROR: FlyteClass("platform", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentError"),
-    ErrorClass.INFRA_ERROR: FlyteClass("infrastructure", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:InfrastructureError"),
-    ErrorClass.RENDEZVOUS_ERROR: FlyteClass("rendezvous", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:RendezvousError"),
-    ErrorClass.LOST_AGENT: FlyteClass("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost"),
-    ErrorClass.PREEMPTION: FlyteClass("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption"),
-}
+class ErrorClass(enum.Enum):
+    """torch's taxonomy, and what it lacks: recoverable exceptions, preemption, lost agents."""
+
+    INPUT_ERROR = FlyteClass("input", Kind.NON_RECOVERABLE, Origin.USER, "USER:InputError")
+    WORKER_FAILURE = FlyteClass("", Kind.NON_RECOVERABLE, Origin.USER, "USER:RuntimeError")
+    RECOVERABLE_EXCEPTION = FlyteClass("recoverable", Kind.RECOVERABLE, Origin.USER, "USER:Recoverable")
+    PLATFORM_ERROR = FlyteClass("platform", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentError")
+    INFRA_ERROR = FlyteClass("infrastructure", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:InfrastructureError")
+    RENDEZVOUS_ERROR = FlyteClass("rendezvous", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:RendezvousError")
+    PREEMPTION = FlyteClass("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption")
+    LOST_AGENT = FlyteClass("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost")
 
 
 def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> WorkerError:
@@ -66,7 +54,7 @@ def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> Work
         place: of the process that failed.
         fields: further fields of `WorkerError`.
     """
-    flyte = FLYTE_CLASSES[error_class]
+    flyte = error_class.value
     defaults = {"code": flyte.code, "kind": flyte.kind, "origin": flyte.origin, "category": flyte.category}
     failure = WorkerError(worker=place.node, place=place, boot_id=boot_id(), versions=versions(), **(defaults | fields))
     return replace(failure, fingerprint=fingerprint_of(failure))

@@ -29,7 +29,7 @@ from firstfault.model import (
 from firstfault_torch.budgets import SOURCE_LINES_S
 from firstfault_torch.capture import capture
 from firstfault_torch.context import time_limit
-from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass, failure_record
+from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.error_file import read_error_file, read_traceback
 from firstfault_torch.guard import bounded
 
@@ -225,7 +225,7 @@ def _hang(place: Place, expired: ExpiredDeadline) -> tuple[str, str]:
 def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
     who = f"rank {place.rank}"
     if kept is not None:
-        return FLYTE_CLASSES[ErrorClass.WORKER_FAILURE].code, kept.traceback
+        return ErrorClass.WORKER_FAILURE.value.code, kept.traceback
     if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
         return "USER:Stopped", f"{who} was killed by {death.signal} while its agent stopped it: {stopped}"
     if stopped:

@@ -310,7 +310,7 @@ def _describe(error: BaseException, exception: ExceptionInfo, place: Place, engi
     name = engine.name_error(error, exception)
     left = {"category": "exit"} if isinstance(error, SystemExit) else {}
     return failure_record(
-        ErrorClass.RECOVERABLE if name.recoverable else ErrorClass.WORKER_FAILURE,
+        ErrorClass.RECOVERABLE_EXCEPTION if name.recoverable else ErrorClass.WORKER_FAILURE,
         place,
         code=name.code,
         message=format_exception(exception),
