@@ -178,55 +178,50 @@ def node(shared: TCPStore, prefix: Prefix) -> Iterator[Callable[[int], Node]]:
         one.outcome.end()
 
 
-def test_all_have_arrived(node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
-    """All nodes wait until the last one has arrived, and then know that all have finished."""
-    first, second, last = (node(group_rank) for group_rank in range(NODES))
-    waiting = [pool.submit(one.await_all) for one in (first, second)]
-    _until_counted(first.store, 2)
-    assert not any(one.done() for one in waiting)
-    assert last.await_all()
-    assert [one.result(SOON_S) for one in waiting] == [True, True]
-    assert all(one.outcome.outcome == RoundOutcome(finished=True) for one in (first, second))
-
-
-@pytest.mark.parametrize("arrives", ["first", "last"])
-def test_a_node_without_us(
+@pytest.mark.parametrize("arrives", ["first", "last", "with us"])
+def test_all_have_arrived(
     arrives: str, shared: TCPStore, node: Callable[[int], Node], pool: ThreadPoolExecutor
 ) -> None:
-    """A node whose agent is torch's own counts, and its barrier ends with ours."""
+    """All nodes wait until the last one has arrived, and then know that all have finished.
+
+    A node whose agent is torch's own counts, and its barrier ends with ours.
+    """
     store = PrefixStore("round", shared).clone()
 
-    def torchs_own() -> Future[None]:
+    def third() -> Future[Any]:
+        if arrives == "with us":
+            return pool.submit(node(2).await_all)
         return pool.submit(barrier, store, NODES, key_prefix=TORCHS_KEY, barrier_timeout=LONG_S)
 
     ours = [node(0), node(1)]
     if arrives == "first":
-        other = torchs_own()
+        other = third()
         _until_counted(store, 1)
-    waiting = [pool.submit(one.await_all) for one in ours]
-    if arrives == "last":
-        _until_counted(ours[0].store, 2)
-        other = torchs_own()
-    assert [one.result(LONG_S) for one in waiting] == [True, True]
-    other.result(LONG_S)
+        waiting = [pool.submit(one.await_all) for one in ours]
+    else:
+        waiting = [pool.submit(one.await_all) for one in ours]
+        _until_counted(store, 2)
+        assert not any(one.done() for one in waiting)
+        other = third()
+    assert [one.result(SOON_S) for one in waiting] == [True, True]
+    other.result(SOON_S)
+    until(lambda: all(one.outcome.outcome == RoundOutcome(finished=True) for one in ours))
 
 
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("fatal", [True, False])
-def test_another_node_fails(fatal: bool, node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
-    """The wait ends at once when another node fails, or starts its workers again."""
+def test_another_node_fails(fatal: bool, before: bool, node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
+    """The wait ends at once when another node fails, or starts its workers again, also if it did before."""
     first, other = node(0), node(1)
+    failure = FirstFailure("ValueError", "worker-1", 1, 3, fatal=fatal)
+    if before:
+        other.outcome.send(failure)
+        assert first.wake.wait(LONG_S)
     waiting = pool.submit(first.await_all)
-    _until_counted(first.store, 1)
-    other.outcome.send(FirstFailure("ValueError", "worker-1", 1, 3, fatal=fatal))
+    if not before:
+        _until_counted(first.store, 1)
+        other.outcome.send(failure)
     assert waiting.result(SOON_S) is False
-
-
-def test_a_failure_before_the_wait(node: Callable[[int], Node]) -> None:
-    """A node that finishes after another one has failed does not wait."""
-    first, other = node(0), node(1)
-    other.outcome.send(FirstFailure("ValueError", "worker-1", 1, 3))
-    assert first.wake.wait(LONG_S)
-    assert first.await_all() is False
 
 
 @pytest.mark.parametrize(
