@@ -1,8 +1,7 @@
 """LocalElasticAgent that exchanges failure notices with its peers and documents why its workers died.
 
-torch decides when a worker counts as failed, how often workers restart, and how nodes meet. This agent notifies all
-nodes of a failure at once, asks workers for their state before it stops them, and stays until the outcome of the round
-is known. Its own code is guarded: if it breaks, this is a plain LocalElasticAgent and one warning.
+torch decides when a worker counts as failed, how often workers restart, and how nodes meet. The code of this agent is
+guarded: if it breaks, this is a plain LocalElasticAgent and one warning.
 """
 
 from __future__ import annotations

@@ -95,9 +95,7 @@ class Places:
 class NodeRound:
     """A node's part in its present round; a new round begins with `begin`.
 
-    Neither this object nor one of its parts holds the agent: an agent that is part of a reference cycle ends when the
-    garbage collector runs. If that is in a worker that this process forked later, the end of the agent's store aborts
-    that worker: it waits for a thread that no fork copies.
+    Neither this object nor one of its parts holds the agent: a reference cycle would let it end in a forked worker.
     """
 
     def __init__(self, group: WorkerGroup, recording: Recording, settings: AgentSettings) -> None:

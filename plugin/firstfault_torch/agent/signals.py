@@ -1,8 +1,8 @@
 """Signals to the agent, received also while its main thread waits inside C++.
 
-Python runs a signal's handler in the main thread, between two of its own instructions: an agent that waits in a store
-would handle SIGTERM after minutes. The interpreter's C handler writes a byte into the wakeup descriptor at once; a
-thread reads it, reports the signal, and ends the process if the main thread does not handle the signal.
+Python runs a signal's handler in the main thread, so an agent that waits in a store would handle SIGTERM after minutes.
+The interpreter's C handler writes a byte into the wakeup descriptor at once; a thread reads it, reports the signal, and
+ends the process if the main thread does not handle the signal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tells all agents of a round, through the store they share, that a node failed or that all nodes have finished.
 
-torch's agents do not tell each other of failures. Here the first node that fails for good sets a key in the round's
-store, and every other agent has a thread that waits for that key on its own connection. The wait costs nothing while
-the training runs, and ends within milliseconds of the failure, whatever the main thread is doing.
+The first node that fails for good sets a key in the round's store, and every other agent has a thread that waits for
+that key on its own connection. The wait ends within milliseconds, whatever the main thread is doing.
 """
 
 from __future__ import annotations

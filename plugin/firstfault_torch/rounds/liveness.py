@@ -1,15 +1,10 @@
 """How an agent detects a failure without a notice: by its connection to another agent, and in the roster.
 
-`Liveness` holds a TCP connection between each agent and the first one: the kernel closes it the moment an agent dies. A
-killed agent sends no failure notice, and the store may run on another node. Without this connection its peers would
-wait until a collective times out. A connection can also break between two living agents, so both ends try to reconnect
-before one reports the other as dead.
-
-`RosterPoll` polls the roster in the storage. The store through which agents notify each other may have lost its host,
-or that host may be frozen; the roster entry of a failed node is in the storage all the same. The node's recorder lists
-the roster, because it has a connection to the storage. Two runs may share one output prefix: containers that were
-restarted within an attempt, or a program that was run again. Their rounds have the same numbers, so a failure of the
-earlier run must not end the later one.
+The kernel closes the connection between an agent and the first one the moment either dies. It can also break between
+two living agents, so both ends try to reconnect before one reports the other as dead. The roster tells of failures if
+the store's host is frozen or gone. Two runs may share one output prefix: containers that were restarted within an
+attempt, or a program that was run again. Their rounds have the same numbers, so a failure of the earlier run must not
+end the later one.
 """
 
 from __future__ import annotations

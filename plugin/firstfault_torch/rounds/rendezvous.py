@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 class Rendezvous:
     """torch's rendezvous handler, or another one, without two faults.
 
-    It never blocks the agent's main loop. After each look at its workers torch's agent asks how many nodes wait to
-    join, and the answer comes from the store's host. If that machine is frozen or unreachable, the question blocks for
-    minutes, and the agent does not see what happens to its own workers. Here the answer is 0 until the host replies.
+    It never blocks the agent's main loop. After each look at its workers torch's agent asks the store's host how many
+    nodes wait to join. If that machine is frozen, the question blocks for minutes. Here the answer is 0 until then.
 
     It gives the workers of each round a store of their own. torch 2.6 to 2.13 keep that of the first round, so that
     workers who are started again find the addresses of those before them, and gloo and NCCL cannot connect
