@@ -603,13 +603,6 @@ def test_a_launch_that_fails(  # noqa: PLR0917
     assert _failures(end.report)[0].code == code
 
 
-def test_a_node_that_is_not_needed(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node without which the job finished returns no results and no failure."""
-    monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: None)
-    assert _launched(prefix).results == {}
-    assert prefix.failures() == []
-
-
 @pytest.mark.parametrize("listening", [True, False])
 def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminated pod documents a preemption and leaves the rendezvous open for another pod.
@@ -635,12 +628,14 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
     handler.shutdown.assert_not_called()
 
 
-def test_the_rendezvous_is_closed_after_a_failure(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rendezvous is shut down after a failure."""
+@pytest.mark.parametrize("needed", [True, False])
+def test_the_rendezvous_is_closed_at_the_end(needed: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shut down after a failure, and by a node without which the job finished: that one has no result."""
     handler = Mock()
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
-    failures = {0: ProcessFailure(0, 4000, 1, "no such file")}
-    result = RunResult(WorkerState.FAILED, failures=failures)
-    monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: result)
-    assert isinstance(_launched(prefix).error, ChildFailedError)
+    result = RunResult(WorkerState.FAILED, failures={0: ProcessFailure(0, 4000, 1, "no such file")})
+    monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: result if needed else None)
+    end = _launched(prefix)
+    assert (isinstance(end.error, ChildFailedError), end.results) == (needed, None if needed else {})
+    assert prefix.failures() == []
     handler.shutdown.assert_called_once()

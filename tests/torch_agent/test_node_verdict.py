@@ -238,20 +238,17 @@ def test_a_policy_that_blocks(
 
 @pytest.mark.parametrize(("policy", "retry"), [(None, True), (never(), False), (lambda *_: False, False)])
 def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> None:
-    """The decision is the task's own policy's, else the default's."""
-    assert _settled(prefix.recording(), _failure(0, kind=Kind.RECOVERABLE), policy=policy).decision.retry is retry
-
-
-def test_a_policy_learns_of_the_attempt(prefix: Prefix) -> None:
-    """A policy receives the attempt's number and the task's retries."""
+    """The decision is the task's own policy's, else the default's; it learns of the attempt's number and retries."""
     seen = []
 
-    def policy(verdict: Verdict, context: Any) -> bool:
+    def told(verdict: Verdict, context: Any) -> Any:
         seen.append((context.attempt, context.retries, context.pods_alive))
-        return True
+        return policy(verdict, context)
 
-    _settled(recording_at(prefix.uri, attempt=2), _failure(0), policy=policy, retries=5)
-    assert seen == [(2, 5, True)]
+    recording = recording_at(prefix.uri, attempt=2)
+    own = _failure(0, kind=Kind.RECOVERABLE)
+    assert _settled(recording, own, policy=policy and told, retries=5).decision.retry is retry
+    assert seen == ([(2, 5, True)] if policy else [])
 
 
 # --- the seal -------------------------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ def test_a_verdict_is_one_record(collector: Receiver) -> None:
         "firstfault.uri": URI,
     }
     assert _values(logs.resource.attributes)["service.name"] == "firstfault"
+    # the user's own OpenTelemetry can still be configured
+    assert isinstance(_logs.get_logger_provider(), _logs._internal.ProxyLoggerProvider)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", [*SCOPE_SCENES, *CATEGORY_SCENES])
@@ -148,22 +150,27 @@ def test_it_is_switched_off(
     assert not caplog.records
 
 
-def test_an_endpoint_for_grpc(
-    collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("protocol", "status", "warning"),
+    [
+        ("grpc", 200, "set OTEL_EXPORTER_OTLP_LOGS_PROTOCOL=http/protobuf"),
+        ("http/protobuf", 400, "the notifier otel failed (OSError: the OTLP endpoint did not take the record)"),
+    ],
+)
+def test_a_record_that_is_not_sent(  # noqa: PLR0917
+    protocol: str,
+    status: int,
+    warning: str,
+    collector: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The warning says what to set."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    """An endpoint for gRPC, or one that refuses, is a warning that says what to do."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    collector.status = status
     notify(SCOPE_SCENES["rank"]())
-    assert not collector.received
-    assert "set OTEL_EXPORTER_OTLP_LOGS_PROTOCOL=http/protobuf" in caplog.text
-
-
-def test_a_receiver_that_refuses(collector: Receiver, caplog: pytest.LogCaptureFixture) -> None:
-    """It is a warning."""
-    collector.status = 400
-    notify(SCOPE_SCENES["rank"]())
-    assert len(collector.received) == 1
-    assert "the notifier otel failed (OSError: the OTLP endpoint did not take the record)" in caplog.text
+    assert len(collector.received) == (protocol != "grpc")
+    assert warning in caplog.text
 
 
 @pytest.mark.parametrize("receiver", ["otel", "webhook"])
@@ -186,13 +193,6 @@ def test_a_receiver_that_does_not_answer(
     assert "a-secret" not in caplog.text
     ours = {thread for thread in set(threading.enumerate()) - before if "process_request" not in thread.name}
     assert all(thread.daemon for thread in ours)
-
-
-def test_the_providers_of_the_process_stay(collector: Receiver) -> None:
-    """No global provider is set, so that the user's own OpenTelemetry can still be configured."""
-    notify(SCOPE_SCENES["rank"]())
-    assert len(collector.received) == 1
-    assert isinstance(_logs.get_logger_provider(), _logs._internal.ProxyLoggerProvider)  # type: ignore[attr-defined]
 
 
 def test_a_healthy_training_imports_none_of_it(collector: Receiver) -> None:

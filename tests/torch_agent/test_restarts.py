@@ -20,7 +20,6 @@ from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
-from tests.torch_agent.stores import Counting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -282,22 +281,3 @@ def test_agents_that_are_not_connected(agents: Callable[..., list[Agent]]) -> No
     found = agent.restarts.decided(agent.place(), 3, None, agent.own)
     assert found is not None
     assert (found.restart, found.is_agreed, agent.contexts) == (True, False, [])
-
-
-def test_the_requests_of_a_decision(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that does not decide sends the store a number of requests that does not grow with the agents."""
-    counts = []
-    for nodes in (4, 16):
-        made = agents(nodes, answer=ALLOWED)
-        sent: list[list[str]] = [[] for _ in made]
-        for agent, requests in zip(made, sent, strict=True):
-            known = agent.peers.broadcast.connections
-            monkeypatch.setattr(
-                agent.peers.broadcast,
-                "connections",
-                lambda call=known, found=requests, **how: tuple(Counting(one, found) for one in call(**how) or ()),
-            )
-        made[1].peers.notify(made[1].own)
-        _run(made)
-        counts.append(max(len(requests) for requests in sent[1:]))
-    assert max(counts) <= 11, counts
