@@ -53,18 +53,17 @@ def _train() -> float:
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
-@pytest.mark.parametrize("options", [{}, {"enable_deck": False}], ids=["by default", "off"])
-def test_deck_true_without_enable_deck(kind: str, options: dict[str, bool]) -> None:
+def test_deck_true_without_enable_deck(kind: str) -> None:
     """deck=True on a task without decks is refused when the task is defined; the message says what to write."""
     with pytest.raises(UsageError) as caught:
-        task(task_config=CONFIGURATIONS[kind](deck=True), **options)(_train)
+        task(task_config=CONFIGURATIONS[kind](deck=True))(_train)
     assert str(caught.value) == f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)"
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 @pytest.mark.parametrize(
     ("asked", "enabled", "expected"),
-    [(None, True, True), (True, True, True), (False, True, False), (None, False, False), (False, False, False)],
+    [(None, True, True), (True, True, True), (False, True, False), (None, False, False)],
 )
 def test_leaves_deck(
     kind: str, asked: bool | None, enabled: bool, *, expected: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
@@ -137,8 +136,7 @@ def test_a_succeeded_pod_is_not_elected() -> None:
     """If pods exit when they succeed, as with a master, only a failed pod is elected."""
     job = make_job(roster=(_entry(Phase.SUCCEEDED, 0, 0), _failed(1, 1)))
     place = elected(job, staying=(Phase.FAILED,))
-    assert place is not None
-    assert place.node == "worker-1"
+    assert getattr(place, "node", None) == "worker-1"
 
 
 # --- keeping rank 0's decks -----------------------------------------------------------------------------------------

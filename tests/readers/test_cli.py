@@ -125,6 +125,7 @@ def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Run) -> None
         (("show", "out", "--jsn"), "Did you mean"),
         (("shwo", "out"), "unknown command 'shwo'; did you mean 'show'?"),
         (("Watch", "out"), "unknown command 'Watch'; did you mean 'watch'?"),
+        (("help", "shwo"), "unknown command 'shwo'; did you mean 'show'?"),
         (
             ("frobnicate",),
             "unknown command 'frobnicate'; commands are classify, help, ls, run, show and watch (see 'firstfault",

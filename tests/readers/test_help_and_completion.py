@@ -35,12 +35,6 @@ def test_help_is_that_of_the_option(command: str) -> None:
     assert (ran.returncode, ran.stdout) == (EXIT.OK, _run(*names, "--help").stdout)
 
 
-def test_help_on_an_unknown_command() -> None:
-    """A misspelt command has exit code 2 and a suggestion."""
-    ran = _run("help", "shwo")
-    assert (ran.returncode, ran.stderr) == (EXIT.USAGE, "firstfault: unknown command 'shwo'; did you mean 'show'?\n")
-
-
 @pytest.mark.parametrize("commands", [("", "show", "ls", "watch", "classify", "help"), _RUN])
 def test_help_imports_little(commands: str | tuple[str, ...]) -> None:
     """The help of the group and of every command imports neither flytekit nor torch, nor what reads and judges."""
@@ -70,18 +64,20 @@ def test_the_help_of_run_is_fast() -> None:
 # --- completion -----------------------------------------------------------------------------------------------------
 
 
-def _completed(words: str) -> list[str]:
-    """Return what the command answers to a shell that completes the last word of a line."""
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("firstfault sh", "plain,show"),
+        ("firstfault help wa", "plain,watch"),
+        ("firstfault show .fir", "file,.fir"),
+        ("firstfault show --html rep", "file,rep"),
+    ],
+)
+def test_what_is_completed(words: str, answer: str) -> None:
+    """Commands are completed, also for `firstfault help`; URIs and files are left to the shell."""
     count = str(len(words.split()) - 1)
     ran = _run(_FIRSTFAULT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=count)
-    assert ran.stderr == ""
-    return ran.stdout.splitlines()
-
-
-def test_commands_are_completed() -> None:
-    """Commands are completed, also for `firstfault help`."""
-    assert _completed("firstfault sh") == ["plain,show"]
-    assert _completed("firstfault help wa") == ["plain,watch"]
+    assert (ran.stdout.splitlines(), ran.stderr) == ([answer], "")
 
 
 @pytest.mark.parametrize("command", ["show", "watch", _RUN])
@@ -95,13 +91,6 @@ def test_strategies_are_completed(command: str, tmp_path: Path) -> None:
     words = f"firstfault {command} --strategy ea"
     ran = _run(_FIRSTFAULT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3", PYTHONPATH=path)
     assert ran.stdout.splitlines() == ["plain,earliest", "plain,earlybird"]
-
-
-def test_files_are_completed() -> None:
-    """URIs and files are left to the shell, which completes names of files."""
-    assert _completed("firstfault show .fir") == ["file,.fir"]
-    assert _completed("firstfault ls .fir") == ["file,.fir"]
-    assert _completed("firstfault show --html rep") == ["file,rep"]
 
 
 @pytest.mark.parametrize(

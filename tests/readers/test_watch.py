@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -190,6 +193,9 @@ def test_a_storage_that_is_away_while_the_seal_is_awaited(
 ) -> None:
     """A request that is lost after every node has reported does not end the command."""
     lost = _lose_requests(monkeypatch, attempt.uri, 1)
+    moments = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(moments) / 50, strftime=time.strftime)
+    monkeypatch.setattr("firstfault.cli._watch.time", clock)
     attempt.write(root())
     attempt.join(node(0), node(1))
     code, out, _ = watching()
