@@ -246,6 +246,13 @@ def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
     assert not Path(recording.node_folder).exists()
 
 
+def test_a_file_that_the_recorder_could_not_upload(blocked: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names a roster entry or a verdict that is lost, as it names a document."""
+    with node_recorder(recording_at(blocked)) as recording:
+        assert not put_on_node("firstfault/errors/x.pb", b"data", recording, LONG_S)
+    assert "firstfault/errors/x.pb was not uploaded: cannot write" in caplog.text
+
+
 def test_a_document_that_is_held_back(prefix: Prefix, tmp_path: Path) -> None:
     """A held document is only in the spool, and its receipt is not durable."""
     spool = Spool(tmp_path)
