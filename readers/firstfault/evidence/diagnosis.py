@@ -1,4 +1,4 @@
-"""What the failures of one attempt tell, judged once: their classes, the clocks, and whom they name."""
+"""What the failures of one attempt tell, judged once: their classes, the clocks, whom they name, and who is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures
 from firstfault.evidence.clocks import Clocks
-from firstfault.model import Subject
+from firstfault.layout import ErrorKey
+from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_BY, Phase, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from firstfault.model import CausedBy, JobErrors, WorkerError
 
 ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
+_MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
+"""Names of exceptions that a wait may time out with."""
+_MANY = 3
+"""More ranks than this are not one fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +165,148 @@ def _plain(ip: str) -> str:
     except OSError:
         return ip
     return bare
+
+
+# --- ranks and nodes that failed without a readable report ------------------------------------------------------------
+
+
+def is_unlisted(job: JobErrors, failure: WorkerError) -> bool:
+    """Whether the agent of a rank's node has reported which documents its node wrote, and not all of the failure's.
+
+    Another process that may write to the attempt's prefix may have written the others.
+    """
+    place = failure.place
+    entries = [
+        entry
+        for entry in job.roster
+        if entry.phase is Phase.FAILED
+        and (entry.place.node, entry.place.group_rank, entry.place.round) == (place.node, place.group_rank, place.round)
+    ]
+    listed = {receipt.name for entry in entries for receipt in entry.receipts}
+    names = {document.name for document in failure.documents}
+    return place.rank is not None and bool(listed) and not names <= listed
+
+
+def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the ranks that are known to have failed and whose documents could not be read.
+
+    A document whose name has a fingerprint of victims does not count, nor does a rank without a receipt on a node that
+    has receipts: it had not failed. If there are many ranks, only those that others name are returned.
+    """
+    job = diagnosis.job
+    present = {document.name for failure in job.failures for document in failure.documents}
+    reported = {(failure.node, failure.rank) for failure in job.failures}
+    unopened = {rank for group in job.unopened for rank in group.ranks}
+    victims = [item.failure for item in diagnosis.classified if item.failure_class >= FailureClass.UNCLEAR]
+    of_victims = {failure.fingerprint.partition(":")[2] for failure in victims}
+    of_victims |= {_in_name(document.name) for failure in victims for document in failure.documents}
+    of_victims.discard("")
+    found = []
+    for entry in job.roster:
+        node = entry.place.node
+        lost = {item.rank: item for item in entry.receipts if not item.withdrawn and item.name not in present}
+        for rank in entry.ranks if entry.phase is Phase.FAILED else ():
+            is_lost = rank in lost or not entry.receipts
+            if not is_lost or rank in unopened or (node, rank) in reported:
+                continue
+            if rank in lost and _in_name(lost[rank].name) in of_victims:
+                continue
+            reason = lost[rank].error if rank in lost else ""
+            why = f"its document was not uploaded ({reason})" if reason else "its document is missing"
+            found.append(Candidate(why, rank, node, None, "unknown"))
+    found.sort(key=lambda item: (item.node, item.rank if item.rank is not None else -1))
+    if len(found) > _MANY:
+        found = [item for item in found if item.rank is not None and diagnosis.accusations.ranks[item.rank]]
+    return found if len(found) <= _MANY else []
+
+
+def _in_name(name: str) -> str:
+    """Return the fingerprint in the name of a document; empty: it has none."""
+    key = ErrorKey.parse(name)
+    return key.fingerprint if key is not None else ""
+
+
+def terminated_nodes(job: JobErrors) -> list[Candidate]:
+    """Return the nodes whose workers were stopped because their agent was terminated, if the agent left no document."""
+    workers: Counter[str] = Counter(
+        failure.node for failure in job.failures if any(sent.reason == TERMINATED for sent in failure.sent_signals)
+    )
+    return [
+        Candidate(f"{count} of its workers were stopped because it was terminated", None, node, None, "preemption")
+        for node, count in sorted(workers.items())
+    ]
+
+
+def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the rank or node whose failure the agents broadcast most often, if it left no document.
+
+    If a rank timed out waiting, the failure that was noticed first may be such a timeout, and does not count.
+    """
+    job, broadcast = diagnosis.job, diagnosis.accusations.broadcast
+    most = max(broadcast.values(), default=0)
+    causes = [cause for cause, count in broadcast.items() if count == most]
+    nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
+    is_everyone = len(nodes) >= (job.coverage.expected or 0)
+    if len(causes) != 1 or (is_everyone and causes[0].node not in nodes):
+        return []
+    rank, node = causes[0].rank, causes[0].node
+    # if a node left any document, that counts more than the others' texts about it
+    if any(rank in group.ranks for group in job.unopened):
+        return []
+    if any(failure.node == node and rank in {None, failure.rank} for failure in job.failures):
+        return []
+    told = [(failure.caused_by, sent.reason) for failure in job.failures for sent in failure.sent_signals[:1]]
+    told += [(entry.first_failure, entry.first_failure_reason) for entry in job.roster]
+    given = Counter(reason for cause, reason in told if cause and (cause.rank, cause.node) == (rank, node))
+    reason = max(given, key=lambda item: (given[item], item)) if given else ""
+    what = reason.partition(" failed: ")[2]
+    if diagnosis.waits and (what in _MAY_BE_A_WAIT or not what):
+        return []
+    what = what or reason or "no reason was given"
+    why = f"its agent reported its failure to the other nodes ({what}), but its own document is missing"
+    if what == DIED_SILENTLY:
+        why = "its agent died"
+    category = "unknown"
+    if rank is None and what == DIED_SILENTLY:
+        category = "node_lost"
+    elif rank is None and what.startswith(TERMINATED_BY):
+        category = "preemption"
+    return [Candidate(why, rank, node, None, category)]
+
+
+def nodes_without_report(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the nodes that joined the round and sent no report since; if others name some of them, only these.
+
+    Such a node is lost if others name it, or no rank timed out waiting; else it may hang, or be late with its report.
+    """
+    done = {entry.place.node for entry in diagnosis.job.roster if entry.phase is not Phase.JOINED}
+    found = []
+    for node in sorted(_unheard(diagnosis.job) - done):
+        votes = diagnosis.accusations.nodes[node]
+        named = f", and {names_it(votes)}" if votes else ""
+        category = "node_lost" if votes or not diagnosis.waits else "unknown"
+        why = f"it had started and sent no report{named}"
+        found.append(Candidate(why, None, node, None, category, weight=1 + bool(votes)))
+    return found
+
+
+def accused_nodes(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the node that most failures name, if it has reported, and its documents are missing."""
+    job, named = diagnosis.job, diagnosis.accusations.nodes
+    done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
+    with_receipts = {
+        entry.place.node for entry in job.roster if any(receipt.rank is not None for receipt in entry.receipts)
+    }
+    return [
+        Candidate(f"its documents are missing, and {names_it(named[node])}", None, node, None, "unknown")
+        for node in sorted(_unheard(job) & done - with_receipts)
+        if named[node] * 2 > named.total()
+    ]
+
+
+def _unheard(job: JobErrors) -> set[str]:
+    """Return the nodes that joined the round and of which there is no document."""
+    listed = {number for group in job.unopened for number in group.group_ranks}
+    there = {failure.node for failure in job.failures}
+    there |= {entry.place.node for entry in job.roster if entry.place.group_rank in listed}
+    return {entry.place.node for entry in job.roster} - there

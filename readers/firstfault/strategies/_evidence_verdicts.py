@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, left_no_reason
-from firstfault.evidence.diagnosis import ENDS_OF_NODES, names_it
+from firstfault.evidence.diagnosis import ENDS_OF_NODES, is_unlisted, names_it
 from firstfault.evidence.faults import (
     AFTER_A_PRINTED_ERROR,
     is_unclear_exit,
@@ -17,7 +17,6 @@ from firstfault.evidence.faults import (
     stopped_raising,
 )
 from firstfault.evidence.texts import message_of
-from firstfault.evidence.unreported import is_unlisted
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Reason, Scope, Suspect, Verdict

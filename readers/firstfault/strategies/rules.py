@@ -11,16 +11,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
-from firstfault.evidence.diagnosis import ENDS_OF_NODES, Candidate, Diagnosis, diagnose
-from firstfault.evidence.faults import came_after_a_long_wait, with_faults
-from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
-from firstfault.evidence.unreported import (
+from firstfault.evidence.diagnosis import (
+    ENDS_OF_NODES,
+    Candidate,
+    Diagnosis,
     accused_nodes,
     broadcast_root,
+    diagnose,
     lost_documents,
     nodes_without_report,
     terminated_nodes,
 )
+from firstfault.evidence.faults import came_after_a_long_wait, with_faults
+from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
 from firstfault.model import Reads, Suspect, Writer
 from firstfault.strategies import reads, takes_diagnosis
 from firstfault.strategies._evidence_verdicts import (
