@@ -42,7 +42,6 @@ PROMISED = {
     "test_a_pod_is_terminated_while_the_storage_hangs": EXIT_CODE,
     "test_uploads": TEXT_KEPT,
     "test_sealing": TEXT_KEPT,
-    "test_documents_may_not_be_written": TEXT_KEPT,
     "test_a_storage_that_refuses_connections": TEXT_KEPT,
     "test_the_storage_hangs_and_the_failing_pod_dies": TEXT_KEPT,
 }
@@ -62,7 +61,6 @@ STORAGE_FAULTS = {
 }
 ONE_FAULT = {
     "test_answers_that_come_twice": "twice",
-    "test_documents_may_not_be_written": "403",
     "test_a_storage_that_refuses_connections": "refused",
     "test_the_storage_hangs_and_the_failing_pod_dies": "stall",
     "test_a_pod_is_terminated_while_the_storage_hangs": "stall",

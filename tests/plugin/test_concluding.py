@@ -23,7 +23,7 @@ def _concluded(run: Running) -> list[int]:
 
 @pytest.mark.parametrize(
     ("nodes", "disturbance", "concluded"),
-    [(4, "slow", 2), (2, "killed", 2)] + [(4, "none", 1), (4, "killed", 2), (2, "slow", 2)] * IS_FULL,
+    [(2, "slow", 2), (2, "killed", 2)] + [(4, "none", 1), (4, "killed", 2), (4, "slow", 2)] * IS_FULL,
 )
 def test_another_node_takes_over(nodes: int, disturbance: str, concluded: int, tmp_path: Path) -> None:
     """The job has one verdict, which is right, and few nodes have read for it. The first node hosts the store too."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.jobs
 
 FILE = Path(__file__).parent / "jobs" / "faulty_storage.py"
-TERMINATED_S = 20.0
-"""SIGTERM to the verdict: ten seconds, and as many for a busy machine."""
+TERMINATED_S = 30.0
+"""SIGTERM to the verdict: ten seconds, and more for a busy machine; Kubernetes kills a pod after 30."""
 
 
 @contextlib.contextmanager
@@ -56,14 +56,6 @@ def hosts_store(s3: S3, mark: dict[str, Any]) -> bool:
     """Whether a worker's agent hosts the store that the agents share."""
     port = mark["store"].rpartition(":")[2]
     return any(address.endswith(f":{port}") for address in replace(s3, pid=mark["agent"]).listening())
-
-
-def forbidden(s3: S3, folder: Path) -> Ended:
-    """The storage takes no documents."""
-    with started(s3, folder, "one_node", 1) as (run, proxy):
-        proxy.plan(Fault("403", method="PUT", path="firstfault/"))
-        fail(run, 0)
-        return run.end()
 
 
 def refused(s3: S3, folder: Path) -> Ended:
@@ -120,39 +112,24 @@ def jobs(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Call
     """Run all jobs, two at a time: they wait more than they work."""
     folder = tmp_path_factory.mktemp("jobs")
     with ThreadPoolExecutor(2) as pool:
-        scenarios = (left_alone, terminated, forbidden, refused)
+        scenarios = (left_alone, terminated, refused)
         yield {scenario: pool.submit(scenario, s3, folder / scenario.__name__) for scenario in scenarios}
 
 
 Jobs = dict["Callable[..., Any]", "Future[Any]"]
 
 
-def _seen(ended: Ended) -> str:
-    """Return the message that Flyte saw, after a check that it is about the user's exception."""
+def test_a_storage_that_refuses_connections(jobs: Jobs) -> None:
+    """The exception carries the whole verdict, and the entrypoint uploads it when it can."""
+    ended = jobs[refused].result()
     error = ended.attempt["engine"]["error_seen"]
     assert ended.status == 10, ended.logs
     assert "the user's own error" in error["message"]
     assert error["code"] == "USER:RuntimeError"
     assert ended.verdict["ranks"] == [0]
-    message: str = error["message"]
-    return message
-
-
-def test_documents_may_not_be_written(jobs: Jobs) -> None:
-    """The exception ends the task, and its message says which document was not uploaded, and why."""
-    ended = jobs[forbidden].result()
-    message = _seen(ended)
-    assert "the document of rank 0" in message
-    assert "was not uploaded: cannot write" in message
-    assert "check the credentials and the write permission" in message
-    assert not ended.verdict["coverage"]["complete"]
-
-
-def test_a_storage_that_refuses_connections(jobs: Jobs) -> None:
-    """The exception carries the whole verdict, and the entrypoint uploads it when it can."""
-    message = _seen(jobs[refused].result())
-    assert "was not uploaded" in message
-    assert "only the documents at hand were read" in message
+    assert "the document of rank 0" in error["message"]
+    assert "was not uploaded" in error["message"]
+    assert "only the documents at hand were read" in error["message"]
 
 
 def test_the_storage_hangs_and_the_failing_pod_dies(jobs: Jobs) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-import time
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,12 +14,13 @@ from flyteidl.core import execution_pb2 as core
 from flyteidl.core.identifier_pb2 import NodeExecutionIdentifier, TaskExecutionIdentifier, WorkflowExecutionIdentifier
 from flyteidl.service import admin_pb2_grpc
 
-from firstfault.cli import EXIT
+from firstfault.cli import EXIT, main
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
+from flytekitplugins.firstfault import flyteadmin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _N, _T = core.NodeExecution, core.TaskExecution
@@ -130,10 +127,29 @@ def admin() -> Iterator[Admin]:
     server.stop(0).wait()
 
 
-def _show(uri: str, endpoint: str, *options: str, command: str = "show") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "FLYTE_PLATFORM_URL": endpoint, "FLYTE_PLATFORM_INSECURE": "true"}
-    program = [sys.executable, "-m", "firstfault", command, uri, *options]
-    return subprocess.run(program, capture_output=True, text=True, timeout=100, check=False, env=environment)
+@dataclass(frozen=True)
+class Ran:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def show(admin: Admin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Return a function that runs ``firstfault show`` in this process, with the admin's endpoint in its settings."""
+    monkeypatch.setenv("FLYTE_PLATFORM_URL", admin.endpoint)
+    monkeypatch.setenv("FLYTE_PLATFORM_INSECURE", "true")
+
+    def run(uri: str, command: str = "show") -> Ran:
+        with pytest.raises(SystemExit) as caught:
+            main([command, uri])
+        out, err = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return Ran(caught.value.code, out, err)
+
+    return run
 
 
 def _attempt(folder: Path, rank: int) -> str:
@@ -144,7 +160,7 @@ def _attempt(folder: Path, rank: int) -> str:
     return f"{folder}/error.pb"
 
 
-def test_the_node_that_failed_first(admin: Admin, tmp_path: Path) -> None:
+def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
     """An execution's URI shows the last failed attempt of the first failed node; node and attempt choose another."""
     admin.nodes = [
         Node("start-node", _N.SUCCEEDED),
@@ -159,13 +175,13 @@ def test_the_node_that_failed_first(admin: Admin, tmp_path: Path) -> None:
     ]
     uri = "flyte://flytesnacks/development/f3a9"
     for below, rank, attempt in (("", 11, "n1/data/1"), ("/n2", 20, "n2/data/0"), ("/n1/0", 10, "n1/data/0")):
-        ran = _show(uri + below, admin.endpoint)
-        assert ran.returncode == EXIT.ROOT_CAUSE, ran.stderr
-        assert f"rank {rank}" in ran.stdout.splitlines()[0]
-        assert ran.stderr == f"firstfault: {uri}{below} is {tmp_path}/{attempt}\n"
+        ran = show(uri + below)
+        assert ran.code == EXIT.ROOT_CAUSE, ran.err
+        assert f"rank {rank}" in ran.out.splitlines()[0]
+        assert ran.err == f"firstfault: {uri}{below} is {tmp_path}/{attempt}\n"
 
 
-def test_nodes_within_nodes(admin: Admin, tmp_path: Path) -> None:
+def test_nodes_within_nodes(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
     """A failed subworkflow leads to its failed node, a failed launch plan to the execution that it launched."""
     admin.nodes = [
         Node("n0", is_parent=True),
@@ -174,12 +190,12 @@ def test_nodes_within_nodes(admin: Admin, tmp_path: Path) -> None:
         Node("dn0", execution="f4b0"),
     ]
     admin.tasks = [Task("dn0", 0, error_uri=_attempt(tmp_path / "dn0" / "0", 7), execution="f4b0")]
-    ran = _show("flyte://flytesnacks/development/f3a9", admin.endpoint)
-    assert ran.returncode == EXIT.ROOT_CAUSE, ran.stderr
-    assert "rank 7" in ran.stdout.splitlines()[0]
+    ran = show("flyte://flytesnacks/development/f3a9")
+    assert ran.code == EXIT.ROOT_CAUSE, ran.err
+    assert "rank 7" in ran.out.splitlines()[0]
 
 
-def test_an_attempt_without_an_error_file(admin: Admin, tmp_path: Path) -> None:
+def test_an_attempt_without_an_error_file(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
     """If admin has no URI of an error, the attempt lies beside the node's inputs; outputs tell the prefix too."""
     _attempt(tmp_path / "n0" / "data" / "0", 3)
     (tmp_path / "n0" / "data" / "1").mkdir()
@@ -190,9 +206,9 @@ def test_an_attempt_without_an_error_file(admin: Admin, tmp_path: Path) -> None:
         Task("n0", 1, _T.SUCCEEDED, output_uri=f"{tmp_path}/n0/data/1/outputs.pb"),
     ]
     uri = "flyte://flytesnacks/development/f3a9/n0"
-    ran = _show(uri, admin.endpoint)
-    assert (ran.returncode, "rank 3" in ran.stdout) == (EXIT.ROOT_CAUSE, True), ran.stderr
-    assert _show(f"{uri}/1", admin.endpoint).stdout == "no error: the attempt has outputs\n"
+    ran = show(uri)
+    assert (ran.code, "rank 3" in ran.out) == (EXIT.ROOT_CAUSE, True), ran.err
+    assert show(f"{uri}/1").out == "no error: the attempt has outputs\n"
 
 
 @pytest.mark.parametrize(
@@ -208,39 +224,41 @@ def test_an_attempt_without_an_error_file(admin: Admin, tmp_path: Path) -> None:
         pytest.param(f"f3a9/n0/{'9' * 5000}", EXIT.USAGE, "names no execution of Flyte", id="5,000 digits"),
     ],
 )
-def test_what_admin_does_not_know(admin: Admin, below: str, code: EXIT, said: str) -> None:
+def test_what_admin_does_not_know(admin: Admin, show: Callable[..., Ran], below: str, code: EXIT, said: str) -> None:
     """A wrong URI, and an execution, node or attempt that does not exist, is one line with its exit code."""
     admin.nodes = [Node("n0", _N.SUCCEEDED)]
     admin.tasks = [Task("n0", 0, _T.SUCCEEDED)]
-    ran = _show(f"flyte://flytesnacks/development/{below}", admin.endpoint)
-    (line,) = ran.stderr.splitlines()
-    assert (ran.returncode, ran.stdout) == (code, "")
+    ran = show(f"flyte://flytesnacks/development/{below}")
+    (line,) = ran.err.splitlines()
+    assert (ran.code, ran.out) == (code, "")
     assert said in line
 
 
-def test_admin_does_not_answer(admin: Admin) -> None:
-    """A server that never answers is given up after 10 s, one that is not there at once, each in one line."""
+def test_admin_does_not_answer(show: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that never answers is given up after the limit, one that is not there at once, each in one line."""
+    monkeypatch.setattr(flyteadmin, "_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
-        ran = _show("flyte://flytesnacks/development/f3a9", endpoint)
-        assert time.monotonic() - began < 40
-    assert ran.returncode == EXIT.TOOL_FAILED
-    assert ran.stderr == (f"firstfault: flyteadmin at {endpoint} did not answer within 10 s; is the endpoint right?\n")
-    ran = _show("flyte://flytesnacks/development/f3a9", endpoint)
-    (line,) = ran.stderr.splitlines()
-    assert ran.returncode == EXIT.TOOL_FAILED
+        monkeypatch.setenv("FLYTE_PLATFORM_URL", endpoint)
+        ran = show("flyte://flytesnacks/development/f3a9")
+    assert ran.code == EXIT.TOOL_FAILED
+    assert ran.err == f"firstfault: flyteadmin at {endpoint} did not answer within 0.5 s; is the endpoint right?\n"
+    monkeypatch.setattr(flyteadmin, "_SECONDS", 60.0)
+    ran = show("flyte://flytesnacks/development/f3a9")
+    (line,) = ran.err.splitlines()
+    assert ran.code == EXIT.TOOL_FAILED
     assert f"flyteadmin at {endpoint} gave no answer" in line
 
 
-def test_flytekit_is_not_configured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["show", "watch"])
+def test_flytekit_is_not_configured(
+    command: str, show: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without flytekit's settings one line says which to make; watch takes the same URIs."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FLYTE", "_F_"))}
-    environment["HOME"] = str(tmp_path)
-    for command in ("show", "watch"):
-        program = [sys.executable, "-m", "firstfault", command, "flyte://flytesnacks/development/f3a9"]
-        ran = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False, env=environment)
-        (line,) = ran.stderr.splitlines()
-        assert ran.returncode == EXIT.USAGE
-        assert "flytekit is not configured" in line
-        assert "FLYTE_PLATFORM_URL" in line
+    monkeypatch.delenv("FLYTE_PLATFORM_URL")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ran = show("flyte://flytesnacks/development/f3a9", command)
+    (line,) = ran.err.splitlines()
+    assert ran.code == EXIT.USAGE
+    assert "flytekit is not configured" in line
+    assert "FLYTE_PLATFORM_URL" in line

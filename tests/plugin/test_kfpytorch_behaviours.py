@@ -65,7 +65,7 @@ pytestmark = [
 ]
 
 METHODS = ("spawn", "fork")
-CLOSE_S = 2.0
+CLOSE_S = 20.0
 """Largest difference between a recorded time and the raise, seconds; milliseconds are usual."""
 
 
@@ -106,7 +106,7 @@ def _step(learning_rate: float) -> list[float]:
 def test_training_in_a_workflow() -> None:
     """A local call in a workflow trains with DDP, and the workflow continues with rank 0's result."""
 
-    @task(task_config=_config())
+    @task(task_config=_config("fork"))
     def train(learning_rate: float) -> list[float]:
         return _step(learning_rate)
 
@@ -188,39 +188,21 @@ def _literals(function_task: Any, **inputs: Any) -> LiteralMap:
 
 
 @pytest.mark.jobs
-def test_execution_parameters_in_workers(pod: Pod) -> None:
-    """A worker knows its execution and the raw output prefix."""
+def test_workers_have_the_tasks_context(pod: Pod) -> None:
+    """Workers know their execution, read the last checkpoint and write one, and get one OpenMP thread, as by torchrun.
+
+    The task has the decks of rank 0 and at most one timeline; what rank 0 attached to its output is the task's.
+    """
     assert pod.facts["execution"] == "a1b2c3"
     assert pod.facts["raw"] == str(pod.folder / "raw")
-    assert pod.facts["world"] == "2"
-
-
-@pytest.mark.jobs
-def test_checkpoints_in_workers(pod: Pod) -> None:
-    """A worker reads the previous attempt's checkpoint and writes its own to the task's checkpoint folder."""
+    assert (pod.facts["world"], pod.facts["omp"]) == ("2", "1")
     assert pod.facts["checkpoint"] == [str(pod.folder / "checkpoint"), str(pod.folder / "before")]
     assert pod.facts["before"] == "of the attempt before"
     written = [path for path in (pod.folder / "checkpoint").rglob("*") if path.is_file()]
     assert [path.read_bytes() for path in written] == [b"of this attempt"]
-
-
-@pytest.mark.jobs
-def test_omp_num_threads_in_workers(pod: Pod) -> None:
-    """Each of several workers gets one OpenMP thread, as with torchrun."""
-    assert pod.facts["omp"] == "1"
-
-
-@pytest.mark.jobs
-def test_decks_of_rank_0(pod: Pod) -> None:
-    """The task has the decks of rank 0, not those of other ranks; there is at most one timeline."""
     assert "deck of rank 0" in pod.decks
     assert "deck of rank 1" not in pod.decks
     assert pod.decks.count("Timeline") <= 1
-
-
-@pytest.mark.jobs
-def test_output_metadata(pod: Pod) -> None:
-    """Metadata that the worker attached to the output is attached to the task's output."""
     (metadata,) = pod.metadata.values()
     assert (metadata.artifact.name, metadata.dynamic_partitions) == ("checked", {"split": "train"})
     assert pod.outputs.literals["o0"].metadata

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import json
 import logging
 import os
 import pty
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from firstfault.model import NodePresence, WorkerError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-_DEADLINE_S = 90
+_DEADLINE_S = 150
 _STOPPED = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
 
 
@@ -396,40 +395,12 @@ def train(fails: int) -> int:
 """
 
 
-_SAME_FAULT = "the previous attempt failed with the same fault"
-
-
-def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "twice.py").write_text(_TWICE)
-    command = [sys.executable, "-m", "firstfault", "run", "twice.py", "train", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=_DEADLINE_S)
-
-
-@pytest.mark.jobs
-def test_the_attempts_of_a_run_are_side_by_side(tmp_path: Path) -> None:
-    """The HTML report is about the last failed attempt and shows the others; each pod knows the previous one."""
-    done = _run(tmp_path, "--inputs", '{"fails": 2}', "--store", "file://" + str(tmp_path / "runs"), "--json")
-    assert done.returncode == EXIT.ROOT_CAUSE_RETRYABLE, done.stderr
-    (line,) = done.stdout.splitlines()
-    result = json.loads(line)
-    report = Path(result["report"])
-    assert report.parent.parent == tmp_path / "runs"
-    assert done.stderr.splitlines()[-1] == f"report: {report.relative_to(tmp_path)}"
-    page = report.read_text(encoding="utf-8")
-    assert "of attempt 0" in page
-    assert "of attempt 1" in page
-    # a fingerprint ignores numbers, so it was the same fault
-    first, second = result["attempts"]
-    assert _SAME_FAULT not in first["engine"]["error_seen"]["message"]
-    assert _SAME_FAULT in second["engine"]["error_seen"]["message"]
-    assert _SAME_FAULT in second["decision"]["reason"]
-    assert second["decision"]["retry"] is True
-
-
 @pytest.mark.jobs
 def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
     """In a pipe the steps are lines on stderr; stdout has a line for each attempt, and the result last."""
-    done = _run(tmp_path, "--inputs", '{"fails": 1}')
+    (tmp_path / "twice.py").write_text(_TWICE)
+    command = [sys.executable, "-m", "firstfault", "run", "twice.py", "train", "--inputs", '{"fails": 1}']
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=_DEADLINE_S)
     assert done.returncode == EXIT.OK, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "attempt 1: starting 1 pods" in done.stderr.splitlines()

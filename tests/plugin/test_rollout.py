@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 TASKS = """
@@ -29,7 +29,7 @@ def elastic() -> float:
     return 1.0
 
 
-@task(task_config=Elastic(nnodes=1, increase_shared_mem=False))
+@task(task_config=Elastic(nnodes=1, start_method="fork", increase_shared_mem=False))
 def one_node() -> None:
     raise ValueError("no labels")
 
@@ -60,15 +60,17 @@ found = {}
 for name in ("elastic", "one_node", "opted_out", "pods"):
     task = getattr(training, name)
     template = MessageToDict(get_serializable({}, settings, task).template.to_flyte_idl())
-    found[name] = {"class": type(task).__name__, "template": template, "engine": task.engine() is not None
-                   if hasattr(task, "engine") else None}
+    found[name] = {"class": type(task).__name__, "template": template}
 json.dump(found, sys.stdout)
 """
 HOOK = "import flytekitplugins.firstfault.kfpytorch\n"
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run(tmp_path: Path) -> Run:
     """Return a function that runs code in a process of its own, beside a module of tasks."""
 
     def in_process(code: str, module: str = "flytekitplugins.kfpytorch") -> subprocess.CompletedProcess[str]:
@@ -85,21 +87,19 @@ def _serialized(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def _install_plugin(folder: Path) -> None:
-    """Install a package as a platform's own would be: an entry point of flytekit's plugins."""
-    info = folder / "our_platform-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-platform\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[flytekit.plugins]\nfirstfault = flytekitplugins.firstfault.kfpytorch\n")
+def test_stock_tasks_become_ours(run: Run) -> None:
+    """With the hook, a stock task's template is that of firstfault's own task; kfpytorch's differs by one variable.
 
-
-def test_stock_tasks_become_ours(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """With the hook, a stock task's template is that of firstfault's own task; kfpytorch's differs by one variable."""
+    An empty variable in a task's environment stays empty, so that its pods record nothing.
+    """
     stock, hooked = _serialized(run(SERIALIZE)), _serialized(run(HOOK + SERIALIZE))
     ours = _serialized(run(SERIALIZE, "flytekitplugins.firstfault"))
     assert {name: found["template"] for name, found in hooked.items()} == {
         name: found["template"] for name, found in ours.items()
     }
+    (variable,) = [item for container in _containers(hooked["opted_out"]["template"]) for item in container["env"]]
+    assert _name(variable) == "FLYTE_INTERNAL_ERROR_PROPAGATION"
+    assert not variable.get("value")
     for name, found in hooked.items():
         assert found["class"] == ("StockPyTorchTask" if name == "pods" else "StockElasticTask")
         assert "Stock" not in stock[name]["class"]
@@ -131,47 +131,37 @@ def _name(variable: dict[str, Any]) -> str:
     return str(variable.get("key") or variable.get("name"))
 
 
-@pytest.mark.parametrize(
-    "first", ["flytekit", "flytekitplugins.kfpytorch", "flytekitplugins.firstfault.task", HOOK.split()[1]]
-)
-def test_by_the_image(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, first: str) -> None:
-    """A package with an entry point does it for every process that imports flytekit, whatever is imported first."""
-    _install_plugin(tmp_path)
-    done = run(f"import {first}\n{SERIALIZE}")
-    found = _serialized(done)
-    assert "firstfault failed" not in done.stderr
-    assert found["elastic"]["class"] == "StockElasticTask"
-    assert found["elastic"]["engine"] is True
+@pytest.mark.parametrize("first", ["flytekit", "flytekitplugins.kfpytorch"])
+def test_by_the_image(run: Run, tmp_path: Path, first: str) -> None:
+    """A package with an entry point does it for every process that imports flytekit, whatever is imported first.
 
-
-def test_a_task_can_opt_out(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """An empty variable in the task's environment stays empty in its template, so that its pods record nothing."""
-    found = _serialized(run(HOOK + SERIALIZE))
-    (variable,) = [item for container in _containers(found["opted_out"]["template"]) for item in container["env"]]
-    assert _name(variable) == "FLYTE_INTERNAL_ERROR_PROPAGATION"
-    assert not variable.get("value")
-
-
-def test_an_override_of_the_configuration(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """`with_overrides` takes kfpytorch's configuration, and the options that kfpytorch lacks have our defaults."""
-    code = """
-import training
+    `with_overrides` takes kfpytorch's configuration, and the options that kfpytorch lacks have our defaults.
+    """
+    info = tmp_path / "our_platform-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-platform\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[flytekit.plugins]\nfirstfault = flytekitplugins.firstfault.kfpytorch\n")
+    code = f"""
+import {first}, training
+print(type(training.elastic).__name__, training.elastic.engine() is not None)
 training.flow.compile()
 config = training.elastic.task_config
 print(config.nnodes, config.monitor_interval, config.strategy, type(config).__module__)
 """
-    done = run(HOOK + code)
+    done = run(code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].split() == ["8", "0.1", "evidence", "flytekitplugins.firstfault.config"]
+    assert "firstfault failed" not in done.stderr
+    assert "StockElasticTask True" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1] == "8 0.1 evidence flytekitplugins.firstfault.config"
 
 
-def test_without_kfpytorch(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_without_kfpytorch(run: Run) -> None:
     """Where kfpytorch is not installed, there is nothing to do."""
     done = run("import sys\nsys.modules['flytekitplugins.kfpytorch'] = None\n" + HOOK)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_flytekit_that_keeps_its_task_types_elsewhere(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_flytekit_that_keeps_its_task_types_elsewhere(run: Run) -> None:
     """The hook cannot break a process: if flytekit has changed, it warns, and kfpytorch stays in place."""
     without = "from flytekit.extend import TaskPlugins\ndel TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS\n"
     done = run(without + HOOK)
@@ -180,7 +170,7 @@ def test_a_flytekit_that_keeps_its_task_types_elsewhere(run: Callable[..., subpr
 
 
 @pytest.mark.jobs
-def test_a_stock_task_fails_with_a_verdict(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_stock_task_fails_with_a_verdict(run: Run) -> None:
     """A stock task that fails raises firstfault's error, with the name of the rank."""
     done = run(HOOK + "import training\ntraining.one_node()\n")
     assert done.returncode != 0

@@ -36,12 +36,18 @@ def listens(pid: int) -> bool:
     return bool(listening & held)
 
 
-def test_ranks_of_one_node_meet_again(tmp_path: Path) -> None:
-    """Workers that are started again do not find the addresses of those before them, as with torch's own agent."""
+def test_the_same_fault_twice(tmp_path: Path) -> None:
+    """Workers that are started again meet each other, not those before them; the same error again ends the attempt."""
     with running(FILE, "again", tmp_path, {}) as run:
         ended = run.end()
-    assert ended.status == 0, ended.logs
-    assert ended.result["outputs"] == {"o0": 4.0}
+    assert ended.verdict is not None, ended.logs
+    assert len(list(run.marks.glob("rank-1-*"))) == 2
+    assert {mark.stem for mark in run.marks.glob("sum-*")} == {f"sum-4-{rank}" for rank in range(4)}
+    assert [(item.number, item.restart) for item in ended.job.restarts] == [(0, True), (1, False)]
+    assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
+    message = ended.attempt["engine"]["error_seen"]["message"]
+    assert "2 of 3 restarts (max_restarts) were not used: the previous round failed with the same fault" in message
+    assert "restarted 1 time before: round 0: ValueError, rank 1" in message
 
 
 def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
@@ -83,19 +89,6 @@ def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
     assert record.category == "user_code"
     assert {mark.name for mark in run.marks.glob("rank-*")} == {"rank-0-0.json", "rank-1-0.json"}
     assert run.left_over() == []
-
-
-def test_the_same_fault_twice(tmp_path: Path) -> None:
-    """If a policy restarts after any error of the code, the same error in the next round ends the attempt."""
-    with running(FILE, "same_again", tmp_path, {}) as run:
-        ended = run.end()
-    assert ended.verdict is not None, ended.logs
-    assert len(list(run.marks.glob("rank-0-*"))) == 2
-    assert [(item.number, item.restart) for item in ended.job.restarts] == [(0, True), (1, False)]
-    assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
-    message = ended.attempt["engine"]["error_seen"]["message"]
-    assert "2 of 3 restarts (max_restarts) were not used: the previous round failed with the same fault" in message
-    assert "restarted 1 time before: round 0: ValueError, rank 0" in message
 
 
 def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:

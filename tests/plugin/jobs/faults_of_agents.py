@@ -13,8 +13,6 @@ import threading
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
@@ -50,12 +48,16 @@ def raise_in(clean_up: str) -> None:
         raise ValueError("the first fault")
     finally:
         if "destroy" in clean_up:
+            import torch.distributed as dist  # noqa: PLC0415 - only workers need it
+
             dist.destroy_process_group()
         time.sleep(CLEAN_UP_S)
 
 
 def swallow() -> None:
     """Handle an exception and destroy the process group in its handler."""
+    import torch.distributed as dist  # noqa: PLC0415 - only workers need it
+
     try:
         raise ValueError("handled")  # noqa: TRY301 - as above
     except ValueError:
@@ -106,6 +108,9 @@ def fail(kind: str) -> None:  # noqa: C901 - one branch a fault
 
 def train(rank: int, kind: str, peers: str, *, wait: bool = False) -> float:
     """Train; one rank fails, the others sleep or continue with the collectives."""
+    import torch  # noqa: PLC0415 - only workers need it
+    import torch.distributed as dist  # noqa: PLC0415 - only workers need it
+
     own = int(os.environ["RANK"])
     if peers == "gloo":
         dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
@@ -176,6 +181,8 @@ def slow_output(seconds: float = 0.0) -> Slow:
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
 def handled(seconds: float = 0.0) -> Slow:
     """One rank handles an exception whose handler destroys the process group; rank 0's output is slow to write."""
+    import torch.distributed as dist  # noqa: PLC0415 - only workers need it
+
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
     dist.barrier()
     mark(f"rank-{dist.get_rank()}")

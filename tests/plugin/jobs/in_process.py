@@ -16,7 +16,7 @@ from flytekitplugins.firstfault import Elastic
 
 FAULT_STEP = 5
 RESTART = InProcessRestart(
-    initialize=initialize.RetryController(max_iterations=3, min_world_size=3),
+    initialize=initialize.RetryController(max_iterations=4, min_world_size=3),
     soft_timeout=10.0,
     hard_timeout=20.0,
     monitor_process_interval=0.2,

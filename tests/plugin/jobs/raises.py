@@ -2,8 +2,6 @@
 
 import os
 
-import torch
-import torch.distributed as dist
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
@@ -49,6 +47,9 @@ def raise_fault(kind: str) -> None:
 )
 def train(kind: str, rank: int) -> float:
     """Reduce ones until the fault comes."""
+    import torch  # noqa: PLC0415 - only workers need it
+    import torch.distributed as dist  # noqa: PLC0415 - only workers need it
+
     dist.init_process_group("gloo")
     total = torch.ones(1)
     for step in range(20):

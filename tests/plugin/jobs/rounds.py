@@ -3,11 +3,11 @@
 import datetime as dt
 import json
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.distributed as dist
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
@@ -39,31 +39,47 @@ def _runs() -> int:
     return number
 
 
+def _meet() -> Any:
+    """Make the process group; return torch.distributed."""
+    import torch.distributed as dist  # noqa: PLC0415 - only workers need it
+
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=_MEET_S))
+    return dist
+
+
 def _summed() -> float:
     """Run a collective of all ranks; return the sum."""
+    import torch  # noqa: PLC0415 - only workers need it
+
     part = torch.ones(1)
-    dist.all_reduce(part)
+    torch.distributed.all_reduce(part)
     return float(part)
 
 
-@task(task_config=Elastic(nnodes=1, nproc_per_node=4, start_method="fork", max_restarts=1, increase_shared_mem=False))
+@task(
+    task_config=Elastic(
+        nproc_per_node=4,
+        start_method="fork",
+        max_restarts=3,
+        retry_policy=on_category("user_code"),
+        increase_shared_mem=False,
+    )
+)
 def again() -> float:
-    """One of four workers raises a recoverable error in the first round."""
-    number = _runs()
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=_MEET_S))
-    total = _summed()
-    if number == 0 and dist.get_rank() == 1:
-        raise FlyteRecoverableException("the first round fails")
-    total = _summed()
-    dist.destroy_process_group()
-    return total
+    """One of four workers raises the same error in each round, after all have met."""
+    _runs()
+    dist = _meet()
+    _mark(f"sum-{_summed():g}-{dist.get_rank()}")
+    if dist.get_rank() == 1:
+        raise ValueError("the same each time")
+    return _summed()
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=2, increase_shared_mem=False))
 def in_turn() -> float:
     """A worker of a different node raises a recoverable error in each of the first two rounds."""
     number = _runs()
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=_MEET_S))
+    dist = _meet()
     _summed()
     if number < 2 and dist.get_rank() == number:
         raise FlyteRecoverableException(f"round {number} fails on rank {number}")
@@ -76,7 +92,7 @@ def in_turn() -> float:
 def code_bug() -> float:
     """Rank 1 has a bug; rank 0 fails first, because it lost its peer, and calls that recoverable."""
     _runs()
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=_MEET_S))
+    dist = _meet()
     _summed()
     if dist.get_rank() == 0:
         try:
@@ -90,23 +106,6 @@ def code_bug() -> float:
     finally:
         dist.destroy_process_group()
         time.sleep(1)
-
-
-@task(
-    task_config=Elastic(
-        nproc_per_node=1,
-        start_method="fork",
-        max_restarts=3,
-        retry_policy=on_category("user_code"),
-        increase_shared_mem=False,
-    )
-)
-def same_again() -> float:
-    """Raise the same error in each round."""
-    number = _runs()
-    if number < 9:
-        raise ValueError("the same each time")
-    return 0.0
 
 
 @task(
@@ -151,7 +150,7 @@ def growing() -> float:
     deadline = time.monotonic() + _ALONE_S
     while os.environ["WORLD_SIZE"] == "1" and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=_MEET_S))
+    dist = _meet()
     total = _summed()
     dist.destroy_process_group()
     return total
@@ -168,16 +167,6 @@ def out_of_memory() -> float:
     return 0.0
 
 
-class _Shards(torch.utils.data.Dataset[int]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        if index == 2:
-            raise LookupError("shard 2 is gone")
-        return index
-
-
 def _work() -> None:
     raise LookupError("the prefetch thread found nothing")
 
@@ -185,7 +174,16 @@ def _work() -> None:
 @task(task_config=Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=False))
 def loading() -> float:
     """Rank 1 waits after its thread has died; then a worker process of rank 0's data loader fails."""
-    import threading  # noqa: PLC0415 - one use
+    import torch  # noqa: PLC0415 - only workers need it
+
+    class Shards(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            if index == 2:
+                raise LookupError("shard 2 is gone")
+            return index
 
     _runs()
     if os.environ["RANK"] == "1":
@@ -197,4 +195,4 @@ def loading() -> float:
         return 0.0
     while not (_marks() / "dead.json").exists():
         time.sleep(_POLL_S)
-    return float(sum(int(batch) for batch in torch.utils.data.DataLoader(_Shards(), num_workers=1)))
+    return float(sum(int(batch) for batch in torch.utils.data.DataLoader(Shards(), num_workers=1)))
