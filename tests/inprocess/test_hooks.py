@@ -1,19 +1,26 @@
-"""The hooks give up with the limit that was met, clean up in a bounded thread, and check CUDA and faults."""
+"""The hooks give up, abort, clean up and check; a chain calls its last part first; each gets the state."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
-import itertools
+import re
 import threading
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
+from firstfault_torch.inprocess import exception, hooks
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_torch.inprocess.hooks import (
+    AbortTorchDistributed,
+    Compose,
     CudaHealthCheck,
     FaultCounter,
     FaultCounterExceeded,
@@ -23,7 +30,8 @@ from firstfault_torch.inprocess.hooks import (
     RetryController,
     ThreadedFinalize,
 )
-from firstfault_torch.inprocess.state import FrozenState, Mode
+from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
+from firstfault_torch.inprocess.state import FrozenState, Mode, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +41,26 @@ SHORT = dt.timedelta(seconds=0.05)
 LONG = dt.timedelta(seconds=60)
 
 
-def iteration(number: int, world_size: int = 4, active_world_size: int | None = 2) -> FrozenState:
-    """Return the state of an iteration."""
-    return FrozenState(0, world_size, 0, active_world_size, iteration=number)
-
-
-# --- initialize -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RetryController(max_iterations=0), "max_iterations is 0; it must be"),
+        (lambda: RetryController(min_world_size=-1), "min_world_size is -1; it must be"),
+        (lambda: RetryController(min_active_world_size=-1), "min_active_world_size is -1; it must be"),
+        (lambda: ThreadedFinalize(dt.timedelta(seconds=0), Mock()), "timeout is 0 s; it must be more than 0 s"),
+        (lambda: CudaHealthCheck(dt.timedelta(seconds=-1)), "timeout is -1 s; it must be more than 0 s"),
+        (lambda: FaultCounter(-1), "max_rank_faults is -1; it must be at least 0"),
+        (Compose, "at least one part"),
+        (lambda: State.from_env({"RANK": "x"}), "RANK is 'x', which is not a number"),
+        (lambda: State.from_env({"WORLD_SIZE": ""}), "WORLD_SIZE is '', which is not a number"),
+        (lambda: State.from_env({"RANK": "2", "WORLD_SIZE": "2"}), "RANK must be from 0 to WORLD_SIZE - 1"),
+        (lambda: State.from_env({"RANK": "-1"}), "RANK is -1 and WORLD_SIZE is 1"),
+    ],
+)
+def test_values_that_are_not_valid(make: Callable[[], object], message: str) -> None:
+    """An error names what is out of range."""
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 @pytest.mark.parametrize("base", [Initialize, Finalize, HealthCheck])
@@ -48,81 +70,215 @@ def test_bases_are_abstract(base: type) -> None:
         base()
 
 
-@pytest.mark.parametrize("state", [iteration(2), iteration(0, 3, 2), iteration(0, 3, None), iteration(0, 9, 9)])
-def test_retries_are_allowed(state: FrozenState) -> None:
-    """Within the limits, the controller returns the state."""
-    assert RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state) is state
+# --- the state ------------------------------------------------------------------------------------------------------
 
 
-def test_no_limit_of_iterations() -> None:
-    """Without a limit, every iteration is allowed."""
-    assert RetryController()(iteration(10**6)).iteration == 10**6
+def test_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with the environment's numbers and keeps them; the next iteration has no exception."""
+    assert State.from_env({}) == State(0, 1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    state = State.from_env()
+    assert state == State(rank=3, world_size=8, initial_rank=3, initial_world_size=8, mode=Mode.INITIALIZED)
+    later = dataclasses.replace(state, rank=2, world_size=3, fn_exception=ValueError())
+    assert (later.initial_rank, later.initial_world_size) == (3, 8)
+    assert (later.next().iteration, later.next().fn_exception) == (1, None)
+
+
+def test_distributed_variables() -> None:
+    """An active rank's function sees its active rank and the active world size; a reserve keeps its variables."""
+    state = State(7, 8, active_rank=2, active_world_size=4, mode=Mode.ACTIVE)
+    assert state.distributed_variables() == {"RANK": "2", "WORLD_SIZE": "4"}
+    assert State(7, 8, active_world_size=4, mode=Mode.INACTIVE).distributed_variables() == {}
+
+
+def test_bases_of_exceptions() -> None:
+    """``except Exception`` catches the errors, and neither the abort nor the interruption."""
+    for error in (exception.HealthCheckError, exception.InternalError, exception.TimeoutError):
+        assert error.__bases__ == (exception.RestartError,)
+    assert exception.RestartError.__bases__ == (Exception,)
+    assert exception.RestartAbort.__bases__ == exception.RankShouldRestart.__bases__ == (BaseException,)
+
+
+# --- chains ---------------------------------------------------------------------------------------------------------
+
+
+class Add:
+    """A part that needs an argument to be made."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __call__(self, text: str) -> str:
+        """Return the text with this part's."""
+        return text + self.text
+
+
+class Forgets:
+    """A part that returns nothing."""
+
+    def __call__(self, value: object) -> None:
+        """Forget the value."""
+
+    def __repr__(self) -> str:
+        return "Forgets()"
 
 
 @pytest.mark.parametrize(
-    ("state", "message"),
+    ("parts", "arguments", "result"),
     [
-        (iteration(3), "no further restart: 3 of at most 3 iterations were used (max_iterations)"),
-        (iteration(0, 2), "no further restart: only 2 ranks are left, at least 3 are needed (min_world_size)"),
+        ((Add("a"), Add("b"), Add("c")), (">",), ">cba"),
+        ((lambda low, high: high - low, lambda low, high: (low * 10, high * 10)), (1, 3), 20),
+        ((lambda: None, lambda: None), (), None),
+        ((lambda number: number + 1, lambda: 1), (), 2),
+        ((Forgets(), Forgets()), (None,), None),
+        ((dict, zip), ("ab", "cd"), {"a": "c", "b": "d"}),
+    ],
+    ids=["order", "a tuple is arguments", "no arguments", "a result after none", "None may be passed", "no signature"],
+)
+def test_a_chain(parts: tuple[Any, ...], arguments: tuple[object, ...], result: object) -> None:
+    """The last part is called first, and each gets the result of the part before, without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Compose(*parts)(*arguments) == result
+
+
+def test_a_forgotten_result_warns() -> None:
+    """A warning names the part that got an argument and returned None; what cannot be called is refused."""
+    with pytest.warns(UserWarning, match=re.escape("Forgets() got an argument and returned None")):
+        assert Compose(Forgets())(1) is None
+    with pytest.raises(TypeError, match="cannot call 3"):
+        Compose(len, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_instance_of", "is_none_of"),
+    [
+        ((CudaHealthCheck(), FaultCounter()), (HealthCheck,), (FaultCounter, CudaHealthCheck)),
+        ((FaultCounter(), FaultCounter()), (FaultCounter, HealthCheck), ()),
+        ((ActivateAllRanks(), ShiftRanks()), (RankAssignment,), (RankFilter, ShiftRanks)),
+        ((FaultCounter(), RetryController()), (), (HealthCheck, Finalize)),
+        ((Add("a"), Add("b")), (Add,), ()),
+        ((len, str), (), (type,)),
+    ],
+)
+def test_class(parts: tuple[object, ...], is_instance_of: tuple[type, ...], is_none_of: tuple[type, ...]) -> None:
+    """A chain is an instance of the nearest class that all parts share; that class's constructor is not called."""
+    chain = Compose(*parts)
+    assert all(isinstance(chain, cls) for cls in (Compose, *is_instance_of))
+    assert not any(isinstance(chain, cls) for cls in is_none_of)
+    assert not hasattr(chain, "text")
+
+
+def test_chains_of_chains() -> None:
+    """A chain within a chain counts as its parts, and keeps their class."""
+    counters = [FaultCounter() for _ in range(3)]
+    chain = Compose(Compose(counters[0], CudaHealthCheck()), Compose(counters[1], counters[2]))
+    assert isinstance(chain, HealthCheck)
+    assert len(chain.instances) == 4
+    state = State(0, 1, fn_exception=ValueError())
+    assert chain(state) is state
+    assert [counter.faults_count for counter in counters] == [1, 1, 1]
+
+
+# --- initialize -----------------------------------------------------------------------------------------------------
+
+
+def iteration(number: int, world_size: int = 4, active_world_size: int | None = 2) -> FrozenState:
+    """Return the state of an iteration."""
+    return FrozenState(0, world_size, 0, active_world_size, iteration=number)
+
+
+@pytest.mark.parametrize("state", [iteration(2), iteration(0, 3, 2), iteration(0, 3, None), iteration(0, 9, 9)])
+def test_retries_are_allowed(state: FrozenState) -> None:
+    """Within the limits, or without one, the controller returns the state."""
+    assert RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state) is state
+    assert RetryController()(dataclasses.replace(state, iteration=10**6)).iteration == 10**6
+
+
+@pytest.mark.parametrize(
+    ("most", "state", "message"),
+    [
+        (3, iteration(3), "3 of at most 3 iterations were used (max_iterations)"),
+        (1, iteration(1), "1 of at most 1 iteration was used (max_iterations)"),
+        (3, iteration(0, 2), "only 2 ranks are left, at least 3 are needed (min_world_size)"),
+        (3, iteration(0, 3, 1), "only 1 rank is active, at least 2 are needed (min_active_world_size)"),
         (
-            iteration(0, 3, 1),
-            "no further restart: only 1 rank is active, at least 2 are needed (min_active_world_size)",
-        ),
-        (
+            3,
             iteration(5, 1, 0),
             (
-                "no further restart: 5 of at most 3 iterations were used (max_iterations); "
+                "5 of at most 3 iterations were used (max_iterations); "
                 "only 1 rank is left, at least 3 are needed (min_world_size); "
                 "only 0 ranks are active, at least 2 are needed (min_active_world_size)"
             ),
         ),
     ],
 )
-def test_the_controller_gives_up(state: FrozenState, message: str) -> None:
+def test_the_controller_gives_up(most: int, state: FrozenState, message: str) -> None:
     """The message names each limit that was met, with its numbers."""
     with pytest.raises(RestartAbort) as caught:
-        RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state)
-    assert str(caught.value) == message
+        RetryController(max_iterations=most, min_world_size=3, min_active_world_size=2)(state)
+    assert str(caught.value) == f"no further restart: {message}"
 
 
-def test_one_iteration() -> None:
-    """A single iteration is written in the singular."""
-    with pytest.raises(RestartAbort, match="1 of at most 1 iteration was used"):
-        RetryController(max_iterations=1)(iteration(1))
+# --- abort: with fake process groups, because there is no GPU here ----------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", [{"max_iterations": 0}, {"min_world_size": -1}, {"min_active_world_size": -1}])
-def test_limits_of_the_controller(limits: dict[str, int]) -> None:
-    """An error names the limit that is out of range."""
-    with pytest.raises(ValueError, match=f"{next(iter(limits))} is {next(iter(limits.values()))}; it must be"):
-        RetryController(**limits)
+class FakeNccl:
+    """A backend whose communicator is aborted as a test says."""
+
+    def __init__(self, how: Callable[[], object] = lambda: None) -> None:
+        self.how = how
+        self.aborted = threading.Event()
+
+    def abort(self) -> None:
+        """Abort the communicator."""
+        self.aborted.set()
+        self.how()
+
+
+class FakeGroup:
+    """A process group with one backend for the GPU, or none."""
+
+    def __init__(self, backend: object = None) -> None:
+        self.backend = backend
+
+    def _get_backend(self, device: torch.device) -> object:
+        assert device.type == "cuda"
+        if self.backend is None:
+            raise RuntimeError("no backend for the device")
+        return self.backend
+
+
+def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that raises, or that hangs, keeps no other from being aborted; without groups there is nothing to abort."""
+    state = State.from_env()
+    assert AbortTorchDistributed()(state) is state
+    hanging, failing, healthy = FakeNccl(threading.Event().wait), FakeNccl(Mock(side_effect=RuntimeError)), FakeNccl()
+    found = [FakeGroup(hanging), FakeGroup(), FakeGroup(failing), FakeGroup(object()), FakeGroup(healthy)]
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(type(c10d._world), "pg_map", property(lambda _: dict.fromkeys(found)))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(hooks, "NCCL_ABORT_S", 0.3)
+    assert AbortTorchDistributed()(state) is state
+    assert all(backend.aborted.wait(LONG.total_seconds()) for backend in (hanging, failing, healthy))
 
 
 # --- finalize -------------------------------------------------------------------------------------------------------
 
 
 def test_finalize_calls_in_a_thread() -> None:
-    """The function gets its arguments, in a thread of its own."""
+    """The function gets its arguments, in a thread of its own, in each iteration; its exception is raised unchanged."""
     calls = []
 
     def clean(*args: object, **kwargs: object) -> None:
         calls.append((args, kwargs, threading.current_thread().name))
 
-    assert ThreadedFinalize(LONG, clean, (1, 2), {"key": 3})(STATE) is STATE
-    assert calls == [((1, 2), {"key": 3}, "firstfault-finalize-3")]
-
-
-def test_finalize_without_arguments() -> None:
-    """A function without arguments is called again in each iteration."""
-    clean = Mock()
-    finalize = ThreadedFinalize(LONG, clean)
-    finalize(finalize(STATE))
-    assert clean.call_count == 2
-    clean.assert_called_with()
-
-
-def test_finalize_passes_errors() -> None:
-    """An exception of the function comes out of the hook as the same object."""
+    finalize = ThreadedFinalize(LONG, clean, (1, 2), {"key": 3})
+    assert finalize(finalize(STATE)) is STATE
+    assert calls == [((1, 2), {"key": 3}, "firstfault-finalize-3")] * 2
+    ThreadedFinalize(LONG, clean)(STATE)
+    assert calls[-1][:2] == ((), {})
     error = KeyError("cache")
     with pytest.raises(KeyError) as caught:
         ThreadedFinalize(LONG, Mock(side_effect=error))(STATE)
@@ -143,15 +299,6 @@ def test_finalize_times_out() -> None:
         release.set()
 
 
-@pytest.mark.parametrize("seconds", [0, -1])
-def test_timeouts_are_positive(seconds: float) -> None:
-    """A hook refuses a time limit that is not positive."""
-    with pytest.raises(ValueError, match=f"timeout is {seconds} s; it must be more than 0 s"):
-        ThreadedFinalize(dt.timedelta(seconds=seconds), Mock())
-    with pytest.raises(ValueError, match="timeout"):
-        CudaHealthCheck(dt.timedelta(seconds=seconds))
-
-
 # --- CUDA -----------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +309,10 @@ class Cuda:
         self.synchronized: list[int] = []
         self.set_devices: list[int] = []
         self.wait: Callable[[int], object] = self.synchronized.append
+
+        def synchronize(device: int) -> None:
+            self.wait(device)
+
         for name, function in {
             "is_available": lambda: True,
             "is_initialized": lambda: initialized,
@@ -169,48 +320,34 @@ class Cuda:
             "current_device": lambda: 2,
             "memory_reserved": lambda device: 1024 if device in used else 0,
             "set_device": self.set_devices.append,
-            "synchronize": self.synchronize,
+            "synchronize": synchronize,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function)
 
-    def synchronize(self, device: int) -> None:
-        """Wait for a device."""
-        self.wait(device)
 
-
-def test_without_cuda() -> None:
-    """A process that has not used CUDA is healthy."""
+@pytest.mark.parametrize(
+    ("used", "initialized", "synchronized"), [({1, 3}, True, [1, 3]), (set(), True, [2]), ({0}, False, [])]
+)
+def test_devices(used: set[int], initialized: bool, synchronized: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices with memory of this process are synchronized, or else the current one; CUDA is not initialized."""
     assert CudaHealthCheck()(STATE) is STATE
-
-
-def test_before_cuda_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check does not initialize CUDA."""
-    cuda = Cuda(monkeypatch, {0}, initialized=False)
-    CudaHealthCheck()(STATE)
-    assert cuda.synchronized == []
-
-
-@pytest.mark.parametrize(("used", "synchronized"), [({1, 3}, [1, 3]), (set(), [2])])
-def test_devices(monkeypatch: pytest.MonkeyPatch, used: set[int], synchronized: list[int]) -> None:
-    """The devices on which the process holds memory are synchronized, or else the current one."""
-    cuda = Cuda(monkeypatch, used)
+    cuda = Cuda(monkeypatch, used, initialized=initialized)
     assert CudaHealthCheck()(STATE) is STATE
     assert cuda.synchronized == synchronized
+    ThreadedFinalize(LONG, Mock())(STATE)
+    assert cuda.set_devices == [2] * initialized, "a function's thread has the caller's current device"
 
 
 def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of a device comes out of the check as the same object."""
+    """The error of a device is raised unchanged; the message about one that hangs names it."""
     error = RuntimeError("CUDA error: device-side assert triggered")
-    Cuda(monkeypatch, {0}).wait = Mock(side_effect=error)
+    cuda = Cuda(monkeypatch, {0, 3})
+    cuda.wait = Mock(side_effect=error)
     with pytest.raises(RuntimeError) as caught:
         CudaHealthCheck()(STATE)
     assert caught.value is error
-
-
-def test_a_device_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the device that did not answer in time."""
     release = threading.Event()
-    Cuda(monkeypatch, {0, 3}).wait = lambda device: device == 3 and release.wait()
+    cuda.wait = lambda device: device == 3 and release.wait()
     try:
         with pytest.raises(RestartTimeoutError, match=r"synchronizing CUDA device 3 did not end within 0.05 s"):
             CudaHealthCheck(SHORT)(STATE)
@@ -218,19 +355,7 @@ def test_a_device_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         release.set()
 
 
-def test_finalize_keeps_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function's thread has the caller's current device."""
-    cuda = Cuda(monkeypatch, set())
-    ThreadedFinalize(LONG, Mock())(STATE)
-    assert cuda.set_devices == [2]
-
-
 # --- faults ---------------------------------------------------------------------------------------------------------
-
-
-def fault(*, raised: bool = True) -> FrozenState:
-    """Return the state after an iteration in which this rank raised, or another did."""
-    return FrozenState(rank=3, world_size=4, fn_exception=ValueError() if raised else None)
 
 
 @pytest.mark.parametrize(
@@ -242,26 +367,14 @@ def fault(*, raised: bool = True) -> FrozenState:
     ],
 )
 def test_too_many_faults(limit: int, message: str) -> None:
-    """Only this rank's own faults count, and the message has both numbers."""
-    check = FaultCounter(limit)
+    """Only this rank's own faults count, and the message has both numbers; without a limit all are allowed."""
+    check, unlimited = FaultCounter(limit), FaultCounter()
+    own = FrozenState(rank=3, world_size=4, fn_exception=ValueError())
     for _ in range(limit):
-        check(fault())
-        check(fault(raised=False))
+        check(unlimited(own))
+        check(unlimited(dataclasses.replace(own, fn_exception=None)))
     with pytest.raises(FaultCounterExceeded) as caught:
-        check(fault())
+        check(own)
     assert str(caught.value) == message
     assert isinstance(caught.value, RestartError)
-
-
-def test_faults_without_limit() -> None:
-    """Without a limit, faults are counted and allowed."""
-    check = FaultCounter()
-    for _ in itertools.repeat(None, 5):
-        check(fault())
-    assert check.faults_count == 5
-
-
-def test_limit_of_faults() -> None:
-    """A negative limit is refused."""
-    with pytest.raises(ValueError, match="max_rank_faults is -1; it must be at least 0"):
-        FaultCounter(-1)
+    assert unlimited.faults_count == limit

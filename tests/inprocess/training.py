@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import datetime as dt
 import os
@@ -21,7 +20,7 @@ from firstfault_torch import inprocess
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Event", "Run", "run"]
+__all__ = ["FAST", "Event", "Run", "run"]
 
 ON_THE_WAY_OUT = {
     "task group": lambda interruption: BaseExceptionGroup("in a TaskGroup", [interruption]),  # noqa: F821 - 3.11
@@ -32,11 +31,20 @@ STEPS = 30
 FAULT_STEP = 10
 RAISES = {"second fault", *ON_THE_WAY_OUT}
 """Kinds of faults in which the faulty rank raises."""
+FAST = {
+    "soft_timeout": 4.0,
+    "hard_timeout": 7.0,
+    "barrier_timeout": 60.0,
+    "heartbeat_timeout": 30.0,
+    "monitor_process_interval": 0.1,
+    "termination_grace_time": 0.5,
+}
+"""Options of a restart."""
 FAULTY = 1
 """The rank that fails in the first iteration."""
 
 
-def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901, PLR0912 - one branch a fault
+def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one branch a fault
     """Fail in one of several ways."""
     if kind == "raise":
         raise ValueError("the fault")
@@ -51,10 +59,6 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901, PLR0912
             time.sleep(0.01)
     if kind == "blocked":
         ctypes.PyDLL(None).sleep(1000)  # holds the GIL
-    if kind == "swallows":
-        while True:
-            with contextlib.suppress(BaseException):  # as some programs do
-                time.sleep(1000)
     if kind == "frozen":  # with its monitor process, as on a machine that is gone
         os.kill(_monitor_of(call), signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
