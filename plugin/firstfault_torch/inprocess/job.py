@@ -102,11 +102,7 @@ class InProcessRestart(InProcessOptions):
 
 
 class RecordedFaults:
-    """Keeps an exception on record until it is known whether the ranks continue.
-
-    Args:
-        monitor: of this process.
-    """
+    """Keeps an exception on record until it is known whether the ranks continue."""
 
     def __init__(self, monitor: WorkerMonitor) -> None:
         self._monitor = monitor

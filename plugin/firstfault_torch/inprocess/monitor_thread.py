@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from firstfault_torch.inprocess.monitor_process import Progress
+    from firstfault_torch.inprocess.options import InProcessOptions
     from firstfault_torch.inprocess.store import Iteration
 
 _FOREVER = dt.timedelta(days=30)
@@ -57,25 +58,24 @@ class MonitorThread:
         iteration: over a connection of its own.
         progress: it writes there when it learned of the interruption.
         abort: unblocks the main thread.
-        last_call_wait: seconds for other ranks to report faults of their own.
-        interval: seconds between two tries to get the main thread out of the function: its code may catch everything.
+        options: of the restart; it waits `last_call_wait` before it aborts, and `monitor_thread_interval` between two
+            tries to get the main thread out of the function, whose code may catch everything.
         atomic: held while the program must not be interrupted.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one call
+    def __init__(
         self,
         iteration: Iteration,
         progress: Progress,
         abort: Callable[[], Any],
-        last_call_wait: float,
-        interval: float,
+        options: InProcessOptions,
         atomic: threading.RLock,
     ) -> None:
         self._iteration = iteration
         self._progress = progress
         self._abort = abort
-        self._last_call_wait = last_call_wait
-        self._interval = interval
+        self._last_call_wait = options.seconds("last_call_wait")
+        self._interval = options.seconds("monitor_thread_interval")
         self._atomic = atomic
         self._main = threading.get_ident()
         self._lock = threading.Lock()
@@ -107,26 +107,21 @@ class MonitorThread:
 
     def _interrupt(self) -> None:
         time.sleep(self._last_call_wait)
-        while not self._left.is_set():
-            if self._atomic.acquire(timeout=self._interval):
-                break
-        else:
-            self._abort_once()
-            return
+        is_held = False
+        while not is_held and not self._left.is_set():
+            is_held = self._atomic.acquire(timeout=self._interval)
         try:
-            self._abort_once()
+            with guarded("aborting the collectives"):
+                self._abort()
+            self.aborted.set()
             while not self._left.is_set():
                 with self._lock:
                     if self._may_raise:
                         _set_exception(self._main, RankShouldRestart)
                 self._left.wait(self._interval)
         finally:
-            self._atomic.release()
-
-    def _abort_once(self) -> None:
-        with guarded("aborting the collectives"):
-            self._abort()
-        self.aborted.set()
+            if is_held:
+                self._atomic.release()
 
     def begin(self) -> None:
         """Allow the interruption of the main thread; call it there, where RankShouldRestart is handled."""
@@ -158,10 +153,6 @@ class Stamping:
     It asks Python to make a call of C in the main thread, between two instructions of the program: ``sem_post``, which
     returns 0 as Python wants it. A main thread that is inside one call of C, such as a collective or a sleep, makes
     none.
-
-    Args:
-        progress: where it writes that it did.
-        interval: seconds.
     """
 
     def __init__(self, progress: Progress, interval: float) -> None:
@@ -190,12 +181,7 @@ class Stamping:
 
 
 def position_of(thread: int, begun: int | None = None) -> Position | None:
-    """Return where a thread of this process stands; None if it has ended.
-
-    Args:
-        thread: its identifier.
-        begun: collectives that this rank has begun.
-    """
+    """Return where a thread of this process stands, with the collectives that it has begun; None if it has ended."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
     if frame is None:
         return None

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.state import State
 
-_SHOWN_RANKS = 8
-
 
 class Exchange(Protocol):
     """What a rank assignment needs of the store."""
@@ -76,7 +74,6 @@ class RankAssignment(abc.ABC):
 
         Raises:
             RankDiscarded: this rank leaves the job.
-            ValueError: a terminated rank is outside the world.
         """
 
 
@@ -88,23 +85,10 @@ class RankFilter(RankAssignment):
     """
 
 
-def _rank_and_terminated(ctx: RankAssignmentCtx) -> tuple[int, set[int]]:
-    """Return this rank and the terminated ranks.
-
-    Raises:
-        RankDiscarded: this rank has no number any more.
-        ValueError: a terminated rank is outside the world.
-    """
-    rank, world_size = ctx.state.rank, ctx.state.world_size
-    if rank is None:
+def _rank(ctx: RankAssignmentCtx) -> int:
+    if ctx.state.rank is None:
         raise RankDiscarded(f"initial rank {ctx.state.initial_rank} was terminated before")
-    terminated = set(ctx.terminated_ranks)
-    outside = sorted(number for number in terminated if not 0 <= number < world_size)
-    if outside:
-        more = len(outside) - _SHOWN_RANKS
-        shown = ", ".join(map(str, outside[:_SHOWN_RANKS])) + (f" and {more} more" if more > 0 else "")
-        raise ValueError(f"terminated_ranks has {shown}, but the world has the ranks 0 to {world_size - 1}")
-    return rank, terminated
+    return ctx.state.rank
 
 
 # --- closing gaps -----------------------------------------------------------------------------------------------------
@@ -118,7 +102,7 @@ class ShiftRanks(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Return the new rank and world size; raise as `RankAssignment` does."""
-        rank, terminated = _rank_and_terminated(ctx)
+        rank, terminated = _rank(ctx), ctx.terminated_ranks
         if rank in terminated:
             raise RankDiscarded(f"rank {rank} is terminated")
         world_size = ctx.state.world_size - len(terminated)
@@ -208,7 +192,7 @@ def _active_world_size(ctx: RankAssignmentCtx) -> int:
 
 
 def _activate(ctx: RankAssignmentCtx, active_world_size: int) -> RankAssignmentCtx:
-    rank, _ = _rank_and_terminated(ctx)
+    rank = _rank(ctx)
     is_active = rank < active_world_size
     state = dataclasses.replace(
         ctx.state,
@@ -258,9 +242,8 @@ class FilterCountGroupedByKey(RankAssignment):
 
         Raises:
             TimeoutError: the one of in-process restart: not all healthy ranks sent their key in time.
-            ValueError: a terminated rank is outside the world.
         """
-        rank, terminated = _rank_and_terminated(ctx)
+        rank, terminated = _rank(ctx), ctx.terminated_ranks
         if rank in terminated:
             return ctx
         healthy = [number for number in range(ctx.state.world_size) if number not in terminated]

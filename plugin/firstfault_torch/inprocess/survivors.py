@@ -34,13 +34,7 @@ _NO_WORKERS = "firstfault/inprocess/no-workers"
 
 
 class Survivors:
-    """The workers of one node that continue.
-
-    Args:
-        workers: of the node.
-        rank_of: global rank of a local rank, as the agent gave it.
-        reporter: knows the round.
-    """
+    """The workers of one node that continue; `rank_of` gives the global rank of a local one."""
 
     def __init__(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> None:
         self._workers = workers
@@ -80,29 +74,19 @@ class Survivors:
             recovered = self._recovered(group)
             if recovered is not None and not lost <= recovered:
                 return None  # a rank was lost after all had completed, and its result with it
-        self._let_end(context, continues, had_lost=bool(lost))
+        # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
+        bounded(lambda: let_workers_end(context), SURVIVORS_STORE_S, "telling the workers that they may end")
+        processes = worker_processes(context)
+        deadline = time.monotonic() + (GIVING_UP_S if lost else float("inf"))
+        # torch stops those that are left when the agent ends
+        while any(processes[rank].exitcode is None for rank in continues) and time.monotonic() < deadline:
+            time.sleep(SURVIVORS_POLL_S)
         return self._succeeded(local, values, continues)
 
     def _succeeded(self, local: range, values: dict[int, Any], continues: set[int]) -> RunResult:
         # torch wants a value for each of its workers
         results = {self._rank_of(rank) or 0: values[rank] if rank in continues else None for rank in local}
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
-
-    @staticmethod
-    def _let_end(context: Any, continues: set[int], *, had_lost: bool) -> None:
-        """Let the workers end that have handed over their results, and wait for that.
-
-        The event for which they wait blocks for ever if a process died while it waited, so it has a limit.
-        """
-        bounded(lambda: let_workers_end(context), SURVIVORS_STORE_S, "telling the workers that they may end")
-        processes = worker_processes(context)
-        deadline = time.monotonic() + GIVING_UP_S
-        while any(processes[rank].exitcode is None for rank in continues):
-            time.sleep(SURVIVORS_POLL_S)
-            if had_lost and time.monotonic() > deadline:
-                return  # torch stops them when the agent ends
-
-    # --- other nodes --------------------------------------------------------------------------------------------
 
     def _without_workers(self, group: WorkerGroup, local: range) -> RunResult | None:
         """Wait for the other nodes, on which workers may continue; a failure there reaches the agent as always.
@@ -128,8 +112,6 @@ class Survivors:
             return self._succeeded(local, {}, set())
         return RunResult(WorkerState.HEALTHY)
 
-    # --- giving up ----------------------------------------------------------------------------------------------
-
     def await_end(self) -> None:
         """Wait a while for all workers to give up, because those of another node have: all do so at the same time.
 
@@ -142,8 +124,6 @@ class Survivors:
     def _ended(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
         return set(self._workers.reported()) | {death.local_rank for death in self._workers.deaths()}
-
-    # --- what they recovered from -------------------------------------------------------------------------------
 
     def forget_recovered(self, group: WorkerGroup) -> None:
         """Leave out the deaths of workers without which the others had continued before they gave up."""

@@ -228,8 +228,7 @@ class CallWrapper:
             iteration.over(self._watching),
             self._progress,
             partial(self._abort, iteration.over(self._watching), state),
-            self._options.seconds("last_call_wait"),
-            self._options.seconds("monitor_thread_interval"),
+            self._options,
             self._atomic,
         )
         try:
@@ -414,17 +413,16 @@ class CallWrapper:
     def _abort(self, iteration: Iteration, state: Any) -> None:
         """Unblock the main thread; if this rank makes no progress, say first where it stands."""
         with guarded("noting where a rank stands"):
-            self._locate(iteration)
+            stalled = self._progress.stalled_seconds
+            if stalled >= self._options.seconds("soft_timeout") / 2:
+                self._locate(iteration, stalled)
         try:
             if self._options.abort is not None:
                 self._options.abort(state)
         finally:
             self._connections.shut_down()
 
-    def _locate(self, iteration: Iteration) -> None:
-        stalled, limit = self._progress.stalled_seconds, self._options.seconds("soft_timeout")
-        if stalled < limit / 2:
-            return
+    def _locate(self, iteration: Iteration, stalled: float) -> None:
         begun = self._observer.collectives_begun() if self._observer is not None else None
         position = position_of(threading.main_thread().ident or 0, begun)
         rank = self._progress.rank
