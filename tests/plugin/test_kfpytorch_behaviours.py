@@ -44,7 +44,7 @@ from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.worker.in_flight import Moment
-from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker
+from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.entrypoints import WorkerResult
 from flytekitplugins.firstfault.flytekit_classes import RecoverableVerdictSealedError
@@ -306,43 +306,36 @@ def _nothing() -> float:
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("fields", "environment", "expected"),
     [
-        (_config(), {"timeout": 900, "join_timeout": 900}),
-        (_config(rdzv_configs={"timeout": 1200, "read_timeout": 90}), {"timeout": 1200, "read_timeout": 90}),
-    ],
-)
-def test_rendezvous_settings(config: Elastic, expected: dict[str, int]) -> None:
-    """The rendezvous settings reach torch unchanged; by default nodes have 15 minutes to join."""
-    assert _launch_arguments(config)["rdzv_configs"] == expected
-
-
-def test_two_configurations_share_no_settings() -> None:
-    """Changing one task's rendezvous settings does not change another's."""
-    first, second = _config(), _config()
-    first.rdzv_configs["timeout"] = 1
-    assert second.rdzv_configs["timeout"] == 900
-
-
-@pytest.mark.parametrize(
-    ("nnodes", "environment", "expected"),
-    [
-        (1, {}, {"min_nodes": 1, "max_nodes": 1, "rdzv_endpoint": "localhost:0"}),
-        ("2:4", {}, {"min_nodes": 2, "max_nodes": 4}),
-        (2, {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "job-worker-0:23456"}, {"rdzv_endpoint": "job-worker-0:23456"}),
-        (2, {"PET_NNODES": "1:3"}, {"min_nodes": 1, "max_nodes": 3}),
+        ({}, {}, {"min_nodes": 1, "max_nodes": 1, "rdzv_endpoint": "localhost:0"}),
+        ({"nnodes": "2:4"}, {}, {"min_nodes": 2, "max_nodes": 4}),
+        (
+            {"nnodes": 2},
+            {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "job-worker-0:23456"},
+            {"rdzv_endpoint": "job-worker-0:23456"},
+        ),
+        ({"nnodes": 2}, {"PET_NNODES": "1:3"}, {"min_nodes": 1, "max_nodes": 3}),
+        ({}, {}, {"rdzv_configs": {"timeout": 900, "join_timeout": 900}}),
+        (
+            {"rdzv_configs": {"timeout": 1200, "read_timeout": 90}},
+            {},
+            {"rdzv_configs": {"timeout": 1200, "read_timeout": 90}},
+        ),
     ],
 )
 def test_launch_settings(
-    nnodes: int | str, environment: dict[str, str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], environment: dict[str, str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The configuration reaches torch; the operator's environment variables override it."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    config = _config("fork", nnodes=nnodes, max_restarts=3, monitor_interval=0.5)
+    config = _config("fork", max_restarts=3, monitor_interval=0.5, **fields)
     common = {"nproc_per_node": 2, "max_restarts": 3, "monitor_interval": 0.5, "start_method": "fork"}
     arguments = _launch_arguments(config)
     assert {**arguments, **common, **expected, "rdzv_backend": "c10d"} == arguments
+    config.rdzv_configs["timeout"] = 1
+    assert _config().rdzv_configs["timeout"] == 900, "two configurations share no settings"
 
 
 def test_nodes_without_an_operator(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,15 +372,11 @@ def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
     return task(task_config=_config())(_nothing).execute()
 
 
-def test_rank_0_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node without global rank 0 raises IgnoreOutputs, so that it does not overwrite rank 0's outputs."""
+def test_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node returns global rank 0's result; without it, it raises IgnoreOutputs, not to overwrite rank 0's outputs."""
+    assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
     with pytest.raises(IgnoreOutputs):
         _executed(monkeypatch, {2: WorkerResult(2.0, []), 3: WorkerResult(3.0, [])})
-
-
-def test_rank_0_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node with global rank 0 returns that rank's result."""
-    assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
 
 
 def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
@@ -540,23 +529,6 @@ def test_the_template_is_kfpytorchs(configuration: str, option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "task_type"),
-    [
-        (_config(), "python-task"),
-        (_config(nnodes="1"), "pytorch"),
-        (_config(nnodes=2), "pytorch"),
-        (_config(nnodes="1:3"), "pytorch"),
-        (PyTorch(master=Master(), worker=Worker(replicas=1), increase_shared_mem=False), "pytorch"),
-    ],
-)
-def test_task_type(config: Any, task_type: str) -> None:
-    """One node is a plain pod, other numbers are a PyTorchJob; the template has version 1."""
-    template = _template(task(task_config=config)(train))
-    assert template.type == task_type
-    assert template.task_type_version == 1
-
-
-@pytest.mark.parametrize(
     ("strategy", "environment", "expected"),
     [
         ("earliest", None, "earliest"),
@@ -571,17 +543,12 @@ def test_the_strategy_is_in_the_environment(
     kind: Any, strategy: str, environment: dict[str, str] | None, expected: str
 ) -> None:
     """The strategy is in the environment of every pod; the user's value overrides it, also an empty one."""
+    before = dict(environment or {})
     fields = {"worker": Worker(replicas=1)} if kind is PyTorch else {}
     config = kind(strategy=strategy, increase_shared_mem=False, **fields)
     _, found = _without_environment(_template(task(task_config=config, environment=environment)(train)))
-    assert found == {**(environment or {}), STRATEGY_VARIABLE: expected}
-
-
-def test_the_users_environment_is_not_changed() -> None:
-    """A dictionary that several tasks share is not changed."""
-    shared = {"A": "1"}
-    task(task_config=_config(), environment=shared)(train)
-    assert shared == {"A": "1"}
+    assert found == {**before, STRATEGY_VARIABLE: expected}
+    assert (environment or {}) == before, "several tasks may share it"
 
 
 # --- shared memory --------------------------------------------------------------------------------------------------
@@ -637,12 +604,6 @@ def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: st
     ):
         task(task_config=Elastic(), pod_template=template)(train)
     assert "increase_shared_mem=False" in str(caught.value)
-
-
-@pytest.mark.parametrize(("fields", "options"), [({"increase_shared_mem": False}, {}), ({}, {"shared_memory": True})])
-def test_no_volume(fields: dict[str, bool], options: dict[str, bool]) -> None:
-    """No volume is mounted without the option, or with @task(shared_memory=...)."""
-    assert task(task_config=Elastic(**fields), **options)(train).pod_template is None
 
 
 # --- a PyTorchJob with a master -------------------------------------------------------------------------------------

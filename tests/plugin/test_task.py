@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import click
 import flytekitplugins
@@ -45,32 +46,22 @@ def _train() -> float:
 
 
 def test_names() -> None:
-    """The package has all of kfpytorch's names, and the watchdog's."""
-    assert set(plugin.__all__) == {
-        "CleanPodPolicy",
-        "Elastic",
-        "ElasticFunctionTask",
-        "Master",
-        "PyTorch",
-        "PyTorchFunctionTask",
-        "RestartPolicy",
-        "RunPolicy",
-        "Watchdog",
-        "Worker",
-    }
+    """The package has kfpytorch's names, in a namespace that both share; each has its own task types."""
+    stock = importlib.import_module("flytekitplugins.kfpytorch")
+    of_kfpytorch = {"CleanPodPolicy", "Elastic", "Master", "PyTorch", "RestartPolicy", "RunPolicy", "Worker"}
+    assert set(plugin.__all__) == {*of_kfpytorch, "ElasticFunctionTask", "PyTorchFunctionTask", "Watchdog"}
+    assert all(hasattr(stock, name) for name in of_kfpytorch)
     for name in plugin.__all__:
         assert getattr(plugin, name).__module__.startswith(("flytekitplugins.firstfault", "firstfault_torch."))
-
-
-def test_the_namespace_is_shared() -> None:
-    """`flytekitplugins` is a shared namespace: the stock plugin can be imported too, and each has its own task type."""
-    stock = importlib.import_module("flytekitplugins.kfpytorch")
     assert flytekitplugins.__file__ is None
-    assert stock.Elastic is not Elastic
+    folder = Path(plugin.__file__).parents[1]
+    assert not (folder / "__init__.py").exists()
+    assert not (folder.parent / "__init__.py").exists()
     theirs = task(task_config=stock.Elastic(increase_shared_mem=False))(_train)
-    ours = task(task_config=ELASTIC)(_train)
     assert type(theirs) is stock.task.PytorchElasticFunctionTask
-    assert type(ours) is ElasticFunctionTask
+    assert type(task(task_config=ELASTIC)(_train)) is ElasticFunctionTask
+    config = PyTorch(num_workers=2, increase_shared_mem=False)
+    assert type(task(task_config=config)(_train)) is PyTorchFunctionTask
 
 
 def test_a_process_that_has_both() -> None:
@@ -89,10 +80,9 @@ def test_a_process_that_has_both() -> None:
     "first",
     [
         "from flytekitplugins.firstfault import Elastic",
-        "from flytekitplugins.firstfault.task import Elastic",
         "import flytekitplugins.firstfault; Elastic = flytekitplugins.firstfault.Elastic",
     ],
-    ids=["package", "task", "attribute"],
+    ids=["package", "attribute"],
 )
 def test_every_import_registers_the_task_types(first: str, tmp_path: Path) -> None:
     """Wherever a process takes Elastic from, its tasks get our task type."""
@@ -112,14 +102,6 @@ def test_an_unregistered_subclass_is_not_ours() -> None:
         pass
 
     assert type(task(task_config=OwnElastic(increase_shared_mem=False))(_train)) is PythonFunctionTask
-
-
-def test_flytekitplugins_is_a_namespace_package() -> None:
-    """Neither the namespace nor the folder above it has an __init__.py."""
-    folder = Path(plugin.__file__).parents[1]
-    assert folder.name == "flytekitplugins"
-    assert not (folder / "__init__.py").exists()
-    assert not (folder.parent / "__init__.py").exists()
 
 
 @pytest.mark.parametrize(
@@ -172,27 +154,17 @@ def test_recording_is_switched_off(raw: str, monkeypatch: pytest.MonkeyPatch) ->
     assert task(task_config=ELASTIC)(_train).engine() is None
 
 
-def test_two_local_calls_have_two_folders(raw: str) -> None:
-    """Each local call has its own folder, so that it does not read another call's documents."""
+def test_the_folder_of_the_documents(raw: str) -> None:
+    """In a pod it is the entrypoint's output prefix, else the raw one; each local call has a folder of its own."""
     own = task(task_config=ELASTIC)(_train)
-    prefixes = {_recording(own).output_prefix for _ in range(2)}
-    assert len(prefixes) == 2
-
-
-def test_the_output_prefix_is_the_entrypoints(raw: str) -> None:
-    """In a pod the documents are below the stock entrypoint's output prefix."""
-    command = click.Command("pyflyte-execute")
-    with click.Context(command) as context:
-        context.params["output_prefix"] = "s3://bucket/out/0"
-        assert _recording(task(task_config=ELASTIC)(_train)).output_prefix == "s3://bucket/out/0"
-
-
-def test_the_fallback_in_a_pod(raw: str) -> None:
-    """Without the stock entrypoint, a pod's documents are below the raw output prefix."""
+    assert len({_recording(own).output_prefix for _ in range(2)}) == 2
+    with click.Context(click.Command("pyflyte-execute")) as command:
+        command.params["output_prefix"] = "s3://bucket/out/0"
+        assert _recording(own).output_prefix == "s3://bucket/out/0"
     context = FlyteContextManager.current_context()
     state = context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(context.with_execution_state(state)):
-        assert _recording(task(task_config=ELASTIC)(_train)).output_prefix == raw
+        assert _recording(own).output_prefix == raw
 
 
 def test_a_slow_name_service_does_not_hold_the_task_up(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,73 +192,55 @@ def _dispatch(function_task: PythonFunctionTask[Any], folder: Path) -> Any:
         return function_task.dispatch_execute(pod, LiteralMap(literals={}))
 
 
+def _executing(monkeypatch: pytest.MonkeyPatch, outcome: object, config: Any = ELASTIC) -> PythonFunctionTask[Any]:
+    """Return a task whose execution has this outcome, or raises it."""
+    own = task(task_config=config)(_train)
+    monkeypatch.setattr(own, "execute", Mock(side_effect=[outcome]))
+    return own
+
+
+def _sealed(*, durable: bool, writes_deck: bool) -> VerdictSealedError:
+    return VerdictSealedError("one line", Published(b"the sealed bytes", durable, writes_deck))
+
+
 @pytest.mark.usefixtures("raw")
 @pytest.mark.parametrize(
-    ("strategy", "name"), [(None, r"error\.pb"), ("", r"error\.pb"), ("Earliest", r"error-[0-9a-f]{32}\.pb")]
+    ("strategy", "name"), [("", r"error\.pb"), ("Earliest", r"error-[0-9a-f]{32}\.pb")], ids=["one file", "a file each"]
 )
 @pytest.mark.parametrize("config", [ELASTIC, PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)])
 def test_a_sealed_verdict_is_left_for_upload(
-    config: Any, strategy: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Any, strategy: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The seal is in the engine's folder under the name that the backend expects, and the outputs are empty."""
-    if strategy is not None:
-        monkeypatch.setenv("_F_DES", strategy)
-    own = task(task_config=config)(_train)
-
-    def execute(**_: object) -> None:
-        raise VerdictSealedError("one line", Published(b"the sealed bytes", durable=False, writes_deck=False))
-
-    monkeypatch.setattr(own, "execute", execute)
-    outputs = _dispatch(own, tmp_path / "engine" / "dir")
-    assert outputs == LiteralMap(literals={})
+    monkeypatch.setenv("_F_DES", strategy)
+    own = _executing(monkeypatch, _sealed(durable=False, writes_deck=False), config)
+    assert _dispatch(own, tmp_path / "engine" / "dir") == LiteralMap(literals={})
     (left,) = (tmp_path / "engine" / "dir").iterdir()
     assert re.fullmatch(name, left.name)
     assert left.read_bytes() == b"the sealed bytes"
 
 
-@pytest.mark.parametrize("writes_deck", [False, True], ids=["nothing is left to upload", "the deck is left"])
-def test_a_verdict_in_the_storage(writes_deck: bool, raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the verdict is in the storage, the entrypoint uploads nothing; only flytekit's own deck may be left."""
-    own = task(task_config=ELASTIC)(_train)
-
-    def execute(**_: object) -> None:
-        raise VerdictSealedError("one line", Published(b"the bytes", durable=True, writes_deck=writes_deck))
-
-    monkeypatch.setattr(own, "execute", execute)
-    if writes_deck:
-        assert _dispatch(own, tmp_path / "engine") == LiteralMap(literals={})
-        return
+@pytest.mark.usefixtures("raw")
+@pytest.mark.parametrize(
+    ("outcome", "raised"),
+    [(_sealed(durable=True, writes_deck=False), IgnoreOutputs), (ValueError("boom"), ValueError)],
+    ids=["in the storage", "of the user"],
+)
+def test_what_leaves_no_file(
+    outcome: Exception, raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a verdict in the storage the entrypoint uploads nothing; an exception without a verdict is Flyte's."""
     with pytest.raises(FlyteUserRuntimeException) as caught:
-        _dispatch(own, tmp_path / "engine")
-    assert isinstance(caught.value.value, IgnoreOutputs)
+        _dispatch(_executing(monkeypatch, outcome), tmp_path / "engine")
+    assert isinstance(caught.value.value, raised)
     assert not list((tmp_path / "engine").rglob("error*"))
 
 
-def test_another_exception_is_flytes(raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception without a verdict is raised unchanged, and no file is written."""
-    own = task(task_config=ELASTIC)(_train)
-
-    def execute(**_: object) -> None:
-        raise ValueError("boom")
-
-    monkeypatch.setattr(own, "execute", execute)
-    with pytest.raises(FlyteUserRuntimeException) as caught:
-        _dispatch(own, tmp_path / "engine")
-    assert isinstance(caught.value.value, ValueError)
-    assert not list((tmp_path / "engine").rglob("error*"))
-
-
-def test_outputs_are_flytes(raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that succeeds returns its outputs and writes no error file."""
-    own = task(task_config=ELASTIC)(_train)
-    monkeypatch.setattr(own, "execute", lambda **_: 2.5)
-    outputs = _dispatch(own, tmp_path / "engine")
+@pytest.mark.usefixtures("raw")
+def test_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that succeeds returns its outputs; one whose verdict is stored has none, and may leave its deck."""
+    outputs = _dispatch(_executing(monkeypatch, 2.5), tmp_path / "engine")
     assert outputs.literals["o0"].scalar.primitive.float_value == 2.5
     assert not list((tmp_path / "engine").rglob("error*"))
-
-
-def test_task_classes() -> None:
-    """Both configurations are registered with flytekit."""
-    assert type(task(task_config=ELASTIC)(_train)) is ElasticFunctionTask
-    config = PyTorch(num_workers=2, increase_shared_mem=False)
-    assert type(task(task_config=config)(_train)) is PyTorchFunctionTask
+    own = _executing(monkeypatch, _sealed(durable=True, writes_deck=True))
+    assert _dispatch(own, tmp_path / "other") == LiteralMap(literals={})
