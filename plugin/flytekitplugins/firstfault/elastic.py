@@ -72,8 +72,16 @@ def run_training(
         options: for recording and concluding.
         keeps_decks: rank 0 writes its decks to a file, for the deck of a failed attempt.
     """
-    _warn_without_operator(config)
-    _set_omp_num_threads(config)
+    if parse_nnodes(config.nnodes)[0] > 1 and "PET_NNODES" not in os.environ:
+        logger.warning(
+            "nnodes is %s, but nothing here says that this pod belongs to a PyTorchJob (PET_NNODES is not set); "
+            "the rendezvous may time out",
+            config.nnodes,
+        )
+    if "OMP_NUM_THREADS" not in os.environ and config.nproc_per_node > 1:
+        # each of several processes would use every core
+        logger.info("OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as torchrun does")
+        os.environ["OMP_NUM_THREADS"] = "1"
     launch = _launch_config(config)
     entrypoint, args = _entrypoint(config, function, keeps_decks=keeps_decks)
     if engine is None:
@@ -105,22 +113,6 @@ def _launch_plain(config: LaunchConfig, entrypoint: Callable[..., Any], args: tu
 
 
 # --- before ---------------------------------------------------------------------------------------------------------
-
-
-def _warn_without_operator(config: Elastic) -> None:
-    if parse_nnodes(config.nnodes)[0] > 1 and "PET_NNODES" not in os.environ:
-        logger.warning(
-            "nnodes is %s, but nothing here says that this pod belongs to a PyTorchJob (PET_NNODES is not set); "
-            "the rendezvous may time out",
-            config.nnodes,
-        )
-
-
-def _set_omp_num_threads(config: Elastic) -> None:
-    """Set OMP_NUM_THREADS to 1 as torchrun does; otherwise each of several processes would use every core."""
-    if "OMP_NUM_THREADS" not in os.environ and config.nproc_per_node > 1:
-        logger.info("OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as torchrun does")
-        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _launch_config(config: Elastic) -> LaunchConfig:
@@ -246,6 +238,17 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
     return first.return_value
 
 
+def _plain_failure(error: Exception) -> Exception:
+    """Return kfpytorch's exception for the failure that torch kept: recoverable if its worker marked it so."""
+    if not isinstance(error, ChildFailedError):
+        return IgnoreOutputs() if isinstance(error, SignalException) else ElasticTaskError(error)
+    _, first = error.get_first_failure()
+    if was_recoverable(first.error_file):
+        recoverable: Exception = FlyteRecoverableException(str(error), timestamp=first.timestamp)
+        return recoverable
+    return ElasticTaskError(error, timestamp=first.timestamp)
+
+
 def _local_error(failed: NodeFailedError) -> Exception:
     """Return kfpytorch's exception for a local call; a pod raises it too if it could not seal its verdict."""
     if failed.verdict is None:
@@ -256,17 +259,6 @@ def _local_error(failed: NodeFailedError) -> Exception:
         recoverable: Exception = FlyteRecoverableException(failed.verdict.seal.message, timestamp=timestamp)
         return recoverable
     return ElasticTaskError(_with_root_first(failed, verdict.root), timestamp=timestamp)
-
-
-def _plain_failure(error: Exception) -> Exception:
-    """Return kfpytorch's exception for the failure that torch kept: recoverable if its worker marked it so."""
-    if not isinstance(error, ChildFailedError):
-        return IgnoreOutputs() if isinstance(error, SignalException) else ElasticTaskError(error)
-    _, first = error.get_first_failure()
-    if was_recoverable(first.error_file):
-        recoverable: Exception = FlyteRecoverableException(str(error), timestamp=first.timestamp)
-        return recoverable
-    return ElasticTaskError(error, timestamp=first.timestamp)
 
 
 def _with_root_first(failed: NodeFailedError, root: WorkerError | None) -> Exception:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import NodePresence, NodeSetup, Phase
 from firstfault_torch.context import setup_of_node, worker_place
-from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.guard import begun, guarded, logger
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
@@ -22,6 +22,7 @@ from firstfault_torch.worker.recording import describe_and_record
 from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from firstfault.model import Place, Receipt
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 
 def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Options) -> Any:
     """Run the task function in this pod and record it; return and raise as `PyTorchFunctionTask.execute` does."""
-    pods = _pods(os.environ)
+    pods = _number("WORLD_SIZE") or 0  # the operator sets it; each pod runs one process
     recording = replace(recording_of(engine, options), group_world_size=pods)
-    place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
+    place = replace(worker_place(recording), group_rank=_number("RANK"), group_world_size=pods)
     joined = _announce(recording, place, Phase.JOINED, wait=False)
     expect_missing_checkpoint()
     try:
@@ -103,25 +104,13 @@ def _announce(
         timestamp_ns=time.time_ns(),
         setup=setup_of_node(recording.identity) if phase is Phase.FAILED else NodeSetup(),
     )
-    deadline = recording.upload_deadline_seconds if wait else 0
-    ended = threading.Event()
-
-    def put() -> None:
-        try:
-            put_on_node(*as_entry(presence), recording, recording.upload_deadline_seconds)
-        finally:
-            ended.set()
-
-    bounded(put, deadline, "writing the roster")
+    deadline = recording.upload_deadline_seconds
+    ended = begun(partial(put_on_node, *as_entry(presence), recording, deadline), "writing the roster")
+    if wait:
+        ended.wait(deadline)
     return ended
 
 
-def _pods(environment: os._Environ[str]) -> int:
-    """Return the number of pods: the operator sets WORLD_SIZE, and each pod runs one process; 0 if it is not set."""
-    text = environment.get("WORLD_SIZE", "")
-    return int(text) if text.isdecimal() else 0
-
-
-def _rank(environment: os._Environ[str]) -> int | None:
-    text = environment.get("RANK", "")
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else None

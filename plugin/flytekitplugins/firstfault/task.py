@@ -166,13 +166,14 @@ class _ReportingTask(PythonFunctionTask[Any]):
         strategy = os.environ.get(STRATEGY_VARIABLE, self.task_config.strategy)
         if not strategy:
             return None
-        raw_prefix, previous = _raw_prefixes()
+        command = click.get_current_context(silent=True)
+        params = command.params if command is not None else {}
         return FlyteEngine(
             _output_prefix(),
             in_pod=in_pod(),
             strategy=strategy,
-            raw_prefix=raw_prefix,
-            previous_raw_prefix=previous,
+            raw_prefix=_above(params.get("checkpoint_path")),
+            previous_raw_prefix=_above(params.get("prev_checkpoint")),
             leave_deck=self._write_deck,
         )
 
@@ -300,18 +301,8 @@ def in_pod() -> bool:
     return state is not None and state.mode is not None and not state.is_local_execution()
 
 
-def _raw_prefixes() -> tuple[str, str]:
-    """Return the raw output prefixes of this attempt and of the previous one, from the stock entrypoint's arguments.
-
-    Each is empty if it is not known: in a local call, and if there was no previous attempt.
-    """
-    command = click.get_current_context(silent=True)
-    params = command.params if command is not None else {}
-    return _above(params.get("checkpoint_path")), _above(params.get("prev_checkpoint"))
-
-
 def _above(checkpoints: object) -> str:
-    """Return the folder of the checkpoints' folder; Flyte passes two quotation marks if there are no checkpoints."""
+    """Return the raw output prefix above a checkpoints' folder, of which Flyte passes '""' if there is none."""
     return str(checkpoints or "").strip("\"'").rstrip("/").rpartition("/")[0]
 
 
