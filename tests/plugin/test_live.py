@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -25,9 +25,9 @@ from firstfault.cli import EXIT
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import Phase, SentSignal
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.testing import make_error, make_job, make_presence
+from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from flytekitplugins.firstfault.local.live import LiveView, NodeLine, node_lines, picture, shown_lines
+from flytekitplugins.firstfault.local.live import LiveView, NodeLine, shown_lines
 from flytekitplugins.firstfault.local.pods import Pod
 from flytekitplugins.firstfault.local.runner import Running
 from tests.plugin.running import Running as Started
@@ -66,9 +66,9 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., list[Pod]]]:
         pod.process.communicate()
 
 
-def _joined(phase: Phase = Phase.JOINED) -> tuple[NodePresence, ...]:
+def _joined() -> tuple[NodePresence, ...]:
     return tuple(
-        make_presence(phase, node=f"w-{number}", group_rank=number, nodes=2, ranks=(2 * number, 2 * number + 1))
+        make_presence(Phase.JOINED, node=f"w-{number}", group_rank=number, nodes=2, ranks=(2 * number, 2 * number + 1))
         for number in range(2)
     )
 
@@ -89,44 +89,6 @@ def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
-
-
-def test_nodes_before_their_first_document(pods: Callable[..., list[Pod]], tmp_path: Path) -> None:
-    """A pod without documents has a line with its process."""
-    (one,) = pods(None)
-    lines = node_lines([one], picture(_reader(tmp_path), make_job()))
-    assert lines == node_lines([one], None) == [NodeLine("w-0", f"pid {one.process.pid}", (), is_fine=True)]
-
-
-@pytest.mark.parametrize(
-    ("codes", "snapshot", "ranks", "fine"),
-    [
-        ((None, None), {"roster": _joined()}, [[(".", "0-1 running")], [(".", "2-3 running")]], [True, True]),
-        (
-            (0, None),
-            {"roster": (_joined(Phase.SUCCEEDED)[0], _joined()[1])},
-            [[("+", "0-1 finished")], [(".", "2-3 running")]],
-            [True, True],
-        ),
-        (
-            (None, None),
-            {"roster": _joined(), "failures": (make_error(3, node="w-1"), make_error(2, node="w-1", **_STOPPED))},
-            [[(".", "0-1 running")], [("s", "2 stopped by its agent"), ("X", "3 root cause")]],
-            [True, False],
-        ),
-        ((-9, None), {"roster": _joined()}, [[("?", "0-1 sent no report")], [(".", "2-3 running")]], [False, True]),
-    ],
-    ids=["running", "finished", "failed", "killed"],
-)
-def test_the_states_of_ranks(  # noqa: PLR0917 - fixtures and a table
-    pods: Callable[..., list[Pod]], tmp_path: Path, codes: Any, snapshot: dict[str, Any], ranks: Any, fine: list[bool]
-) -> None:
-    """A rank is running until its documents, its node's roster entry or its pod's end change that."""
-    roster, failures = snapshot["roster"], snapshot.get("failures", ())
-    lines = node_lines(pods(*codes), picture(_reader(tmp_path), make_job(*failures, roster=roster)))
-    assert [list(line.ranks) for line in lines] == ranks
-    assert [line.is_fine for line in lines] == fine
-    assert [line.process.split()[0] for line in lines] == ["pid" if code is None else "exited" for code in codes]
 
 
 def test_many_nodes() -> None:
@@ -233,15 +195,6 @@ def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixt
         with view.watching(Running(0, (), _reader(tmp_path), time.monotonic())):
             view.tell("two")
     assert "Input/output error" in caplog.text
-
-
-def test_an_interrupt_passes(tmp_path: Path, screen: _Screen) -> None:
-    """The view passes Ctrl-C on and restores the cursor."""
-    running = Running(0, (), _reader(tmp_path), time.monotonic())
-    with pytest.raises(KeyboardInterrupt), LiveView(screen.console) as view, view.watching(running):
-        raise KeyboardInterrupt
-    assert not _threads()
-    assert screen.out.getvalue().rindex("\x1b[?25h") > screen.out.getvalue().rindex("\x1b[?25l")
 
 
 def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:

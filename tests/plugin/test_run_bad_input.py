@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.cli import EXIT, main
-from firstfault.errors import UsageError
 from flytekitplugins.firstfault.local import command, pods
 
 if TYPE_CHECKING:
@@ -218,48 +216,14 @@ def test_a_store_that_is_a_file(say: Callable[..., Said], tmp_path: Path) -> Non
     assert said.line().startswith(f"cannot write {tmp_path}/file/")
 
 
-def test_a_store_that_does_not_answer(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message about a refused connection says to check the endpoint."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("FLYTE_AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "secret")
+def test_a_store_that_is_not_set_up(say: Callable[..., Said]) -> None:
+    """The message names the settings that are missing."""
     said = say(*GOOD, "--store", "s3://bucket/runs")
     assert said.code == EXIT.TOOL_FAILED
-    assert said.line().startswith("cannot write s3://bucket/runs/")
-    assert "check the endpoint" in said.line()
-
-
-@pytest.mark.parametrize(
-    ("environment", "code", "reason"),
-    [
-        ({}, EXIT.TOOL_FAILED, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
-        ({"FLYTE_AWS_ENDPOINT": "localhost:9000"}, EXIT.USAGE, "the S3 endpoint must be a URL such as https://"),
-    ],
-    ids=["no credentials", "endpoint"],
-)
-def test_a_store_that_is_not_set_up(
-    environment: dict[str, str], code: int, reason: str, say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message names settings that are missing or not valid."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    said = say(*GOOD, "--store", "s3://bucket/runs")
-    assert said.code == code
-    assert reason in said.line()
+    assert "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in said.line()
 
 
 # --- as a process ---------------------------------------------------------------------------------------------------
-
-
-def test_debug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """With --debug the error comes with its traceback instead of one line."""
-    (tmp_path / "tasks_of_this_test.py").write_text(TASKS)
-    with pytest.raises(UsageError, match="has no task 'trian'"):
-        main(["run", str(tmp_path / "tasks_of_this_test.py"), "trian", "--debug"])
-    assert capsys.readouterr().err == ""
 
 
 def test_as_a_process(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from typing_extensions import Self
 
-    from firstfault.model import JobErrors
     from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.report.cascade import Cascade, RankState
     from flytekitplugins.firstfault.local.pods import Pod
@@ -56,20 +55,8 @@ class NodeLine:
     """Whether it runs or has finished."""
 
 
-def picture(reader: MultiErrorFileOutputReader, job: JobErrors) -> Cascade:
-    """Return the state of every rank so far."""
-    conclusion = reader.conclude_from(job)
-    if conclusion is not None:
-        return cascade_of(job, conclusion.verdict, conclusion.diagnosis)
-    return cascade_of(job, undetermined(job, DEFAULT_STRATEGY), diagnose(job))
-
-
-def node_lines(pods: Sequence[Pod], cascade: Cascade | None) -> list[NodeLine]:
-    """Return a line for each pod, from its process and its ranks' states."""
-    return [_line(pod, [item for item in (cascade.ranks if cascade else ()) if item.node == pod.name]) for pod in pods]
-
-
 def _line(pod: Pod, ranks: Sequence[RankState]) -> NodeLine:
+    """Return a pod's line, from its process and its ranks' states."""
     code = pod.exit_code
     states: dict[tuple[str, str], list[int]] = {}
     for item in ranks:
@@ -174,7 +161,11 @@ class LiveView:
 
     async def _follow(self, reader: MultiErrorFileOutputReader) -> None:
         async for job in reader.follow(_PAUSE_S):
-            self._cascade = picture(reader, job)
+            conclusion = reader.conclude_from(job)
+            if conclusion is not None:
+                self._cascade = cascade_of(job, conclusion.verdict, conclusion.diagnosis)
+            else:
+                self._cascade = cascade_of(job, undetermined(job, DEFAULT_STRATEGY), diagnose(job))
 
     def _tick(self) -> None:
         with _looking():
@@ -185,7 +176,8 @@ class LiveView:
         running = self._running
         if running is None:
             return self._spinner
-        lines = node_lines(running.pods, self._cascade)
+        ranks = self._cascade.ranks if self._cascade is not None else ()
+        lines = [_line(pod, [item for item in ranks if item.node == pod.name]) for pod in running.pods]
         alive = sum(pod.exit_code is None for pod in running.pods)
         seconds = time.monotonic() - running.started
         head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(lines)} pods running"
