@@ -46,11 +46,6 @@ class Meeting:
     A job that has just ended may still have a store at the same address. Each rank counts itself in the store; one that
     was counted before is in another job's, and waits until that store is gone.
 
-    Args:
-        options: of the restart.
-        rank: this one's.
-        prefix: of the call.
-
     Raises:
         firstfault_torch.inprocess.exception.RestartError: it is not said where to meet, or another job's store stays
             there longer than `barrier_timeout`.
@@ -184,9 +179,7 @@ class Connections:
     def open(self, connect: Callable[[], Any], port: int | None) -> Any:
         """Return what `connect` returns, and remember the sockets that it opened.
 
-        Args:
-            connect: makes the connection.
-            port: of the store; sockets of other threads lead elsewhere. None: not known.
+        Sockets that other threads open meanwhile lead to another port than the store's, if that is known.
         """
         with self._lock:
             before = open_sockets()

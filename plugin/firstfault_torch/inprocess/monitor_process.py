@@ -212,12 +212,7 @@ def _start_of(process: int) -> str:
 class Watcher:
     """The monitor process of a worker: what runs in it, and how the worker starts and ends it.
 
-    Args:
-        progress: where the worker says what it does.
-        initial_rank: the worker's.
-        prefix: of the call in the store.
-        connect: makes a connection to the store, in the monitor process.
-        options: of the restart.
+    It looks at `progress`, and calls `connect` for a connection to the store.
     """
 
     def __init__(
@@ -243,11 +238,7 @@ class Watcher:
         self._asking: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the monitor process of this worker.
-
-        Raises:
-            firstfault_torch.inprocess.exception.InternalError: it does not start.
-        """
+        """Start the monitor process of this worker, or raise an InternalError."""
         logfile = (self._options.monitor_process_logfile or "").format(rank=self._initial_rank) or None
         name = f"the monitor process of rank {self._initial_rank}"
         self.pid = start_detached(self.begin, self.watch, name, logfile)
@@ -294,11 +285,8 @@ class Watcher:
         """Call what needs the store; return whether it succeeded, or may still succeed.
 
         A store that is lost or frozen must not keep the worker from being killed. Its thread is also slow, because it
-        resolves the address of each client: torch's libuv store waits for the name service then.
-
-        Args:
-            call: what to do.
-            patient: wait for the call before, which may take long.
+        resolves the address of each client: torch's libuv store waits for the name service then. If `patient`, wait for
+        the call before, which may take long.
         """
         if self._asking is not None and self._asking.is_alive():
             if not patient:

@@ -44,10 +44,9 @@ class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
 
 
 def round_prefix(round_: str | None = None) -> str:
-    """Return the prefix of all keys of one round of the agents.
+    """Return the prefix of all keys of one round of the agents; None: this worker's.
 
-    Args:
-        round_: its number; None: this worker's. Under an agent without firstfault it is torch's restart count.
+    Under an agent without firstfault its number is torch's restart count.
     """
     number = round_ or os.environ.get(ROUND_VARIABLE) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"firstfault/inprocess/{number}"
@@ -59,15 +58,7 @@ def recovered_key(initial_rank: int, round_: str | None = None) -> str:
 
 
 class TCPStore(dist.TCPStore):  # type: ignore[name-defined]
-    """A connection to the store of an in-process restart, or its host.
-
-    Args:
-        host_name: default: MASTER_ADDR.
-        port: default: MASTER_PORT.
-        is_master: whether this process hosts it.
-        timeout: of its operations.
-        more: torch's other arguments.
-    """
+    """A connection to the store of an in-process restart, or its host; takes torch's other arguments, too."""
 
     def __init__(
         self,
@@ -171,13 +162,9 @@ class Position:
 
 
 class Iteration:
-    """One iteration's part of the store.
+    """One iteration's part of the store: over a connection that no other thread uses meanwhile.
 
-    Args:
-        store: a connection that no other thread uses meanwhile.
-        prefix: the call's.
-        number: the iteration's, from 0.
-        world_size: how many ranks take part, reserves included.
+    The call has the prefix; `world_size` counts the ranks that take part, reserves included.
     """
 
     def __init__(self, store: Any, prefix: str, number: int, world_size: int) -> None:
