@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import RestartKind, RestartRecord
-from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.guard import bounded, caught
 from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import BarrierTimeout, FaultKind
 from firstfault_torch.inprocess.wrap import CallWrapper
-from firstfault_torch.node.document_writer import put_on_node
-from firstfault_torch.worker.process_state import collective_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -115,6 +112,8 @@ class RecordedFaults:
     @staticmethod
     def collectives_begun() -> int | None:
         """Return how many collectives this rank has begun, by torch's flight recorder; None: it has none."""
+        from firstfault_torch.worker.process_state import collective_progress  # noqa: PLC0415 - as below
+
         groups = collective_progress()
         return sum(group.enqueued for group in groups) if groups else None
 
@@ -123,6 +122,10 @@ class RecordedFaults:
         self._monitor.in_flight.release()
         recording, place = self._monitor.recording, self._monitor.place
         if interruption.first and recording is not None and place is not None:
+            # they import protobuf, which only a recording worker has loaded
+            from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415
+            from firstfault_torch.node.document_writer import put_on_node  # noqa: PLC0415
+
             record = _record(interruption, place)
             name = restart_record_name(record.kind.value, record.number, place.group_rank or 0)
             data = restart_to_json(record)
