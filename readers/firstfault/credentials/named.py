@@ -52,7 +52,6 @@ _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _SHORT_WORDS = {"pass", "pw", "pwd"}
 _NEEDS_BOUNDARY = {*_SHORT_WORDS, "auth", "sig", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"}
 _OWNER = re.compile(rf"(?:^|[^a-z])(?:{_TABLE['owners']})_?$", re.IGNORECASE | re.VERBOSE)
-_LONGEST_OWNER = 10
 _USER = re.compile(r"(?<![A-Za-z])(?:user|usr|uid|login|e?mail)(?:_?(?:name|id))?[\"']?[ \t]{0,4}[:=]", re.IGNORECASE)
 _OF_TEXTS = re.compile(rf"(?:^|[_.-])(?:{_TABLE['of_texts']})[_.-]?$", re.IGNORECASE | re.VERBOSE)
 _ADJECTIVE = re.compile(rf"\b(?:{_TABLE['adjectives']})[ \t]{{1,4}}$", re.IGNORECASE | re.VERBOSE)
@@ -65,7 +64,6 @@ _REFERENCE = re.compile(r"(?:existing|pull_?)secrets?$", re.IGNORECASE)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
 _LOOK_AHEAD = 100
 _LOOK_AROUND = 120
-_SHORT_LOOK = 60
 _FLAG_PROSE, _METHODS, _SCHEMES = (frozenset(_TABLE[key].split()) for key in ("prose", "methods", "schemes"))
 _OPENING = re.compile(
     r"(?P<wrapper>(?:[A-Za-z_][\w.]{0,40}\.)?(?:SecretStr|SecretBytes|Secret|str|bytes|b64decode|quote|quote_plus|unquote)"
@@ -94,7 +92,6 @@ _ITEM_NAME = re.compile(r"[A-Za-z_. -]*|[A-Z0-9_]*")
 """An item of a list that is a name, and no credential: names have no digits and no other characters."""
 _TARGETS = re.compile(r"(?:^|[\s:;])[\w.]{1,80},[ ]?$")
 _ESCAPED_END = re.compile(r"\\+(?:[nr]|[\"'`]|$)")
-_LONGEST_TARGET = 100
 _LONGEST_LOOK = 300
 _STOPS = {mark: re.compile(f"[{mark}\n]") for mark in "\"'`"}
 _LONGEST_BLOCK = 16_384
@@ -153,11 +150,6 @@ class Place:
         caller = self.before[max(opened - 1, 0) : max(opened, 0)]
         return (caller.isalnum() or caller in {"_", ")", "]"}) and self.before.count("(") > self.before.count(")")
 
-    @property
-    def in_code(self) -> bool:
-        """Whether it is part of a statement: ``lambda token: x``."""
-        return not self.closed and self.sign == ":" and bool(_KEYWORD.search(self.before[-_SHORT_LOOK:]))
-
     @cached_property
     def strength(self) -> Strength:
         """How surely its value is a credential."""
@@ -172,11 +164,11 @@ class Place:
         prefix = self.name[: -len(self.word)]
         if self.word == "pw" or (self.word == "pass" and not prefix.strip("-")):
             around = self.text[max(self.start - _LOOK_AROUND, 0) : self.start + _LOOK_AROUND]
-            sure = _is_owner(prefix) or _USER.search(around) or (self.name.isupper() and prefix)
+            sure = _OWNER.search(prefix) or _USER.search(around) or (self.name.isupper() and prefix)
             return Strength.LIKELY if sure else Strength.SHORT
         if self.word == "tokens" or _OF_TEXTS.search(prefix) or self.suffix.islower():
             return Strength.WORD
-        if self.sign in {"==", "!="} or (self.sign == ":" and _ADJECTIVE.search(self.before[-_SHORT_LOOK:])):
+        if self.sign in {"==", "!="} or (self.sign == ":" and _ADJECTIVE.search(self.before)):
             return Strength.WORD
         return Strength.LIKELY
 
@@ -195,7 +187,7 @@ class Place:
         return Form.PLAIN if self.name.isupper() else Form.TIGHT
 
     def _form_after_colon(self, end: int) -> Form:
-        if self.in_call or _KEYWORD.search(self.before[-_SHORT_LOOK:]):
+        if self.in_call or _KEYWORD.search(self.before):
             return Form.CODE
         rest = self.text[end : end + _LOOK_AHEAD].partition("\n")[0].strip()
         before = self.before.rstrip()
@@ -223,7 +215,7 @@ def _names(text: str) -> Iterator[Place]:
             continue
         start, kind = found.start(), found.lastgroup or ""
         if kind == "key":
-            owner = _KEY_OF.search(lowered[max(start - _LONGEST_KEY_OF, 0) : start])
+            owner = _KEY_OF.search(lowered, max(start - _LONGEST_KEY_OF, 0), start)
             start -= len(owner[0]) if owner else 0
             kind = "sure" if owner else "weak"
         after = found.end()
@@ -272,7 +264,7 @@ def _is_name(place: Place, prefix: str, word: str) -> bool:
     """Whether the word is a name of its own, or the end of one, and the sign fits."""
     last = prefix[-1:]
     if place.word in _NEEDS_BOUNDARY and last.isalpha() and not (last.islower() and word[0].isupper()):
-        return place.word in _SHORT_WORDS and place.sign != " " and _is_owner(prefix)
+        return place.word in _SHORT_WORDS and place.sign != " " and _OWNER.search(prefix) is not None
     if place.sign == " ":
         return place.flag
     if place.sign == ",":
@@ -297,11 +289,6 @@ def _may_follow(suffix: str, place: Place) -> bool:
     if _is_known(suffix):
         return place.kind == "sure" or (place.name + suffix).isupper() or place.word == "token"
     return (place.name + suffix).isupper() and place.kind != "weak" and not _OTHER_SUFFIX.search(suffix)
-
-
-def _is_owner(prefix: str) -> bool:
-    """Whether ``pass`` after this prefix is a password."""
-    return bool(_OWNER.search(prefix[-_LONGEST_OWNER:]))
 
 
 def _is_variable(place: Place) -> bool:
@@ -345,12 +332,14 @@ def _of_quoted(place: Place, opening: re.Match[str]) -> Iterator[tuple[int, int]
         return
     yield start, end
     following = _NEXT_ITEM.match(text, end + len(quote))
-    if following and place.sign == "=" and _TARGETS.search(place.before[-_LONGEST_TARGET:]):
+    if following and place.sign == "=" and _TARGETS.search(place.before):
         yield from _items(place, following.end())
 
 
 def _is_secret_quoted(place: Place, content: str, end: int) -> bool:
-    if place.in_code or not is_secret_literal(content, Named(place.name, place.strength, place.form(end)), quoted=True):
+    # part of a statement: lambda token: "x"
+    in_code = not place.closed and place.sign == ":" and _KEYWORD.search(place.before)
+    if in_code or not is_secret_literal(content, Named(place.name, place.strength, place.form(end)), quoted=True):
         return False
     if place.word in _AUTH and content.lower() in _METHODS:
         return False
@@ -360,11 +349,9 @@ def _is_secret_quoted(place: Place, content: str, end: int) -> bool:
         return (
             not content.startswith("-") and not is_secret_word(content) and not PATTERNS["metavar"].fullmatch(content)
         )
-    if _CALLED.search(place.before[-_SHORT_LOOK:]):
+    if _CALLED.search(place.before):
         return not is_secret_word(content)
-    return is_random(content) or (
-        bool(_IN_TUPLE.search(place.before[-_SHORT_LOOK:])) and "-" in place.name and not content.islower()
-    )
+    return is_random(content) or (bool(_IN_TUPLE.search(place.before)) and "-" in place.name and not content.islower())
 
 
 def _items(place: Place, position: int) -> Iterator[tuple[int, int]]:

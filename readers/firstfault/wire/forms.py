@@ -95,13 +95,9 @@ class Table:
         return self.model(**self.values(message), **given)
 
 
+@lru_cache(maxsize=4096)
 def interned(value: Any) -> Any:
     """Return one object for all equal values, which saves memory: thousands of victims have the same stacks."""
-    return _first_of(value)
-
-
-@lru_cache(maxsize=4096)
-def _first_of(value: object) -> object:
     return value
 
 
