@@ -113,7 +113,7 @@ def test_whose_frame_it_is(file: str, library: str) -> None:
     Packages that are no frameworks count where nothing else is its own: a program may be installed.
     """
     frame = FrameInfo(file, 1, "step")
-    assert [run.library for run in runs([frame])] == [library]
+    assert runs([frame]) == [(library, [frame])]
     assert bool(own_frames(ExceptionInfo("E", "", frames=(frame,)))) is (library in {"", "six", "yaml"})
 
 
@@ -121,7 +121,7 @@ def test_frames_of_one_library_stand_together() -> None:
     """Runs keep the order, and join neighbours only."""
     files = ("/a.py", f"{_PACKAGES}/torch/x.py", f"{_PACKAGES}/torch/y.py", "/b.py", f"{_PACKAGES}/torch/z.py")
     found = runs([FrameInfo(file, number, "f") for number, file in enumerate(files)])
-    assert [(run.library, len(run.frames)) for run in found] == [("", 1), ("torch", 2), ("", 1), ("torch", 1)]
+    assert [(library, len(run)) for library, run in found] == [("", 1), ("torch", 2), ("", 1), ("torch", 1)]
 
 
 def test_own_frames_of_a_cause() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from firstfault.model import ExceptionInfo, FrameInfo
@@ -62,24 +62,6 @@ _BETWEEN = {
 # --- as Python prints them ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FrameRun:
-    """Consecutive frames of the user's code, or of one library."""
-
-    library: str
-    """The package, "torch"; empty for the user's code."""
-    frames: tuple[FrameInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One exception of a chain."""
-
-    exception: ExceptionInfo
-    follows: str
-    """Python's sentence between the previous exception and this one; empty for the first."""
-
-
 def is_library(file: str) -> bool:
     """Whether a file belongs to an installed package, to Python or to firstfault."""
     return _LIBRARY.search(file) is not None
@@ -100,30 +82,30 @@ def place_of(frame: FrameInfo) -> str:
     return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} in {frame.function}"
 
 
-def runs(frames: Sequence[FrameInfo]) -> list[FrameRun]:
-    """Return the frames in their order, consecutive frames of one library together."""
-    return [FrameRun(library, tuple(group)) for library, group in itertools.groupby(frames, library_of)]
+def runs(frames: Sequence[FrameInfo]) -> list[tuple[str, list[FrameInfo]]]:
+    """Return the frames in their order, consecutive ones of a library together; the user's code has no name."""
+    return [(library, list(group)) for library, group in itertools.groupby(frames, library_of)]
 
 
-def chain(exception: ExceptionInfo) -> list[Link]:
+def chain(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo]]:
     """Return an exception's causes and the exception, in Python's order: the deepest cause first.
 
-    An exception of another process is a cause of the one that has its traceback in its text.
+    Before each is Python's sentence between the previous one and it; empty for the first. An exception of another
+    process is a cause of the one that has its traceback in its text.
     """
     exception = with_remote(exception)
     # `causes` is nearest first; the relation of each is to the exception before it
-    shown = tuple(itertools.takewhile(lambda cause: cause.relation != "suppressed", exception.causes))
-    links = [*reversed(shown), exception]
-    relations = ["", *(cause.relation for cause in reversed(shown))]
-    return [Link(link, _BETWEEN.get(relation, "")) for link, relation in zip(links, relations, strict=True)]
+    shown = [*itertools.takewhile(lambda cause: cause.relation != "suppressed", exception.causes)][::-1]
+    sentences = ["", *(_BETWEEN.get(cause.relation, "") for cause in shown)]
+    return list(zip(sentences, [*shown, exception], strict=True))
 
 
 def format_exception(exception: ExceptionInfo) -> str:
     """Return an exception as Python prints it: causes first, then its own traceback, message and notes."""
     parts: list[str] = []
-    for link in chain(exception):
-        parts += ["", link.follows, ""] if link.follows else []
-        parts += _traceback(link.exception)
+    for sentence, link in chain(exception):
+        parts += ["", sentence, ""] if sentence else []
+        parts += _traceback(link)
     return "\n".join(parts).rstrip("\n")
 
 

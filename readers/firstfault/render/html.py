@@ -399,8 +399,7 @@ def folded_traceback(exception: ExceptionInfo, identity: JobIdentity) -> list[Fo
     innermost = next(reversed(own_frames(exception)), None)
     to_open = None
     found = []
-    for link in chain(exception):
-        raised = link.exception
+    for sentence, raised in chain(exception):
         half = len(raised.frames) // 2 if raised.frames_omitted else 0
         gap = [_Run("", (), f"{raised.frames_omitted} frames left out")] if raised.frames_omitted else []
         shown = [*_runs(raised.frames[:half], identity), *gap, *_runs(raised.frames[half:], identity)]
@@ -410,15 +409,15 @@ def folded_traceback(exception: ExceptionInfo, identity: JobIdentity) -> list[Fo
             frames = [frame for run in shown for frame in run.frames]
             to_open = [frame for frame in frames if (frame.folder + frame.name, frame.line) == place][-1]
         members = tuple(elide(format_exception(member), _QUOTE) for member in raised.members)
-        found.append(FoldedException(link.follows, raised, tuple(shown), members, elide(raised.message, _QUOTE)))
+        found.append(FoldedException(sentence, raised, tuple(shown), members, elide(raised.message, _QUOTE)))
     if to_open is not None:
         to_open.is_open = True
     return found
 
 
 def _runs(frames: Sequence[FrameInfo], identity: JobIdentity) -> Iterator[_Run]:
-    for run in runs(frames):
-        yield _Run(run.library, tuple(_frame(frame, identity) for frame in run.frames))
+    for library, run in runs(frames):
+        yield _Run(library, tuple(_frame(frame, identity) for frame in run))
 
 
 def _frame(frame: FrameInfo, identity: JobIdentity) -> _Frame:

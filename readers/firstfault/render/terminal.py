@@ -269,10 +269,10 @@ def _bounded(lines: Sequence[str]) -> list[str]:
 def folded_lines(exception: ExceptionInfo) -> Iterator[str]:
     """Yield a traceback with consecutive frames of a library in one line; unfolded if no frame is the program's own."""
     fold = bool(own_frames(exception))
-    for link in chain(exception):
-        if link.follows:
-            yield from ("", link.follows, "")
-        yield from _folded_link(link.exception, fold=fold)
+    for sentence, link in chain(exception):
+        if sentence:
+            yield from ("", sentence, "")
+        yield from _folded_link(link, fold=fold)
 
 
 def _folded_link(exception: ExceptionInfo, *, fold: bool) -> Iterator[str]:
@@ -293,13 +293,13 @@ def _folded_link(exception: ExceptionInfo, *, fold: bool) -> Iterator[str]:
 
 def _folded_frames(frames: Sequence[FrameInfo], *, fold: bool, innermost: bool) -> Iterator[str]:
     found = runs(frames)
-    for run in found:
-        if run.library and fold:
-            count = f"{len(run.frames)} frame{'s' if len(run.frames) > 1 else ''}"
-            where = f", the last is {place_of(run.frames[-1])}" if innermost and run is found[-1] else ""
-            yield f"  ... {count} of {run.library}{where}"
+    for number, (library, run) in enumerate(found, 1):
+        if library and fold:
+            count = f"{len(run)} frame{'s' if len(run) > 1 else ''}"
+            where = f", the last is {place_of(run[-1])}" if innermost and number == len(found) else ""
+            yield f"  ... {count} of {library}{where}"
             continue
-        for frame in run.frames:
+        for frame in run:
             yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
             if frame.code:
                 yield f"    {frame.code}"
