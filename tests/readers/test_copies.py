@@ -96,7 +96,7 @@ def _verdict(attempt: Attempt) -> Verdict:
 
 @pytest.mark.parametrize("folder", ["", "/firstfault/errors"])
 def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str]) -> None:
-    """With a bundle a read opens one file, and says the same as without."""
+    """With a bundle a read opens one file, and says the same as without; a fresh read opens every file."""
     files = _files()
     _put(attempt, files)
     before = _verdict(attempt)
@@ -106,14 +106,6 @@ def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str
     reader = type(attempt.reader())(attempt.uri + folder)
     assert reader.verdict() == before
     assert len(opened) == 1
-
-
-def test_a_fresh_read_opens_every_file(attempt: Attempt, opened: list[str]) -> None:
-    """A reader that is asked to be fresh does not open the bundle."""
-    files = _files()
-    _put(attempt, files)
-    before = _verdict(attempt)
-    _bundle(attempt, files)
     opened.clear()
     assert attempt.reader(fresh=True).verdict() == before
     assert sorted(opened) == sorted(f"firstfault/{path}" for path in files)

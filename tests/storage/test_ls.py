@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from firstfault.cli import main
 from firstfault.conclude import conclude
 from firstfault.failed_attempts import failed_attempts, grouped
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
@@ -172,16 +174,6 @@ def test_attempts_without_a_seal(store_uri: str) -> None:
     assert "the loss is NaN" in lines["a"]
 
 
-def test_an_attempt_that_cannot_be_read(store_uri: str) -> None:
-    """An attempt that cannot be read has a line that says why, and the others are listed."""
-    _put(store_uri, {"a/0/error.pb": b"garbage", **{f"b/0/{path}": data for path, data in _sealed(_error()).items()}})
-    attempts, _ = failed_attempts(store_uri)
-    notes = {attempt.execution: attempt.note for attempt in attempts}
-    assert notes["b"] == ""
-    assert "error.pb" in notes["a"]
-    assert [group.attempts for group in grouped(attempts, "category")] == [1]
-
-
 @pytest.mark.parametrize("count", [-100, 10**400], ids=["negative", "401 digits"])
 def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
     """A sealed verdict with an impossible count is not used, and the attempt's documents are read instead."""
@@ -284,9 +276,12 @@ def test_groups_by_cost() -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def _ls(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "firstfault", "ls", *arguments]
-    return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+def _ls(*arguments: str) -> SimpleNamespace:
+    """Run the command; return its exit code and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main(["ls", *arguments])
+    return SimpleNamespace(returncode=int(ended.value.code or 0), stdout=out.getvalue(), stderr=err.getvalue())
 
 
 @pytest.fixture
