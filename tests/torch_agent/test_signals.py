@@ -46,13 +46,13 @@ class Agent:
         """Send it a signal."""
         os.kill(self.process.pid or 0, number)
 
-    def next(self, seconds: float = LONG_S) -> tuple[Any, ...]:
+    def next(self) -> tuple[Any, ...]:
         """Return its next report, without the time."""
-        return self.timed(seconds)[1:]
+        return self.timed()[1:]
 
-    def timed(self, seconds: float = LONG_S) -> tuple[Any, ...]:
+    def timed(self) -> tuple[Any, ...]:
         """Return its next report, after the time by the monotonic clock."""
-        assert self._said.poll(seconds), "it says nothing"
+        assert self._said.poll(SOON_S), "it says nothing"
         said: tuple[Any, ...] = self._said.recv()
         return said
 
@@ -160,11 +160,10 @@ def test_in_python(work: Any, number: signal.Signals, start: Callable[..., Agent
 
     It comes at once; to a main thread that swallows it, once more in time.
     """
-    limit = SOON_S if work is _in_python else LONG_S
     agent = start(work)
     assert agent.next() == ("ready",)
     agent.send(number)
-    said = [agent.next(limit), agent.next(limit)]
+    said = [agent.next(), agent.next()]
     assert sorted(said) == [("raised", number.name, True), ("told", number.name)]
     assert agent.end() == [("left", signal.SIG_DFL)]
     assert agent.process.exitcode == 0
@@ -202,7 +201,7 @@ def test_an_error_while_a_signal_is_handled(start: Callable[..., Agent]) -> None
     agent = start(work)
     assert agent.next() == ("ready",)
     agent.send()
-    assert agent.next(2 * LAST_RESORT_S + SOON_S) == ("last resort", "SIGTERM")
+    assert agent.next() == ("last resort", "SIGTERM")
 
 
 def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
@@ -260,7 +259,7 @@ def test_while_settling(start: Callable[..., Agent]) -> None:
     agent = start(work)
     assert agent.next() == ("ready", False)
     agent.send()
-    assert agent.next(SOON_S) == ("gave up", True)
+    assert agent.next() == ("gave up", True)
     assert agent.end() == [("left", signal.SIG_DFL)]
 
 

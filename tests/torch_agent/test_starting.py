@@ -62,10 +62,9 @@ def test_a_worker_that_dies_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("FIRSTFAULT_START", variables["FIRSTFAULT_START"])
         for worker in workers:
             worker.start()
-    started = time.monotonic()
     workers[1].kill()
-    workers[0].join(LONG_S)
-    assert time.monotonic() - started < SOON_S
+    workers[0].join(SOON_S)
+    assert workers[0].exitcode == 0
     workers[1].join()
 
 

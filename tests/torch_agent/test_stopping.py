@@ -70,22 +70,16 @@ def start() -> Iterator[Callable[..., list[Any]]]:
         process.join()
 
 
-def test_a_signal_ends_them(start: Callable[..., list[Any]]) -> None:
-    """The signal ends processes at once."""
-    processes = start(_plain, _plain)
+@pytest.mark.parametrize(("second", "seconds", "code"), [(_plain, LONG_S, -15), (_ignores_sigterm, 0.3, -9)])
+def test_a_signal_ends_them(
+    second: Callable[[Any], None], seconds: float, code: int, start: Callable[..., list[Any]]
+) -> None:
+    """The signal ends processes at once; one that ignores it is killed after the time limit."""
+    processes = start(_plain, second)
     began = time.monotonic()
-    stop_processes(processes, signal.SIGTERM, seconds=LONG_S)
-    assert time.monotonic() - began < LONG_S / 2
-    assert _exit_codes(processes) == [-signal.SIGTERM] * 2
-
-
-def test_what_is_left_is_killed(start: Callable[..., list[Any]]) -> None:
-    """A process that ignores the signal is killed after the time limit; the other one exits by itself."""
-    processes = start(_plain, _ignores_sigterm)
-    began = time.monotonic()
-    stop_processes(processes, signal.SIGTERM, seconds=0.3)
-    assert time.monotonic() - began >= 0.3
-    assert _exit_codes(processes) == [-signal.SIGTERM, -signal.SIGKILL]
+    stop_processes(processes, signal.SIGTERM, seconds=seconds)
+    assert _exit_codes(processes) == [-15, code]
+    assert (0.3 if code == -9 else 0.0) <= time.monotonic() - began < LONG_S / 2
 
 
 def test_one_that_failed_ends_by_itself(start: Callable[..., list[Any]]) -> None:
