@@ -1,4 +1,7 @@
-"""Runs one node of a job: its workers under a reporting agent, and the verdict if the job fails."""
+"""Runs one node of a job: launches its workers under a reporting agent; if the job fails, settles, publishes and exits.
+
+This is the middle of the road in docs/design.md. Read it from `run_node` down.
+"""
 
 from __future__ import annotations
 
@@ -117,6 +120,17 @@ def error_files_removed(config: LaunchConfig) -> Iterator[None]:
                 remove_error_files(config.logs_specs.root_log_dir)
 
 
+def recording_of(engine: Engine, options: Options) -> Recording:
+    """Return where and how this node records."""
+    return Recording(
+        strategy=options.strategy,
+        identity=engine.identity(),
+        upload_deadline_seconds=options.upload_deadline_seconds,
+        incarnation=time.time_ns() // 1_000_000,
+        ip=bounded(node_address, NAME_SERVICE_S, "looking up the node's address") or "",
+    )
+
+
 def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
     """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.recording.recorded`)."""
     recording = recording_of(engine, options)
@@ -147,17 +161,6 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         finally:
             if recording.identity.owns_process:
                 signals.leave()
-
-
-def recording_of(engine: Engine, options: Options) -> Recording:
-    """Return where and how this node records."""
-    return Recording(
-        strategy=options.strategy,
-        identity=engine.identity(),
-        upload_deadline_seconds=options.upload_deadline_seconds,
-        incarnation=time.time_ns() // 1_000_000,
-        ip=bounded(node_address, NAME_SERVICE_S, "looking up the node's address") or "",
-    )
 
 
 # --- from the end of a round to a verdict ---------------------------------------------------------------------------
