@@ -15,8 +15,6 @@ from unittest.mock import Mock, patch
 
 import flytekit
 import pytest
-import torch
-import torch.distributed as dist
 from flytekit import Deck, PodTemplate, Resources, task, workflow
 from flytekit.bin import entrypoint
 from flytekit.bin.entrypoint import setup_execution
@@ -33,7 +31,6 @@ from flytekitplugins import kfpytorch as stock
 from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1Volume, V1VolumeMount
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.nn.parallel import DistributedDataParallel
 
 from firstfault.layout import error_key_for
 from firstfault.model import Place
@@ -84,42 +81,6 @@ def sandbox(tmp_path: Path) -> Iterator[None]:
 
 
 # --- training that succeeds -----------------------------------------------------------------------------------------
-
-
-def _step(learning_rate: float) -> list[float]:
-    """Train one step of a linear model with DDP, each rank on its own data; return the weights."""
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
-    with torch.no_grad():
-        model.module.weight.fill_(1.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
-    optimizer.step()
-    dist.destroy_process_group()
-    weights: list[float] = model.module.weight.detach().flatten().tolist()
-    return weights
-
-
-@pytest.mark.jobs
-@pytest.mark.usefixtures("sandbox")
-def test_training_in_a_workflow() -> None:
-    """A local call in a workflow trains with DDP, and the workflow continues with rank 0's result."""
-
-    @task(task_config=_config("fork"))
-    def train(learning_rate: float) -> list[float]:
-        return _step(learning_rate)
-
-    @task
-    def largest(weights: list[float]) -> float:
-        return max(weights)
-
-    @workflow
-    def pipeline(learning_rate: float) -> float:
-        return largest(weights=train(learning_rate=learning_rate))
-
-    # the mean gradient of the ranks' data 0 and 1 is 0.5
-    assert pipeline(learning_rate=0.5) == pytest.approx(0.75)
 
 
 @dataclass
