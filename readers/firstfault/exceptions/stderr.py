@@ -251,17 +251,13 @@ def _thrown_exception(stderr: str) -> ExceptionInfo | None:
     return ExceptionInfo(match["type"], match["message"] or "", frames=tuple(reversed(frames)))
 
 
+@lru_cache(maxsize=256)
 def last_printed(stderr: str) -> Printed | None:
     """Return the last exception that a process printed, with those that it was raised from; None if there is none.
 
     Exceptions that Python ignored, that logging could not write, or that the program reports as survived, do not count.
     """
-    return _last_printed(stderr[-_READ:])
-
-
-@lru_cache(maxsize=256)
-def _last_printed(stderr: str) -> Printed | None:
-    lines = _plain(stderr)
+    lines = _plain(stderr[-_READ:])
     for first, found in _chains(lines, [at for at in _tracebacks(lines) if not _is_handled(lines, at)]):
         is_second = _is_second_try(found.exception)
         return replace(found, exception=_with_first_try(found.exception, lines[:first])) if is_second else found

@@ -109,19 +109,17 @@ FILE_SYSTEM = Table(
 )
 
 
-def _limits_to_pb(limits: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    return [{"name": LINE.write(name), "value": LONG.write(value)} for name, value in limits[:MAX_NAMES]]
-
-
-def _limits_from_pb(limits: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    return tuple((LINE.read(limit.name), limit.value) for limit in limits[:MAX_NAMES])
-
-
+_LIMITS = Form(
+    lambda limits: [{"name": LINE.write(name), "value": LONG.write(value)} for name, value in limits[:MAX_NAMES]],
+    lambda limits: tuple((LINE.read(limit.name), limit.value) for limit in limits[:MAX_NAMES]),
+    is_redacted=True,
+    cap=MAX_NAMES,
+)
 SYSTEM = Table(
     SystemState,
     (
         Field("file_systems", forms.many(forms.whole(FILE_SYSTEM), _MAX_FILE_SYSTEMS), label="disk"),
-        Field("limits", Form(_limits_to_pb, _limits_from_pb, is_redacted=True, cap=MAX_NAMES), label="limits"),
+        Field("limits", _LIMITS, label="limits"),
         Field("open_files", forms.OPTIONAL_COUNT),
     ),
 )
@@ -172,16 +170,17 @@ def _dumps_to_pb(dumps: Sequence[model.StackDump]) -> list[dict[str, Any]]:
 _DUMPS = Form(_dumps_to_pb, forms.many(forms.whole(STACK_DUMP), _MAX_DUMPS).read, is_redacted=True, cap=_MAX_DUMPS)
 
 
-def _versions_to_pb(versions: Sequence[tuple[str, str]]) -> dict[str, str]:
-    return {LINE.write(name): LINE.write(version) for name, version in versions[:MAX_NAMES]}
-
-
 def _versions_from_pb(versions: Any) -> Any:
     some = sorted(versions.items())[:MAX_NAMES]
     return forms.interned(tuple((LINE.read(name), LINE.read(version)) for name, version in some))
 
 
-_VERSIONS = Form(_versions_to_pb, _versions_from_pb, is_redacted=True, cap=MAX_NAMES)
+_VERSIONS = Form(
+    lambda versions: {LINE.write(name): LINE.write(version) for name, version in versions[:MAX_NAMES]},
+    _versions_from_pb,
+    is_redacted=True,
+    cap=MAX_NAMES,
+)
 _LOG = Form(forms.text(_MAX_LOG_TAIL).write, forms.end_of_text(_MAX_LOG_TAIL).read, is_redacted=True, cap=_MAX_LOG_TAIL)
 
 
