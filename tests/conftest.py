@@ -44,7 +44,7 @@ _LAYERS = {
 }
 """Layers of tests, each with the package that it needs beside those of the layers before it."""
 _FOLDERS = {
-    "torch": ("generated", "inprocess", "readers/test_show_torchrun.py", "torch_agent"),
+    "torch": ("generated", "inprocess", "torchrun", "readers/test_show_torchrun.py", "torch_agent"),
     "flyte": (
         "cascades/test_live.py",
         "chaos",

@@ -8,6 +8,8 @@ import zipfile
 PACKAGES = ("firstfault/", "firstfault_proto/", "firstfault_torch/", "flytekitplugins/firstfault/")
 REQUIRED = (
     *(f"{package}{name}" for package in PACKAGES for name in ("__init__.py", "py.typed")),
+    "firstfault.pth",
+    "firstfault_start.py",
     "firstfault_proto/v1/errors.proto",
     "firstfault_proto/v1/errors_pb2.py",
     "firstfault_proto/v1/errors_pb2.pyi",
@@ -22,6 +24,8 @@ def problems(names: list[str]) -> list[str]:
     required = [*REQUIRED, *(f"{dist_info}/{name}" for name in DIST_INFO_REQUIRED)]
     found = [f"{name} is missing" for name in required if name not in names]
     for name in names:
+        if name in REQUIRED:
+            continue
         if not name.startswith((*PACKAGES, f"{dist_info}/")):
             found.append(f"{name} does not belong to any of the packages")
         elif "/tests/" in name or name.rsplit("/", 1)[-1].startswith(("test_", "conftest")):

@@ -26,6 +26,8 @@ ROUND_VARIABLE = "FIRSTFAULT_ROUND"
 TIME_LIMIT_VARIABLE = "FIRSTFAULT_TIME_LIMIT_FILE"
 LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
 """A worker's local rank; with torch's option ``virtual_local_rank`` LOCAL_RANK is 0 in every worker."""
+WORKER_VARIABLE = "FIRSTFAULT_WORKER"
+"""Set for a worker that is a program; `firstfault_start` takes it away."""
 _OF_IDENTITY = {
     "output_prefix": "FIRSTFAULT_OUTPUT_PREFIX",
     "engine": "FIRSTFAULT_ENGINE",

@@ -11,6 +11,7 @@ from firstfault.layout import ERROR_FILE
 from firstfault.store import join
 from firstfault_torch.budgets import PUBLISH_S, TERMINATED_PUBLISH_S
 from firstfault_torch.context import Identity
+from firstfault_torch.guard import logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class Engine(Protocol):
             has_rank_0: this node has the result of rank 0.
             give_up: once set, ends the wait.
         """
+        ...
+
+    def announce(self, verdict: SealedVerdict) -> None:
+        """Tell a person who reads this node's output what failed."""
         ...
 
     def enforces(self, job: JobErrors) -> bool:
@@ -156,6 +161,10 @@ class PlainEngine:
     def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
         """Return at once: nothing ends the other nodes when this one exits."""
         del has_rank_0, give_up
+
+    def announce(self, verdict: SealedVerdict) -> None:
+        """Log the report."""
+        logger.error("%s", verdict.seal.message)
 
     def enforces(self, job: JobErrors) -> bool:
         """Nothing retries the job."""

@@ -21,7 +21,7 @@ from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERVICE_S, NOW_S, TERMINATED_SETTLE_S
 from firstfault_torch.context import Recording, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
-from firstfault_torch.guard import begun, bounded, guarded, logger
+from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import SettledDocument
@@ -151,7 +151,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
                 engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
                 return results
             sealed = verdict_on(end, pod)
-            _report(sealed)
+            _report(sealed, engine)
             seconds = options.stop_seconds
             end_what_workers_left(recording, min(seconds, NOW_S) if signals.gave_up.is_set() else seconds)
             failed = NodeFailedError(end.error, end.report, sealed)
@@ -252,11 +252,12 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
     return sealed
 
 
-def _report(sealed: SealedVerdict | None) -> None:
+def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
     """Log a published verdict, and pass it on to an outer launcher and to notifiers."""
     if sealed is None:
         return
-    logger.error("%s", sealed.seal.message)
+    with guarded("telling what failed"):
+        engine.announce(sealed)
     with guarded("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
@@ -286,7 +287,7 @@ def _end_process(pod: Pod, end: RoundEnd) -> None:
         sealed = _sealed(end, end.report.copies, pod, Wait(NOW_S, is_hurried=True))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
-            logger.error("%s", sealed.seal.message)
+            pod.engine.announce(sealed)
             pod.engine.publish(sealed, leaving_now=True)
     end_what_workers_left(end.recording, 0.0)
     end_node_recorder(end.recording)

@@ -128,9 +128,12 @@ def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Run) -> None
         (("help", "shwo"), "unknown command 'shwo'; did you mean 'show'?"),
         (
             ("frobnicate",),
-            "unknown command 'frobnicate'; commands are classify, help, ls, run, show and watch (see 'firstfault",
+            "unknown command 'frobnicate'; commands are classify, help, ls, run, show, torchrun and watch (see",
         ),
-        ((), "missing command; commands are classify, help, ls, run, show and watch (see 'firstfault --help')"),
+        (
+            (),
+            "missing command; commands are classify, help, ls, run, show, torchrun and watch (see 'firstfault --help')",
+        ),
         (("--debug",), "missing command"),
         (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),
         (("show", "out", "--markdown", "--html", "-"), "--markdown and --html - write to stdout; choose one"),

@@ -115,7 +115,7 @@ def job_of(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tup
             "start_method": config.start_method,
             **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
         }
-        return Prepared(arguments, lambda agent: _run(agent, entrypoint, config), handler.shutdown)
+        return Prepared(arguments, lambda agent: _run(agent, config), handler.shutdown)
 
     return Job(config.min_nodes, config.max_restarts, signals, prepare)
 
@@ -210,20 +210,34 @@ def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording
     )
 
 
-def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> dict[int, Any]:
+def _run(agent: LocalElasticAgent, config: LaunchConfig) -> dict[int, Any]:
     if config.metrics_cfg:
         with guarded("setting up torch's metrics"):
             metrics.initialize_metrics(MetricsConfig(config.metrics_cfg))
     try:
-        result = agent.run()
+        results = results_of(agent)
+    except ChildFailedError:
+        _record(agent.get_event_succeeded, config)
+        raise
     except Exception:
         _record(agent.get_event_failed, config)
         raise
     _record(agent.get_event_succeeded, config)  # of the agent, whatever became of its workers
+    return results
+
+
+def results_of(agent: LocalElasticAgent) -> dict[int, Any]:
+    """Run an agent; return what the workers returned, by global rank.
+
+    Raises:
+        ChildFailedError: a worker failed.
+    """
+    result = agent.run()
     if result is None:
         return {}  # torch logs "Rendezvous gracefully exited" and has no result
     if result.is_failed():
-        raise ChildFailedError(name=getattr(entrypoint, "__name__", "worker"), failures=result.failures)
+        entrypoint = agent.get_worker_group().spec.entrypoint
+        raise ChildFailedError(name=getattr(entrypoint, "__name__", str(entrypoint)), failures=result.failures)
     return dict(result.return_values)
 
 

@@ -25,7 +25,7 @@ from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.timers import open_timers
 from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WAKE_S
 from firstfault_torch.compat.torch_agent import traceback_files, unfinished, worker_processes
-from firstfault_torch.context import LOCAL_RANK_VARIABLE
+from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.node.channel import AgentChannel, from_message
 from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
@@ -77,6 +77,8 @@ class LocalWorkers:
         """The deadlines for which workers of the round were killed, by local rank."""
         self.stopped: Stop | None = None
         """Why this agent stopped the workers of the round; None: it did not."""
+        self.are_programs = False
+        """Whether the workers are programs, which torch starts by themselves, and not functions."""
         self._forgotten: frozenset[int] = frozenset()
         if recording.files is not None:
             with guarded("opening the channel to the workers"):
@@ -109,6 +111,11 @@ class LocalWorkers:
         for local_rank, environment in environments.items():
             environment.update(timers)
             environment[LOCAL_RANK_VARIABLE] = str(local_rank)
+            if self.are_programs:
+                environment[WORKER_VARIABLE] = "1"
+        if self.are_programs and self._stderr is not None:
+            # a program does not send its stderr through its agent by itself
+            logs.stderrs.update(self._stderr.fifos())
 
     def started(self, context: Any, ranks: tuple[int, ...]) -> None:
         """Watch the workers that torch has just started in its process context; `ranks` are their global ranks."""

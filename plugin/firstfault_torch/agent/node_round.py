@@ -107,6 +107,7 @@ class NodeRound:
         self.workers = LocalWorkers(
             recording, self.reporter, options.stop_seconds, self.wake.set, watchdog_of(options.watchdog)
         )
+        self.workers.are_programs = isinstance(group.spec.entrypoint, str)
         self.survivors: Survivors | None = None
         if options.in_process_restart is not None:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)

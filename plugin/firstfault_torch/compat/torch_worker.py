@@ -34,24 +34,29 @@ _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 def flight_recorders() -> list[Callable[[], Any]]:
     """Return the functions that dump torch's flight recorders as JSON, NCCL's first; later torch fills both alike.
 
-    A torch built without distributed support, or before it had a recorder, lacks it: there is no warning.
+    A torch built without distributed support, or before it had a recorder, lacks it: there is no warning. Nor does a
+    program have it that has not imported torch.
     """
-    try:
-        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - a worker has it loaded
-    except ImportError:
-        return []
+    c10d = sys.modules.get("torch._C._distributed_c10d")
     return [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
 
 
 def group_teardown() -> types.FunctionType | None:
     """Return ``torch.distributed.destroy_process_group``, whose code is replaced; None if that is not possible."""
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - a worker process has it loaded
-
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return None  # a program that has no group
     function = getattr(c10d, "destroy_process_group", None)
     if not isinstance(function, types.FunctionType):
         warn_once("destroy_process_group", "an exception is recorded when it leaves the task function")
         return None
     return function
+
+
+def has_process_group() -> bool:
+    """Whether this process has a process group."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    return bool(getattr(world, "pg_map", None))
 
 
 def backends_that_abort() -> list[Callable[[], None]]:

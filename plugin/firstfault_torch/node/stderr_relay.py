@@ -74,6 +74,7 @@ class StderrRelay:
         self._silent = {rank for rank, file in destinations.items() if file == os.devnull}
         self._tails: dict[int, bytearray] = {}
         self._open: dict[int, int] = {}
+        self._paths: dict[int, str] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop_reader, self._stop_writer = os.pipe()
@@ -82,11 +83,16 @@ class StderrRelay:
             for local_rank in destinations.keys() - self._written.keys():
                 path = files.stderr_fifo(round_, local_rank)
                 os.mkfifo(path, 0o600)
+                self._paths[local_rank] = str(path)
                 self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._tails[local_rank] = bytearray()
         except BaseException:
             self.close()
             raise
+
+    def fifos(self) -> dict[int, str]:
+        """Return where programs write their stderr, by local rank; on a terminal, nowhere else than to that."""
+        return {} if os.isatty(_STDERR) else {rank: self._paths[rank] for rank in self._open}
 
     def start(self) -> None:
         """Begin to pass on. Call it after the workers were forked: they must not inherit the thread's locks.

@@ -76,15 +76,12 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     worker, agent = os.getpid(), os.getppid()
     with guarded("waiting for this node's other workers to start"):
         await_siblings()
-    monitor = WorkerMonitor(engine)
-    with guarded("preparing to record"):
-        monitor.open()
-    _monitors.append(monitor)
+    monitor = monitor_of(engine)
     try:
         yield monitor
     except BaseException as error:
         if os.getpid() == worker:
-            _record_end(monitor, error, agent)
+            record_end(monitor, error, agent)
         raise
     else:
         if os.getpid() == worker:
@@ -95,7 +92,17 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
         _monitors.remove(monitor)
 
 
-def _record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None:
+def monitor_of(engine: Engine) -> WorkerMonitor:
+    """Return the monitor of this process, which watches it from now on."""
+    monitor = WorkerMonitor(engine)
+    with guarded("preparing to record"):
+        monitor.open()
+    _monitors.append(monitor)
+    return monitor
+
+
+def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None:
+    """Record the exception that ends this worker, and stop watching; `agent` is the process that started it."""
     # a handler, like torch's in a forked worker, would raise in the middle of recording, and the kernel repeats the
     # parent-death signal for each thread of a killed agent
     with undisturbed(WORKER_SIGNALS, handled_only=not _is_answer_to_signal(error)):
@@ -181,12 +188,15 @@ class WorkerMonitor:
             content: dict[str, Any] = {"what": what, "document": name, "monotonic_ns": moment.monotonic_ns}
             self._channel.report_failure(content | ({"others_continue": True} if self.others_continue else {}))
 
-    def exits(self, error: BaseException) -> None:
-        """Record a clean exit before the task function's end: not a failure, but perhaps why a peer waits."""
+    def exits(self, error: BaseException, *, is_kept: bool = True) -> None:
+        """Record a clean exit before the task function's end: not a failure, but perhaps why a peer waits.
+
+        torch keeps the process of a function until its siblings have ended, but not that of a program.
+        """
         self.in_flight.reconcile(None)
         if self._asked.is_set():
             return  # a handler's answer to the signal with which the agent stops this process
-        if self._write(error, held=True):
+        if self._write(error, held=True) and is_kept:
             threading.Thread(target=_leave_later, name="firstfault-leave", daemon=True).start()
 
     def loses_agent(self, agent_pid: int) -> None:

@@ -160,6 +160,10 @@ class FlyteEngine:
         if self.in_pod and not has_rank_0:
             await_outputs(self._output_prefix, give_up)
 
+    def announce(self, verdict: SealedVerdict) -> None:
+        """Log the report."""
+        logger.error("%s", verdict.seal.message)
+
     def enforces(self, job: JobErrors) -> bool:
         """Whether Flyte reads the error files: it does not after a whole pod died."""
         return pods_live(job)

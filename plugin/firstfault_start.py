@@ -1,0 +1,119 @@
+"""What runs when Python starts in a worker, and when torch elastic is imported. It does nothing without its variable.
+
+It imports nothing of firstfault until a training needs it: both happen in processes that have nothing to do with it.
+
+- `begin_worker` is called by ``firstfault.pth``, which Python's `site` reads at each start, if the agent has set
+  ``FIRSTFAULT_WORKER``.
+- `handler` is torch's entry point of the group ``torchrun.handlers``. With ``FIRSTFAULT=1`` it puts firstfault's agent
+  in the place of torch's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VARIABLE = "FIRSTFAULT"
+"""Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""
+WORKER_VARIABLE = "FIRSTFAULT_WORKER"
+"""Set by the agent for a worker that is a program; the first Python process that sees it is the worker."""
+_PR_SET_PDEATHSIG = 1
+_GROUPS = "torch.distributed.distributed_c10d"
+"""A worker that imports it has peers."""
+
+
+def begin_worker() -> None:
+    """Record what ends this process, if it is a worker: before its first line runs, and without a frame in it."""
+    os.environ.pop(WORKER_VARIABLE, None)
+    worker = os.getpid()
+    _end_with_parent()
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        # raised for each exception that nothing handles, whoever has replaced `sys.excepthook`. A caller means that an
+        # extension prints an exception, and goes on.
+        if event == "sys.excepthook" and os.getpid() == worker and sys._getframe().f_back is None:  # noqa: SLF001
+            from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - see the module
+
+            fails(args[2])
+
+    def ends() -> None:
+        if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
+            from firstfault_torch.torchrun.script import exits  # noqa: PLC0415 - as above
+
+            exits()
+
+    sys.addaudithook(audit)
+    atexit.register(ends)
+    finders: list[Any] = sys.meta_path
+    finders.insert(0, _WhenImported(_GROUPS))
+
+
+def _end_with_parent() -> None:
+    """Let the kernel terminate this process when its agent dies: torch does so for functions, not for programs."""
+    try:
+        import ctypes  # noqa: PLC0415 - as above
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        return
+
+
+class _WhenImported:
+    """Begins to watch a worker as soon as a module has been imported. A finder of modules that finds none itself."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of the module with a loader that begins to watch."""
+        del path, target
+        if name != self._name:
+            return None
+        finders: list[Any] = sys.meta_path
+        finders.remove(self)
+        from importlib.util import find_spec  # noqa: PLC0415 - as above
+
+        spec = find_spec(name)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None:
+            execute = loader.exec_module
+
+            def then_watch(module: Any) -> None:
+                del loader.exec_module
+                execute(module)
+                from firstfault_torch.torchrun.script import watch  # noqa: PLC0415 - as above
+
+                watch()
+
+            loader.exec_module = then_watch
+        return spec
+
+
+def handler() -> Callable[..., Any]:
+    """Return a creator of rendezvous handlers, as torch asks for; and let firstfault run the workers, if it shall."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry  # noqa: PLC0415 - as above
+
+    registry: Any = rendezvous_handler_registry
+    create = registry.create_handler
+    # a launcher in a worker trains under torch's agent: its job is part of the worker's
+    if os.environ.get(VARIABLE) == "1" and "FIRSTFAULT_OUTPUT_PREFIX" not in os.environ:
+
+        def first(parameters: Any) -> Any:
+            from firstfault_torch.torchrun.agent import take_over  # noqa: PLC0415 - as above
+
+            registry.create_handler = create
+            return take_over(create, parameters)
+
+        registry.create_handler = first
+
+    def as_c10d(parameters: Any) -> Any:
+        parameters.backend = "c10d"
+        return create(parameters)
+
+    return as_c10d

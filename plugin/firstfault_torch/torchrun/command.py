@@ -1,0 +1,30 @@
+"""``firstfault torchrun``: torch's own launcher, with firstfault's agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from firstfault_torch.torchrun import VARIABLE
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def torchrun(arguments: tuple[str, ...]) -> int:
+    """Run torchrun with these ARGUMENTS, and say which worker failed, why, and whether to run the job again.
+
+    \b
+    Examples:
+      firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint head:29400 train.py --lr 3e-4
+    """  # noqa: D301 - click's mark of lines to keep
+    os.environ[VARIABLE] = "1"
+    from torch.distributed.run import main  # noqa: PLC0415 - loads torch
+
+    sys.argv[0] = "firstfault torchrun"
+    main(list(arguments))
+    return 0

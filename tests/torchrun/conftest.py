@@ -1,0 +1,5 @@
+"""Fixtures of the tests of torchrun's jobs."""
+
+from tests.prefix import prefix
+
+__all__ = ["prefix"]

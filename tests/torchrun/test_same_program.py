@@ -1,0 +1,103 @@
+"""A program cannot tell whether it is a worker of firstfault: it sees, prints and returns what it does without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.prefix import Prefix
+
+PROGRAM = Path(__file__).parent / "program.py"
+RAISES = {
+    "hook": ("ValueError", "told by the user's hook"),
+    "chained": ("RuntimeError", "training failed"),
+}
+if sys.version_info >= (3, 11):
+    RAISES["group"] = ("ExceptionGroup", "two (2 sub-exceptions)")
+QUIET = ("none", "exit-text", "exit-7", "exit-none", "exit-list", "thread", "handled", "spawn")
+
+
+def _run(
+    command: list[str], how: str, folder: Path, prefix: Prefix | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    if prefix is not None:
+        environment |= {**prefix.recording().environment(), "FIRSTFAULT_WORKER": "1"}
+    return subprocess.run(
+        [sys.executable, *command, how],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+
+
+def _same(command: list[str], how: str, folder: Path, prefix: Prefix) -> None:
+    ours, plain = _run(command, how, folder, prefix), _run(command, how, folder)
+    assert plain.stdout.startswith(b"{"), plain.stderr
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("how", RAISES)
+def test_an_exception(how: str, tmp_path: Path, prefix: Prefix) -> None:
+    """It is recorded whole, whoever has replaced `sys.excepthook`, and without a frame of ours."""
+    _same([str(PROGRAM)], how, tmp_path, prefix)
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert (failure.exception.type.rpartition(".")[2], failure.exception.message) == RAISES[how]
+    assert [frame.function for frame in failure.exception.frames] == ["<module>", "end"]
+    assert failure.place.rank == 1
+
+
+@pytest.mark.parametrize("how", QUIET)
+def test_other_ends(how: str, tmp_path: Path, prefix: Prefix) -> None:
+    """An exit, a thread's exception and a handled one are no exception that ends the process: its agent reports it."""
+    _same([str(PROGRAM)], how, tmp_path, prefix)
+    assert prefix.failures() == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-u", "-O", "-X", "utf8", "program.py"],
+        ["-m", "package.program"],
+        ["-m", "package"],
+        ["-c", "import runpy, sys; sys.argv[0] = 'program.py'; runpy.run_path('program.py', run_name='__main__')"],
+        ["archive.zip"],
+    ],
+)
+def test_ways_to_start(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
+    """A relative path, a module, a package, code and an archive see the same `__main__`, and fail alike."""
+    package = tmp_path / "package"
+    package.mkdir()
+    for file in (tmp_path / "program.py", package / "program.py", package / "__main__.py"):
+        file.write_text(PROGRAM.read_text())
+    (package / "__init__.py").touch()
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.write(PROGRAM, "__main__.py")
+    _same(command, "chained", tmp_path, prefix)
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert failure.exception.message == "training failed"
+
+
+def test_python_without_site(tmp_path: Path, prefix: Prefix) -> None:
+    """Where Python reads no .pth file, the program runs as without firstfault."""
+    _same(["-S", str(PROGRAM)], "chained", tmp_path, prefix)
+    assert prefix.failures() == []
+
+
+def test_a_child_is_no_worker(tmp_path: Path, prefix: Prefix) -> None:
+    """A Python process that the program starts is not recorded, and knows of nothing."""
+    code = "import os, subprocess, sys; assert 'FIRSTFAULT_WORKER' not in os.environ; print('{', flush=True);"
+    code += "subprocess.run([sys.executable, '-c', '1 / 0']); os.fork() or 1 / 0"
+    _same(["-c", code], "none", tmp_path, prefix)
+    assert prefix.failures() == []
