@@ -315,6 +315,9 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "ranks 0 1 2 3 medium: user_code, own-fault": {
         "three were about to leave": done(BUG, raising(1), raising(2), raising(3))
     },
+    "ranks 0 1 high: user_code, own-fault": {
+        "one raised, one had the same fault in flight": done(own(0), own(1, **IN_FLIGHT), stopped(2))
+    },
     "ranks 0 1 medium: user_code, own-fault": {
         "a finaliser at the line that raised": done(
             BUG, stopped(1, IN_FINALISER.replace("line 40 in main", "line 12 in step"))

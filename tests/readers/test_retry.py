@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from firstfault.errors import UsageError
+from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.model import (
     CATEGORIES,
     Decision,
@@ -39,6 +40,7 @@ from firstfault.retry import (
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job
 from firstfault.wire.json_schemas import decision_from_json, to_json
+from tests.readers.scenes import STACK, own, stopped
 
 _CONTEXT = RetryContext()
 
@@ -217,10 +219,21 @@ def test_same_fault_everywhere(scope: Scope, ranks: tuple[int, ...], world: int,
     assert bool(same_fault_everywhere()(verdict, _CONTEXT)) is same
 
 
-def test_the_same_fault_everywhere_in_a_verdict() -> None:
+_WORLD = {"world_size": 4}
+_ABOUT_TO_LEAVE = with_raise_point(STACK.format("/job/data.py", "__del__"), FrameInfo("/job/train.py", 7, "train"))
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [own(rank, message=f"rank {rank}: bad config", **_WORLD) for rank in range(4)],
+        [own(0, **_WORLD), *(stopped(rank, _ABOUT_TO_LEAVE, **_WORLD) for rank in (1, 2, 3))],
+    ],
+    ids=["all raised it", "three were about to raise it"],
+)
+def test_the_same_fault_everywhere_in_a_verdict(failures: list[WorkerError]) -> None:
     """The same fault of all ranks is the reason against a retry."""
-    job = make_job(*(make_error(rank, world_size=3, message=f"rank {rank}: bad config") for rank in range(3)))
-    verdict = run_strategy(get_strategy("evidence"), job)
+    verdict = run_strategy(get_strategy("evidence"), make_job(*failures))
     assert same_fault_everywhere()(verdict, _CONTEXT)
     assert decide(verdict).reason == "the same fault on all ranks; a retry would meet it again"
 
@@ -383,6 +396,18 @@ def test_the_same_fault_again() -> None:
     for context in (other, _CONTEXT):
         assert decide(recoverable, policy, context).retry
         assert "attempt before" not in decide(recoverable, None, context).reason
+
+
+def test_another_fault_in_the_same_wrapper() -> None:
+    """A wrapper's cause tells one fault from another, though the wrapper's type and text are equal."""
+    causes = (ExceptionInfo("AssertionError", "loss is nan"), ExceptionInfo("ValueError", "bad batch"))
+    first, second = (
+        _verdict(make_error(3, exception=ExceptionInfo("train.TrainingError", "step failed", causes=(cause,))))
+        for cause in causes
+    )
+    policy = ~same_fault_again()
+    assert decide(second, policy, RetryContext(attempt=1, previous_fingerprint=first.fingerprint)).retry
+    assert not decide(first, policy, RetryContext(attempt=1, previous_fingerprint=first.fingerprint)).retry
 
 
 def test_undetermined_is_said_plainly() -> None:
