@@ -228,6 +228,12 @@ At:
   /usr/lib/python3.11/site-packages/torch/autograd/graph.py(824): _engine_run_backward
 """
 LAUNCH = "Process group watchdog thread terminated with exception: CUDA error: unspecified launch failure\n"
+NCCL = "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, NCCL version 2.27.5"
+NCCL_FAILED = (
+    f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {NCCL}\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. \n"
+)
+NO_SHM = "Error while creating shared memory segment /dev/shm/nccl-4o (size 96), error: No space left on device (28)"
 BUS = "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus."
 
 
@@ -255,6 +261,8 @@ BUS = "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus."
         (f"{THROWN}shard 7 is empty\n", "signal", "SIGABRT: shard 7 is empty"),
         ("fatal: no licence\nAborted (core dumped)\n", "signal", "SIGABRT: fatal: no licence"),
         ("reader.cpp:12: void read(): Assertion `n > 0' failed.\n", "signal", "SIGABRT: Assertion `n > 0' failed."),
+        (NCCL_FAILED, "collective", f"SIGABRT: {NCCL}"),
+        (f"{NCCL_FAILED}Last error:\n{NO_SHM}\nException raised from x\n", "disk_full", f"SIGABRT: {NO_SHM}"),
         ("", "signal", "SIGABRT: the process aborted (a failed check in native code)"),
     ],
 )

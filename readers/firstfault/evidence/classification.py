@@ -40,6 +40,8 @@ TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stu
 _OF_WATCHDOGS = {TIMED_OUT, DUMP_SIGNAL, STUCK}
 MISMATCH = "gloo-size-mismatch"
 """Signature of a message that is longer than its receiver expects: either end may have another size."""
+_UNHANDLED = "nccl-unhandled"
+"""Signature of an error that NCCL reports without its cause."""
 BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank that did not come to a monitored barrier."""
 _SPREAD = "checkpoint-of-ranks"
@@ -314,13 +316,15 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
 
 
 def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal: str) -> ClassifiedFailure | None:
-    """Classify an end by what the process printed last, if that tells of another process; None: it does not."""
+    """Classify an end by what the process printed last, if that may tell of another process; None: it does not."""
     if log.signature == MISMATCH:
         why = f"received a message longer than it expects: {log.why}"
     elif log.role is Role.SECONDARY:
         why = f"{ended} because of a peer ({log.signature})"
     elif log.category == _WAIT:
         why = f"{ended} because a wait timed out ({log.signature})"
+    elif log.signature == _UNHANDLED:
+        why = f"{ended}, which may be cause or consequence ({log.signature}): {log.why}"
     else:
         return None
     judged = _by_role(failure, log, why, signature=log.signature)

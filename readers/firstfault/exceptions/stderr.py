@@ -89,6 +89,8 @@ _NATIVE = re.compile(
     re.VERBOSE,
 )
 """Found in lines that native code prints, without Python's logging: torch, NCCL and its kin, the C library."""
+_LAST_ERROR = "Last error:"
+"""NCCL prints the cause of an error in the line after this one."""
 _ONLY_AN_END = re.compile(r"terminate called without an active exception|^Aborted\b")
 _DUMP = re.compile(
     r"^(?:Fatal Python error: .*|(?:Current thread|Thread) 0x[0-9a-f]+.*|  File \"[^\"]*\", line \d+ in .*|"
@@ -182,13 +184,13 @@ def has_native_text(stderr: str) -> bool:
 
 
 def _native(lines: list[str]) -> list[str]:
-    """Return the lines that native code printed, with the indented lines after each."""
+    """Return the lines that native code printed, with the indented lines after each and NCCL's last error."""
     kept: list[str] = []
     continues = False
     for line in lines:
         if _NATIVE.search(line):
             continues = True
-        elif not (continues and line[:1].isspace()):
+        elif not (continues and (line[:1].isspace() or kept[-1].endswith(_LAST_ERROR))):
             continues = False
         if continues and line.strip():
             kept.append(line)
