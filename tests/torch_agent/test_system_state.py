@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from firstfault.model import Verdict
 
 _GIB = 1 << 30
+_EIO = "[Errno 5] Input/output error"
 _FULL = FileSystem("/data", 0, 100 * _GIB, 7, 9)
 
 
@@ -40,12 +42,21 @@ def _state(error: BaseException) -> SystemState:
 
 
 def test_the_path_of_an_error(tmp_path: Path) -> None:
-    """The file system of the path is recorded, also if the file does not exist, and of a cause in a wrapper."""
+    """The path's file system comes first, also if the file does not exist, and of a cause in a wrapper."""
     raised = RuntimeError("training failed")
     raised.__cause__ = OSError(28, "No space left on device", str(tmp_path / "no" / "file.pt"))
-    (found,) = _state(raised).file_systems
+    found, *others = _state(raised).file_systems
     space = os.statvfs(tmp_path)
     assert (found.path, found.total_bytes) == (str(tmp_path / "no" / "file.pt"), space.f_frsize * space.f_blocks)
+    assert {os.getcwd(), "/dev/shm"} <= {item.path for item in others}  # noqa: PTH109, S108
+
+
+def test_a_full_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path is recorded though Python finds no folder for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/none"])
+    found = _state(OSError(28, "No space left on device", str(tmp_path / "file.pt"))).file_systems
+    assert found[0].path == str(tmp_path / "file.pt")
 
 
 def test_a_failed_write_without_a_path() -> None:
@@ -79,7 +90,7 @@ def test_hostile_names() -> None:
 
 
 def test_limits_of_a_process() -> None:
-    """A process records that its memory is limited; a limit above the machine's memory is none."""
+    """A process records that its memory and its threads are limited; a limit above the machine's memory is none."""
     program = (
         "import json, os, resource\n"
         "from firstfault_torch.capture import capture\n"
@@ -87,13 +98,16 @@ def test_limits_of_a_process() -> None:
         "memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\n"
         "resource.setrlimit(resource.RLIMIT_AS, (memory // 2, memory // 2))\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (memory * 2, memory * 2))\n"
-        "error = MemoryError()\n"
-        "print(json.dumps(system_state(error, capture(error)).limits))\n"
+        "threads = min(limit for limit in (4711, resource.getrlimit(resource.RLIMIT_NPROC)[1]) if limit >= 0)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))\n"
+        'for error in (MemoryError(), RuntimeError("can\'t start new thread")):\n'
+        "    print(json.dumps(system_state(error, capture(error)).limits))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    names = {name for name, _ in json.loads(done.stdout)}
-    assert "RLIMIT_AS" in names
-    assert "RLIMIT_DATA" not in names
+    for line in done.stdout.splitlines():
+        limits = dict(json.loads(line))
+        assert {"RLIMIT_AS", "RLIMIT_NPROC"} <= set(limits)
+        assert "RLIMIT_DATA" not in limits
 
 
 @pytest.mark.parametrize(
@@ -102,6 +116,8 @@ def test_limits_of_a_process() -> None:
         ("RuntimeError", "PytorchStreamWriter failed writing file data/0", SystemState((_FULL,)), "disk_full"),
         ("RuntimeError", "unexpected pos 704 vs 598", SystemState((FileSystem("/", 9, _GIB, 0, 7),)), "disk_full"),
         ("RuntimeError", "unexpected pos 704 vs 598", SystemState((FileSystem("/", _GIB, 2 * _GIB),)), "storage"),
+        ("OSError", f"{_EIO}: '/mnt/x'", SystemState((FileSystem("/mnt/x", _GIB, 2 * _GIB), _FULL)), "storage"),
+        ("OSError", f"{_EIO}: '/data'", SystemState((_FULL, FileSystem("/", _GIB, 2 * _GIB))), "disk_full"),
         ("MemoryError", "", SystemState(limits=(("RLIMIT_AS", 4 * _GIB),)), "config"),
         ("MemoryError", "", SystemState(), "host_oom"),
     ],

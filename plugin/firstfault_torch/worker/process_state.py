@@ -25,7 +25,7 @@ from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.worker.in_flight import chain_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from firstfault.model import ExceptionInfo
 
@@ -214,21 +214,27 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     return SystemState(tuple(found), tuple(_limits()), open_files)
 
 
-def _paths_of(error: BaseException) -> list[str]:
-    """Return the paths that an exception or one of its causes is about; else those where programs write."""
-    named = [
-        os.fsdecode(name)
-        for link in chain_of(error)
-        if isinstance(link, OSError)
-        for name in (link.filename, link.filename2)
-        if isinstance(name, str | bytes) and name
-    ]
-    return named or [os.curdir, tempfile.gettempdir(), "/dev/shm"]  # noqa: S108 - as torch's
+def _paths_of(error: BaseException) -> Iterator[str]:
+    """Yield the paths that an exception or one of its causes is about, then those where programs write."""
+    for link in chain_of(error):
+        for name in (link.filename, link.filename2) if isinstance(link, OSError) else ():
+            if isinstance(name, str | bytes) and name:
+                yield os.fsdecode(name)
+    yield os.curdir
+    temporary, _ = caught(tempfile.gettempdir, OSError)  # it writes a file, which fails on a full disk
+    yield temporary or "/tmp"  # noqa: S108 - where the file would be
+    yield "/dev/shm"  # noqa: S108 - as torch's
 
 
 def _measure(paths: Iterable[str], found: list[FileSystem]) -> None:
     """Add the file systems one by one: those that were measured count, also if a later one does not answer."""
-    for path in list(dict.fromkeys(paths))[:_MAX_PATHS]:
+    asked: set[str] = set()
+    for path in paths:
+        if path in asked:
+            continue
+        if len(asked) == _MAX_PATHS:
+            return
+        asked.add(path)
         space, _ = caught(lambda path=path: os.statvfs(_existing(path)), Exception)  # type: ignore[misc]
         if space is not None and not space.f_flag & os.ST_RDONLY:  # a read-only image has no free space
             size = space.f_frsize

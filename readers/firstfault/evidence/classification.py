@@ -233,7 +233,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
         judged = _by_role(failure, found, why, in_flight=in_flight)
         # the recorded space and limits prove more than the text
-        if judged.category == "storage" and failure.system.full:
+        if judged.category == "storage" and _has_no_space(failure, exception):
             return replace(judged, category="disk_full")
         is_limited = judged.category == "host_oom" and failure.system.memory_limit
         return replace(judged, category="config") if is_limited else judged
@@ -251,6 +251,13 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH} else ""
     return _by_role(failure, found, why, signature=signature, in_flight=in_flight)
+
+
+def _has_no_space(failure: WorkerError, exception: ExceptionInfo) -> bool:
+    """Whether the file system of a path in the exception was full; without one, whether any recorded one was."""
+    disks = failure.system.file_systems
+    named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in all_links(exception))]
+    return any(disk.is_full for disk in named or disks)
 
 
 def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:

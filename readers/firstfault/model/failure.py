@@ -285,7 +285,7 @@ class SystemState:
     """What a process could use of its machine when it failed."""
 
     file_systems: tuple[FileSystem, ...] = ()
-    """That of the path in the failure; else of the working folder, TMPDIR and /dev/shm."""
+    """First those of the paths in the failure, then those of the working folder, TMPDIR and /dev/shm; at most 4."""
     limits: tuple[tuple[str, int], ...] = ()
     """Soft limits of the process, those that it has: ("RLIMIT_AS", 4294967296)."""
     open_files: int | None = None
@@ -293,7 +293,7 @@ class SystemState:
 
     @property
     def full(self) -> tuple[FileSystem, ...]:
-        """The file systems without space, or without inodes."""
+        """The file systems without space, or without inodes; that of a path in the failure first."""
         return tuple(found for found in self.file_systems if found.is_full)
 
     @property
