@@ -27,6 +27,7 @@ READING_SETUP_S = Limit(0.25, "the agent, for files about GPUs and sources", "th
 FLIGHT_RECORDER_S = Limit(0.25, "a worker, for torch's flight recorders", "its document has no collectives")
 GPU_S = Limit(0.5, "a failing worker, for its GPU's UUID", "its document has none")
 FILE_SYSTEMS_S = Limit(0.25, "a failing worker, for the space of file systems", "those that did answer count")
+CONTAINER_S = Limit(0.25, "a failing worker, for the recorder's data on memory", "its document has none")
 PARENT_DEATH_S = Limit(0.3, "a worker that a signal ends, to see whether its agent is dying", "the agent lives")
 PARENT_POLL_S = Limit(0.01, "the same worker", "it looks at its parent again")
 EXITED_S = Limit(3.0, "a worker that called sys.exit(0), for the others to exit", "it shuts down gloo's connections")

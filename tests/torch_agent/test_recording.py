@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.layout import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Subject, WorkerError, Writer
+from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Resources, Subject, WorkerError, Writer
 from firstfault.recorder import Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode
@@ -301,6 +301,19 @@ def test_an_exception_is_recorded(prefix: Prefix, error_file: Path) -> None:
     word = json.loads(error_file.read_text())["message"]
     assert word["message"] == "ValueError: bad batch"
     assert word["extraInfo"]["timestamp"] == str((failure.timestamp_ns or 0) // 1_000_000_000)
+
+
+@pytest.mark.parametrize(("error", "limit"), [(MemoryError(), 7), (KeyError("label"), None)], ids=["memory", "key"])
+def test_the_memory_of_the_container(
+    error: Exception, limit: int | None, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder is asked for the container's memory if a limit may explain the exception."""
+    monkeypatch.setattr(worker, "ask_recorder", lambda *_: Resources(memory_limit_bytes=7))
+    with node_recorder(prefix.recording()) as recording:
+        monkeypatch.setenv("FIRSTFAULT_NODE_FOLDER", recording.node_folder)
+        _leaving(error)
+    failure, _ = _recorded(prefix)
+    assert failure.resources.memory_limit_bytes == limit
 
 
 class _HostileError(Exception):

@@ -29,7 +29,7 @@ from firstfault.recorder import (
 from firstfault.store import join, open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
-from firstfault_torch.budgets import ENDING_RECORDER_S, RECEIPT_S, SPOOL_S
+from firstfault_torch.budgets import ENDING_RECORDER_S, MEMORY_S, RECEIPT_S, SPOOL_S
 from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
@@ -154,15 +154,15 @@ def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) ->
     return _upload(target, file, data, recording, time.monotonic() + seconds).durable
 
 
-def ask_recorder(recording: Recording) -> Resources:
-    """Return the recorder's data on the container's memory.
+def ask_recorder(recording: Recording, seconds: float = MEMORY_S) -> Resources:
+    """Return the recorder's data on the container's memory, within `seconds`.
 
     Raises:
         firstfault.recorder.RecorderUnavailableError: there is none.
     """
     if recording.files is None:
         raise RecorderUnavailableError("this node has no recorder")
-    return Resources(**Recorder(recording.files).resources())
+    return Resources(**Recorder(recording.files).resources(seconds))
 
 
 def get_file(output_prefix: str, path: str) -> bytes | None:

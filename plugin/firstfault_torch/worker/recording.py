@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.exceptions.first_cause import frames_to, own_frames
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.model import Subject, SystemState, Writer
+from firstfault.model import Resources, Subject, SystemState, Writer
 from firstfault.wire.documents import encode
 from firstfault_torch import watchdog
-from firstfault_torch.budgets import EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
+from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
 from firstfault_torch.capture import bare, before_exit, capture, safe_text
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import Moment, Recording, worker_place
@@ -32,7 +32,7 @@ from firstfault_torch.error_classes import ErrorClass, failure_record, lost_agen
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, mark_recoverable, write_error_file
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel, await_siblings, to_message
-from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
+from firstfault_torch.node.document_writer import ask_recorder, record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
@@ -279,6 +279,10 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     if exception is None:
         exception = replace(bare(source), message="<no text: reading the exception took too long>")
     place = replace(place, gpu=_asked(gpu_uuid, "", "the GPU"))
+    system = _asked(partial(system_state, source, exception), SystemState(), "limits")
+    resources = Resources()
+    if system != SystemState() and recording.files is not None:
+        resources = _asked(partial(ask_recorder, recording, CONTAINER_S), resources, "the container's memory")
     failure = replace(
         _describe(source, exception, place, engine),
         timestamp_ns=wall_ns,
@@ -286,7 +290,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
         in_flight=in_flight,
         collectives=_asked(collective_progress, (), "the collectives"),
         thread_failures=thread_failures(),
-        system=_asked(partial(system_state, source, exception), SystemState(), "limits"),
+        resources=resources,
+        system=system,
     )
     error_file = os.environ.get(ERROR_FILE_VARIABLE)
     if error_file and not in_flight and not held:
