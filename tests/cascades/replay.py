@@ -144,6 +144,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-v", action="store_true", dest="verbose", help="explain wrong verdicts; with names: all")
     parser.add_argument("--incidents", nargs="*", default=[], metavar="FILE", help="incidents to calibrate on as well")
     parser.add_argument("--simulated", type=int, default=0, metavar="N", help="simulated cascades to calibrate on")
+    parser.add_argument("--generated", nargs="*", type=Path, default=[], metavar="FOLDER", help="campaigns, likewise")
     options = parser.parse_args(arguments)
     table: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     decisions: Counter[str] = Counter()
@@ -171,6 +172,7 @@ def main(arguments: list[str]) -> int:
                 _explain(cascade, verdict, f"{outcome}, decision {'right' if decided else 'WRONG'}")
     _print(table, decisions)
     _calibrate_on_others(calibration, options.incidents, options.simulated)
+    _calibrate_on_generated(calibration, options.generated)
     print(f"\n{calibration.table()}")
     return 1 if bad or calibration.missed() else 0
 
@@ -188,6 +190,16 @@ def _calibrate_on_others(calibration: Calibration, files: list[str], simulated: 
                 calibration.add(Path(file).name, verdict.confidence, outcome)
     for outcome, verdict in simulation.judged(simulated):
         calibration.add("simulated, 1,024 workers", verdict.confidence, outcome)
+
+
+def _calibrate_on_generated(calibration: Calibration, folders: list[Path]) -> None:
+    """Count the outcomes of campaigns of `make generated`; a verdict that tells another story is wrong."""
+    for folder in folders:
+        for file in folder.glob("*/outcome.json"):
+            found = json.loads(file.read_text())
+            result = {"partial": "right", "story": "wrong"}.get(found["result"], found["result"])
+            if found["confidence"]:  # of a training without a fault there is no verdict
+                calibration.add(folder.name, found["confidence"], result)
 
 
 def _row(cascade: Cascade) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.retry import decide
 from tests.cascades.cases import CASES, NOT_KNOWN
-from tests.cascades.replay import RECORDED, is_decided_right, judge, load, right_decision, verdict_of
+from tests.cascades.replay import RECORDED, is_decided_right, judge, load, main, right_decision, verdict_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,3 +34,26 @@ def test_a_recorded_cascade(file: Path) -> None:
 def test_every_case_is_recorded() -> None:
     """Every case of the lab has a recording, and every recording has a case."""
     assert {file.stem for file in FILES} == set(CASES)
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "counted"),
+    [
+        ("right", 0, "2 of 2"),
+        ("partial", 0, "2 of 2"),
+        ("undetermined", 0, "1 of 1"),
+        ("wrong", 1, "1 of 2"),
+        ("story", 1, "1 of 2"),
+    ],
+)
+def test_a_generated_campaign(
+    last: str, status: int, counted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Verdicts on generated trainings count in the table of confidences; a wrong one with "high" fails the command."""
+    for seed, result in enumerate(("right", last)):
+        outcome = tmp_path / "campaign" / str(seed) / "outcome.json"
+        outcome.parent.mkdir(parents=True)
+        outcome.write_text(json.dumps({"result": result, "confidence": "high"}))
+    assert main(["no recording", "--generated", str(tmp_path / "campaign")]) == status
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("campaign ")]
+    assert counted in row
