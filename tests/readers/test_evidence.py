@@ -136,6 +136,14 @@ def reset(*frames: FrameInfo) -> WorkerError:
     return replace(own(0), exception=error)
 
 
+def in_checkpoint(main: str) -> str:
+    """Return the stack of a rank whose checkpoint's thread waits for the other ranks."""
+    file = "/x/site-packages/torch/distributed/checkpoint/utils.py"
+    pool = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
+    head = "Thread 0x1 (most recent call first):\n"
+    return f'{head}  File "{file}", line 9 in reduce_scatter\n{pool}\n{main.replace("0x1", "0x2")}'
+
+
 JOINED = entry(1, Phase.JOINED)
 HUNG = stopped(3, IN_SLEEP, **count(5))
 LEFT = stopped(3, IN_TORCHS_WAIT)
@@ -149,6 +157,10 @@ UNREAD = "<no text: reading the exception took too long>"
 CLIENT = FrameInfo("/app/client.py", 7, "fetch", "self.socket.recv(4)")
 COLLECTIVE = FrameInfo("/x/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()")
 DEAD = {"thread_failures": (ThreadFailure("prefetch", None, ExceptionInfo("LookupError", "no shard")),)}
+IN_WRITER = FrameInfo("/x/site-packages/torch/distributed/checkpoint/filesystem.py", 9, "write_data")
+NOT_SAVED = ExceptionInfo("OSError", FULL, ("Exception",), (IN_WRITER,))
+UNSAVED = {"thread_failures": (ThreadFailure("saver", None, NOT_SAVED),)}
+IN_RESULT = STACK.format("/usr/lib/python3.11/concurrent/futures/_base.py", "result")
 ECC = "CUDA error: uncorrectable ECC error encountered"
 PRINTED = f'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError: {WAITED}'
 CLOSED = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
@@ -198,6 +210,14 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             died(0, "", 1, log_tail=PRINTED),
             replace(stopped(1, STACK.format("/app/train.py", "report")), signal="", exit_code=1, log_tail=PRINTED),
             stopped(3, IN_SLEEP),
+        ),
+        "a checkpoint's thread that failed, while its rank waits for it": done(
+            waited(0), *(stopped(rank, in_checkpoint(IN_RESULT)) for rank in (1, 2)), stopped(3, IN_RESULT, **UNSAVED)
+        ),
+        "a checkpoint's thread that failed, while its rank trains": done(
+            waited(0),
+            *(stopped(rank, in_checkpoint(IN_SLEEP)) for rank in (1, 2)),
+            stopped(3, IN_COLLECTIVE, **UNSAVED),
         ),
         "others wait for a rank that returned": done(*waiting(0, 1, 2, collectives=(), world_size=4), LEFT),
     },
@@ -367,6 +387,11 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "external worker-1 high: preemption, terminated-node": {
         "a terminated node": done(agent(1, "preemption"), own(3, 20, *SIGNALLED), victim(0))
     },
+    "rank 3 high: disk_full, own-fault": {
+        "a future of a checkpoint": done(
+            replace(own(3), exception=NOT_SAVED), *(stopped(rank, in_checkpoint(IN_SLEEP)) for rank in (0, 1, 2))
+        )
+    },
     "rank 2 medium: user_code, first-of-several": {
         "an exception long before": done(agent(1, "preemption"), victim(0), own(2, -60_000))
     },
@@ -417,6 +442,7 @@ WORDS = {
     "a rank that hangs": "train.py:12 in load",
     "a rank that left a collective out": "it called barrier, the others allreduce",
     "a thread that died": "LookupError: no shard",
+    "a checkpoint's thread that failed, while its rank trains": "its thread 'saver' ended with OSError: [Errno 28]",
     "a broadcast failure without a document": "its agent reported its failure to the other nodes (KeyError)",
     "a rank that is frozen": "it answered no signal",
     "others wait for a rank that returned": "its function had returned while the others waited for it",

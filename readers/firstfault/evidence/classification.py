@@ -385,6 +385,11 @@ def _of_text(failure: WorkerError) -> ClassifiedFailure:
     return replace(judged, failure_class=FailureClass.OWN_FAULT, category=_precise(found), specific=_is(found))
 
 
+def is_own_fault(exception: ExceptionInfo) -> bool:
+    """Whether an exception tells of a fault of the process that raised it."""
+    return _chain(exception).role is Role.PRIMARY
+
+
 def _chain(exception: ExceptionInfo) -> Classification:
     """Classify an exception by its first cause, through causes, contexts and groups.
 

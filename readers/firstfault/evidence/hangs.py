@@ -10,9 +10,18 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import BARRIER_REPORT, DUMP_SIGNAL, MISMATCH, STUCK, TIMED_OUT, FailureClass
+from firstfault.evidence.classification import (
+    BARRIER_REPORT,
+    DUMP_SIGNAL,
+    MISMATCH,
+    STUCK,
+    TIMED_OUT,
+    FailureClass,
+    is_own_fault,
+)
 from firstfault.evidence.diagnosis import Candidate
 from firstfault.evidence.signatures import Pattern
+from firstfault.exceptions.first_cause import all_links
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import Collective, CollectiveProgress
 
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import WorkerError
+    from firstfault.model import ThreadFailure, WorkerError
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
@@ -37,6 +46,7 @@ _MANY = 3
 """More ranks than this are not one fault."""
 _SEVERAL = 2
 """So many ranks must have timed out for each one that did not."""
+_CHECKPOINT = "torch/distributed/checkpoint/"
 _RETURNED = "its function had returned"
 _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
@@ -67,6 +77,8 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     """
     if not diagnosis.waits:
         return []
+    if failed := _failed_checkpoints(diagnosis.workers):
+        return _candidates(diagnosis, failed)
     classified = diagnosis.classified
     alive = _sorted(diagnosis)
     recorded, printed = progress_by_group(alive)
@@ -315,12 +327,32 @@ def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     A rank that waits for another one does not do so because of its own helper thread.
     """
     return [
-        (failure.rank, f"its thread {thread.thread!r} ended with {thread.exception.type}: {thread.exception.message}")
+        (failure.rank, _why_ended(thread))
         for judged in workers
         for failure in (judged.failure,)
         if failure.rank is not None and not judged.waited and where_it_stood(failure).stood is not Stood.COLLECTIVE
         for thread in failure.thread_failures[:1]
     ]
+
+
+def _failed_checkpoints(workers: Sequence[ClassifiedFailure]) -> dict[int, list[str]]:
+    """Return the ranks with a thread that failed by itself in torch's checkpoint, in which the others' threads wait.
+
+    It does not matter where the main threads stand: each waits for its own thread, or trains on.
+    """
+    return {
+        failure.rank: [_why_ended(thread)]
+        for judged in workers
+        for failure in (judged.failure,)
+        for thread in failure.thread_failures
+        if failure.rank is not None
+        and is_own_fault(thread.exception)
+        and any(_CHECKPOINT in frame.file for link in all_links(thread.exception) for frame in link.frames)
+    }
+
+
+def _why_ended(thread: ThreadFailure) -> str:
+    return f"its thread {thread.thread!r} ended with {thread.exception.type}: {thread.exception.message}"
 
 
 def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
