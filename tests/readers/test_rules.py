@@ -47,6 +47,13 @@ def timed_out(rank: int, **more: object) -> WorkerError:
     return died(rank, "SIGABRT", -6, 120_000, log_tail=WATCHDOG.format(rank), **more)
 
 
+def spread(rank: int) -> WorkerError:
+    """A rank that raises what torch's checkpoint tells of rank 3."""
+    trace = 'Traceback (most recent call last): (RANK 3)\n  File "/x/torch/futures.py", line 9, in wait\n    run()\n'
+    text = f"CheckpointException ranks:dict_keys([3])\n{trace}OSError: [Errno 28] No space left on device\n"
+    return own(rank, 0, "torch.distributed.checkpoint.api.CheckpointException", text)
+
+
 def late_fault(at_ms: float) -> JobErrors:
     """Three ranks waited for 90 s, the fourth stood elsewhere, and another one raised nonsense."""
     waiting = [timed_out(rank) for rank in (0, 1, 2)]
@@ -74,6 +81,10 @@ CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
     "terminated-node": ("agent-told-rank0-of4", "agent-killed-rank0-of4"),
     "first-of-several": ("disk-rank5-of8", "all-ranks-rank0-of4"),
     "own-fault": ("raise-rank3-of4", "two-ranks-rank0-of4"),
+    "spread-error": (
+        done(spread(0), stopped(1, IN_SLEEP), stopped(3, IN_SLEEP)),
+        done(spread(0), spread(1), spread(3), stopped(2, IN_SLEEP)),
+    ),
     "broadcast": ("clock-jump-clock+0-s3-rank0-of4", "raise-rank3-of4"),
     "raised-in-hang": (raised_in_hang(), "hang-rank3-of4"),
     "mismatch": (done(received(1), passed(0, 4), passed(2, 40), passed(3, 4)), OF_TWO),

@@ -221,14 +221,12 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     """Classify an exception that a process raised, or printed before it ended."""
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
-    if found.signature == _SPREAD:
-        matches = filter(None, (_CHECKPOINT.search(link.message) for link in all_links(exception)))
-        if failure.rank in {int(rank) for match in matches for rank in match["ranks"].split(",")}:
-            said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
-            category = (_precise(said) if said.role is Role.PRIMARY else "") or found.category
-            why = "failed in a checkpoint, and all ranks raise its error"
-            fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
-            return replace(fault, in_flight=in_flight)
+    if found.signature == _SPREAD and failure.rank in ranks_of_spread_error(exception):
+        said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
+        category = (_precise(said) if said.role is Role.PRIMARY else "") or found.category
+        why = "failed in a checkpoint, and all ranks raise its error"
+        fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
+        return replace(fault, in_flight=in_flight)
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
         judged = _by_role(failure, found, why, in_flight=in_flight)
@@ -251,6 +249,12 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH} else ""
     return _by_role(failure, found, why, signature=signature, in_flight=in_flight)
+
+
+def ranks_of_spread_error(exception: ExceptionInfo) -> set[int]:
+    """Return the ranks of which an exception of torch's checkpoint tells that they failed; empty for any other."""
+    matches = filter(None, (_CHECKPOINT.search(link.message) for link in all_links(exception)))
+    return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
 def _has_no_space(failure: WorkerError, exception: ExceptionInfo) -> bool:

@@ -7,10 +7,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures
+from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures, ranks_of_spread_error
 from firstfault.evidence.clocks import Clocks
+from firstfault.exceptions.first_cause import first_cause
+from firstfault.exceptions.tracebacks import short_name
 from firstfault.layout import ErrorKey
 from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_BY, Phase, Subject
+from firstfault.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
 """Names of exceptions that a wait may time out with."""
+_ERROR = 200
+"""Characters of another rank's error."""
 _MANY = 3
 """More ranks than this are not one fault."""
 
@@ -235,6 +240,23 @@ def terminated_nodes(job: JobErrors) -> list[Candidate]:
         Candidate(f"{count} of its workers were stopped because it was terminated", None, node, None, "preemption")
         for node, count in sorted(workers.items())
     ]
+
+
+def spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the ranks that failed in a checkpoint and were stopped before they raised that: others raised their error.
+
+    An asynchronous checkpoint raises it where a rank asks for the result, which the failed rank may do last.
+    """
+    by_rank = {failure.rank: failure for failure in diagnosis.job.failures if failure.rank is not None}
+    raised = {failure.rank: failure.exception for failure in diagnosis.job.failures if failure.exception is not None}
+    errors = {rank: exception for exception in raised.values() for rank in ranks_of_spread_error(exception)}
+    ranks = sorted(errors.keys() - raised.keys())
+    if not ranks or len(ranks) > _MANY:
+        return []
+    error = first_cause(errors[ranks[0]])
+    why = f"others raised its error: {short_name(error)}: {one_line(error.message, _ERROR)}"
+    places = ((rank, by_rank.get(rank)) for rank in ranks)
+    return [Candidate(why, rank, getattr(failure, "node", ""), failure, "checkpoint") for rank, failure in places]
 
 
 def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:

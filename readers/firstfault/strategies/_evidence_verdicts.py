@@ -39,6 +39,7 @@ _MS = 1_000_000
 _HEADLINES = {
     "hang": ("hang", "USER:Hang"),
     "user_code": ("collective mismatch", "USER:CollectiveMismatch"),
+    "checkpoint": ("checkpoint failed", "USER:CheckpointException"),
     "exit": ("returned early", "USER:ReturnedEarly"),
     "network": ("no progress", "SYSTEM:Network"),
     "node_lost": ("node lost", "SYSTEM:NodeLost"),

@@ -20,6 +20,7 @@ from firstfault.evidence.diagnosis import (
     diagnose,
     lost_documents,
     nodes_without_report,
+    spread_errors,
     terminated_nodes,
 )
 from firstfault.evidence.faults import came_after_a_long_wait, with_faults
@@ -201,6 +202,7 @@ RULES = (
     Rule("first-of-several", _first_of_several, "medium", "the first of several different faults"),
     Rule("own-fault", _own_fault, "high", "the only fault of its own, or the same one on several ranks"),
     # no process failed by itself: the others imply the root cause
+    Rule("spread-error", _if_found(spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"),
     Rule("broadcast", _if_found(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
     Rule("raised-in-hang", _raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
     Rule("mismatch", _if_found(mismatched), "medium", "the rank that passed another size than the others"),
