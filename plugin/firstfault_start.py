@@ -1,11 +1,12 @@
-"""What runs when Python starts in a worker, and when torch elastic is imported. It does nothing without its variable.
+"""The way into torchrun's jobs: runs when Python starts in a worker, and when torch looks for rendezvous handlers.
 
-It imports nothing of firstfault until a training needs it: both happen in processes that have nothing to do with it.
+Other processes of the environment run it too, so it does nothing unless its variable is set, and imports the packages
+of firstfault only when a job needs them.
 
-- `begin_worker` is called by ``firstfault.pth``, which Python's `site` reads at each start, if the agent has set
+- `begin_worker`: Python's `site` reads ``firstfault.pth`` at each start, which calls it if the agent has set
   ``FIRSTFAULT_WORKER``.
-- `handler` is torch's entry point of the group ``torchrun.handlers``. With ``FIRSTFAULT=1`` it puts firstfault's agent
-  in the place of torch's.
+- `handler`: the entry point of torch's group ``torchrun.handlers``. If ``FIRSTFAULT`` is 1, it replaces torch's agent
+  by firstfault's.
 """
 
 from __future__ import annotations

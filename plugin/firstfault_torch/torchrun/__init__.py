@@ -1,9 +1,11 @@
-"""firstfault for jobs that torchrun starts, or any launcher that ends in torch's elastic agent: docs/torchrun.md.
+"""Jobs of torchrun, and of other launchers that use torch's elastic agent: docs/torchrun.md.
 
-- `agent`: stands where torch's launcher looks for its agent.
-- `script`: records in a worker that is a program.
+- `agent`: replaces the agent of torch's launcher.
+- `script`: records the end of a worker that is a program.
 - `command`: ``firstfault torchrun``.
+
+`firstfault_start` is the way in: torch and Python's `site` call it, and it imports this package when a job needs it.
 """
 
 VARIABLE = "FIRSTFAULT"
-"""Set to 1: torch's launchers run under firstfault. `firstfault_start`, which imports nothing, reads it."""
+"""Set to 1: torch's launchers run under firstfault. `firstfault_start` reads it; it does not import this package."""

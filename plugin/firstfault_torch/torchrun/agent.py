@@ -1,4 +1,4 @@
-"""Stands where torch's launcher looks for its agent, and runs the node under firstfault."""
+"""Replaces the agent of torch's launcher by one that runs the node under firstfault; its engine and its folder."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
     \b
     Examples:
-      firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint head:29400 train.py --lr 3e-4
+      firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 train.py
     """  # noqa: D301 - click's mark of lines to keep
     os.environ[VARIABLE] = "1"
     from torch.distributed.run import main  # noqa: PLC0415 - loads torch

@@ -1,4 +1,4 @@
-"""Records what ends a worker that is a program. `firstfault_start` calls it, at the latest when the program fails."""
+"""Records the exception or exit that ends a worker that is a program. `firstfault_start` imports and calls it."""
 
 from __future__ import annotations
 
