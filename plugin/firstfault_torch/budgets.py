@@ -1,7 +1,7 @@
 """Every time limit of a pod, in seconds: who waits so long, and what happens then.
 
 ``python -m firstfault_torch.budgets`` prints them as the table of docs/budgets.md. Those of the recorder are in
-`firstfault.recorder.budgets`, which does without torch.
+`firstfault.recorder.budgets`, which does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Summaries of the other attempts of a task."""
+"""Reads an attempt, or what a launcher without firstfault left, and summarises the other attempts of its task."""
 
 from __future__ import annotations
 

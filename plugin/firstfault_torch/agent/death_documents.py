@@ -1,4 +1,4 @@
-"""The failures that an agent documents: deaths of workers that wrote no document, and its own errors."""
+"""The failures that an agent documents: deaths of its workers, and its own errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This node's worker processes: watches when they end, reads what they report, and stops them.
+"""This node's worker processes: detects when they end, reads what they report, and stops them and what they started.
 
 torch elastic polls its workers and keeps one failure per node. `DeathWatch` waits on one descriptor per process, which
 becomes readable the moment the process ends.

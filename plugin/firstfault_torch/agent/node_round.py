@@ -1,4 +1,4 @@
-"""One node's part in a round: where it stands, its workers, its reports, and what it agrees on with the other nodes."""
+"""One node's part in a round: its ranks, its workers, its reports, and its agreement with the other nodes."""
 
 from __future__ import annotations
 

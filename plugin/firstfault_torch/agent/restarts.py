@@ -1,7 +1,7 @@
 """Asks whether the workers are restarted, before torch's agent spends one of its restarts.
 
 torch restarts the worker group after any failure. Here the agents of the round agree on its verdict first; one of them
-applies the retry policy, and all of them follow its decision. If they cannot agree, torch's way counts.
+applies the retry policy, and all of them follow its decision. If they cannot agree, torch restarts the workers.
 """
 
 from __future__ import annotations

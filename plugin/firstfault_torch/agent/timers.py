@@ -1,4 +1,4 @@
-"""The agent's end of the watchdog: keeps the deadlines of its workers, and reports which have expired.
+"""The agent's side of the watchdog: keeps the deadlines of its workers, and reports which have expired.
 
 It takes the place of torch's FileTimerServer, which sends the signal for the worker to its own process too, compares
 deadlines with the wall clock, and reads its FIFO once a second. It understands torch's clients.

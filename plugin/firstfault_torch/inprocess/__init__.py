@@ -1,6 +1,6 @@
 """Restarts a function inside the processes that run it, after a fault on any rank.
 
-The names are those of NVIDIA's ``nvidia_resiliency_ext.inprocess`` where the thing is the same.
+What does the same as in NVIDIA's ``nvidia_resiliency_ext.inprocess`` has the same name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What runs on a rank at each step of a restart: the kinds of hooks, those that firstfault has, and chains of them.
+"""The hooks that run on a rank at each step of a restart: the kinds, firstfault's own hooks, and chains of hooks.
 
-NVRx has a module for each kind: `abort`, `finalize`, `health_check` and `initialize` are names of this one.
+NVRx has one module for each kind, so this module has four more names: `abort`, `finalize`, `health_check` and
+`initialize` of `firstfault_torch.inprocess`.
 """
 
 from __future__ import annotations

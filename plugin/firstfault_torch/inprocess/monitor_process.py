@@ -1,7 +1,7 @@
 """The monitor process beside each worker: it reports the worker's death, and ends it if nothing else can interrupt it.
 
-It is forked before the worker has connections, keeps none of its files, and lives until the worker's call is over. The
-two share memory that says where the worker is, and when it last made progress.
+It is forked before the worker has connections, closes all inherited files, and ends after the worker's call. The two
+share memory with the worker's phase and the time of its last progress.
 """
 
 from __future__ import annotations

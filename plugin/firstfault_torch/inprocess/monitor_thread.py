@@ -1,6 +1,7 @@
-"""The threads of each rank beside its main thread: one notes its progress, one gets it out of the function.
+"""The two threads beside each rank's main thread: one notes its progress, one interrupts it in the function.
 
-The latter learns when the iteration ends. What it says of the main thread's position tells the rank that hangs.
+`MonitorThread` waits for the end of the iteration, then interrupts. It also reports where the main thread is: the
+positions of all ranks show which one hangs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank knows of its place in the job: its rank, the world size, the iteration, and how the function ended."""
+"""A rank's place in the job: its rank, the world size, the iteration, and how the function ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lets the workers of a node continue after one of them has ended, because they restart in their processes.
 
-torch's agent stops all workers of a node when one has ended. Here they are looked at without torch, until they have
-completed or have given up.
+torch's agent stops all workers of a node when one has ended. So this module watches them without torch, until they
+have completed or have given up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the agent and the workers of one node share: messages, stderr, stacks, the writer of documents.
 
-It may import the library, never `agent` or `worker`. There are six ways from a worker to its agent, each for a reason:
+It may import the library, never `agent` or `worker`. There are six ways from a worker to its agent, because each works
+where others fail:
 
 - datagrams (`channel`): failures, questions and answers. A worker that is stuck or killed leaves no connection behind.
 - the recorder's socket (`document_writer`): documents. The recorder outlives a killed agent, and answers when a

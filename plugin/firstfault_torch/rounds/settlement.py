@@ -1,8 +1,9 @@
 """Lets the agents of a failed round settle on one verdict: one of them concludes for all, the others take its verdict.
 
 Each agent hands its report to the round's store and counts its arrival there, so no agent polls the storage. When all
-agents that live have arrived, one of them names an order in which agents conclude: the first does it; if it does not
-deliver in time, the next one does. An agent sends about ten requests to the store, however many agents there are.
+agents that are alive have arrived, one of them sets the order in which agents conclude. The first one concludes; if
+there is no verdict in time, the next one does. In a settlement an agent sends about ten requests to the store, however
+many agents there are.
 
 A settlement on a topic has these keys in the store, below ``firstfault/`` and the topic:
 

@@ -1,8 +1,8 @@
 """The deck of a failed attempt: rank 0 keeps its decks in a file, and one pod writes the deck, the report first.
 
-It is the pod that concluded for all. If the pods could not settle on a verdict, each elects the same one; the others
-wait for it. Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte shows a deck only if it
-exists at that moment. Without this, the entrypoint of every pod would write its own deck over the others'.
+The pod that concluded for all writes it. If the pods could not settle on a verdict, each elects the same pod; the
+others wait for it. Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte shows a deck only if
+it exists at that moment. Without this, the entrypoint of every pod would write its own deck over the others'.
 """
 
 from __future__ import annotations

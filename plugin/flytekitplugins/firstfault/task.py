@@ -1,4 +1,4 @@
-"""The flytekit task types: serialization, environment, and the way of a verdict to Flyte."""
+"""The flytekit task types, also for kfpytorch's configurations: serialization, environment, and verdicts for Flyte."""
 
 from __future__ import annotations
 

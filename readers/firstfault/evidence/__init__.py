@@ -1,7 +1,7 @@
-"""What failures tell: about themselves, about others, and when.
+"""What failures show about themselves and about others, and when they happened.
 
-`classify` reads one text; the strategy ``evidence`` weighs all failures of an attempt. Nothing
-here reads storage. Imports `exceptions`, `layout` and `model`.
+`classify` judges one text. `diagnosis.diagnose` judges all failures of an attempt once, for strategies and reports.
+Nothing here reads storage. Imports `exceptions`, `layout`, `model` and `text`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the failures of one attempt tell, judged once: their classes, the clocks, whom they name, and who is missing."""
+"""All failures of one attempt, judged once: their classes, the clocks, which ranks they name, and which are missing."""
 
 from __future__ import annotations
 

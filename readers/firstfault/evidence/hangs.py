@@ -1,6 +1,6 @@
-"""Which ranks the others waited for: behind in their collectives, elsewhere in the code, or not answering.
+"""The ranks that the others waited for: behind in their collectives, elsewhere in the code, or not answering.
 
-How far a rank came in the collectives of its groups tells torch's flight recorder, or what its watchdog printed.
+torch's flight recorder, or the text that its watchdog printed, shows how many collectives of each group a rank did.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one text tells: its role, its category, the process that it names; and which text is a failed process's message.
+"""What one text means: its role, its category, the process that it names; and which text is a failed process's message.
 
 The message has one rule for the headline, the report, the category and the class of its failure. It is the first cause
 of the exception that the process raised; else of the last one that it printed; else the line of what it printed that

@@ -1,1 +1,1 @@
-"""Exceptions as data: tracebacks, fingerprints, and the stacks of stopped processes. Imports `model` alone."""
+"""Exceptions as data: tracebacks, fingerprints, stacks of stopped processes. Imports `model`, `text`."""

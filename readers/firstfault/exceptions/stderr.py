@@ -1,7 +1,7 @@
 """What a process printed to stderr: the part that belongs to its death, and the last exception.
 
-Most of what a process printed has nothing to do with its end: errors that it handled and logged, warnings, a list of
-loaded modules. A category may come only from what the end itself wrote. Tracebacks are read as Python prints them, and
+Most lines of a process have nothing to do with its end: errors that it handled and logged, warnings, a list of
+loaded modules. A category may come only from lines about the end itself. Tracebacks are read as Python prints them, and
 in the forms of rich and loguru.
 """
 

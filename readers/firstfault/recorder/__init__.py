@@ -1,7 +1,7 @@
 """The node's recorder: a process that uploads the documents of one node's workers and agent.
 
-Its open storage client spares a dying worker slow imports, and it outlives the agent to report the agent's death.
-Imports `layout`, `model`, `store` and `wire`. Each name is imported on first use: a worker needs the client alone.
+It has a storage client open, so a failing worker needs no slow imports. It outlives the agent and reports its death.
+Imports `layout`, `model`, `store` and `wire`. Each name is imported on first use: a worker needs only the client.
 """
 
 from __future__ import annotations

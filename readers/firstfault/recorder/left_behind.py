@@ -1,9 +1,9 @@
-"""What the workers of a training leave behind: processes, which are ended, and what those still write to stderr.
+"""Ends the processes that workers of a training leave behind, and passes on what they still write to stderr.
 
 A worker that SIGKILL or ``os._exit`` ends cannot end its own data loaders, pools and programs. They hold memory, GPUs
 and ports that the next round needs, and outlive the job where no container ends with it. A process that began a session
 of its own, as a daemon does, was started to outlive its worker, and stays. It has the worker's stderr: if that FIFO
-lost its reader, SIGPIPE would end the process. So this module is also a script that reads on in a session of its own,
+lost its reader, SIGPIPE would end the process. So this module is also a script that reads it in its own session,
 ``python left_behind.py [-]FD ...``. The script uses the standard library only.
 """
 

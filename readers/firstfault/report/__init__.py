@@ -1,7 +1,8 @@
 """A report on an attempt, as data: the five answers, the facts, the cascade, the attempts.
 
-`report_of` builds a `Report`; `firstfault.render` draws it. The names of release 0.1 stay importable from here.
-Imports `conclude`, `strategies`, `evidence`, `exceptions`, `model` and the JSON of `wire`, never a store.
+`report_of` builds a `Report`; `firstfault.render` draws it. `flyte_message`, `markdown` and
+the JSON of a verdict can be imported from here too. Imports `strategies`, `evidence`, `exceptions`, `layout`, `model`
+and the JSON of `wire`, never a store.
 """
 
 from __future__ import annotations

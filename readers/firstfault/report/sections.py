@@ -1,4 +1,4 @@
-"""A report's parts in the order in which a person reads them, all worded: printers only lay them out."""
+"""A report's parts as finished texts, in the order in which a person reads them: printers only lay them out."""
 
 from __future__ import annotations
 

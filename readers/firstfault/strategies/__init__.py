@@ -1,4 +1,4 @@
-"""Aggregation strategies: from everything that was read about an attempt to one root cause.
+"""Strategies: they find the one root cause in everything that was read about an attempt.
 
 A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a plain function will do. Register it with
 `register_strategy`, or in the entry-point group ``firstfault.strategies`` of your distribution. Imports `evidence`,

@@ -1,1 +1,4 @@
-"""Encodes and decodes documents (protobuf) and verdicts (JSON). Imports `model`, the generated code and `flyteidl`."""
+"""Encodes and decodes documents (protobuf) and verdicts (JSON).
+
+Imports `model`, `text`, the generated code and `flyteidl`.
+"""

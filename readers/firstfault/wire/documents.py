@@ -1,4 +1,4 @@
-"""Encodes and decodes documents and roster entries, as `firstfault.wire.fields` describes them, and bundles of both."""
+"""Encodes and decodes documents, seals and roster entries, as `firstfault.wire.fields` describes them, and bundles."""
 
 from __future__ import annotations
 

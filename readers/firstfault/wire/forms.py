@@ -1,4 +1,4 @@
-"""How the value of a field is written, bounded and read: the forms of which the table of fields is made."""
+"""The forms of a field's value: how it is written, bounded and read. The table of fields consists of them."""
 
 from __future__ import annotations
 
