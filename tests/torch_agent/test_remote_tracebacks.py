@@ -65,7 +65,7 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
     assert report.answers.code.endswith(function)
     links = chain(exception)
     shown = format_exception(exception)
-    assert shown.count("Traceback (most recent call last):") == sum(bool(link.exception.frames) for link in links)
+    assert shown.count("Traceback (most recent call last):") == sum(bool(link.frames) for _, link in links)
     assert f"{kind}: {text}" in shown
     assert "The traceback above is in the text of the following exception:" in shown
     assert links[-1].exception.type == exception.type
@@ -119,7 +119,7 @@ def test_the_traceback_of_its_own_cause() -> None:
     cause = ExceptionInfo("KeyError", "'k'", relation="context")
     exception = ExceptionInfo("RuntimeError", text, causes=(cause,))
     assert original_of(exception) is exception
-    assert [link.exception.type for link in chain(exception)] == ["KeyError", "RuntimeError"]
+    assert [link.type for _, link in chain(exception)] == ["KeyError", "RuntimeError"]
 
 
 def test_a_text_that_was_cut() -> None:
@@ -182,7 +182,7 @@ def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
     """Whatever the lines are, there is an exception and a traceback, and what was raised here comes last."""
     exception = ExceptionInfo("RuntimeError", "\n".join(lines), causes=tuple(causes))
     assert original_of(exception).type
-    assert chain(exception)[-1].exception.type == "RuntimeError"
+    assert chain(exception)[-1][1].type == "RuntimeError"
     assert format_exception(exception)
 
 
