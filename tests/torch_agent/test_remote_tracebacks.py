@@ -68,7 +68,7 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
     assert shown.count("Traceback (most recent call last):") == sum(bool(link.frames) for _, link in links)
     assert f"{kind}: {text}" in shown
     assert "The traceback above is in the text of the following exception:" in shown
-    assert links[-1].exception.type == exception.type
+    assert links[-1][1].type == exception.type
     innermost = own_frames(exception)[-1]
     line = innermost.context[innermost.line - innermost.context_line]
     assert line.strip() == innermost.code
