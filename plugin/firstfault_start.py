@@ -12,9 +12,11 @@ of firstfault only when a job needs them.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 VARIABLE = "FIRSTFAULT"
 """Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
-"""Set by the agent for a worker that is a program; the first Python process that sees it is the worker."""
+"""The agent's process id, set by the agent for a worker that is a program: the process that it starts."""
 _PR_SET_PDEATHSIG = 1
 _GROUPS = "torch.distributed.distributed_c10d"
 """A worker that imports it has peers."""
@@ -31,23 +33,28 @@ _GROUPS = "torch.distributed.distributed_c10d"
 
 def begin_worker() -> None:
     """Record what ends this process, if it is a worker: before its first line runs, and without a frame in it."""
-    os.environ.pop(WORKER_VARIABLE, None)
-    worker = os.getpid()
+    if os.environ.pop(WORKER_VARIABLE, "") != str(os.getppid()):
+        return  # a process that a worker has started, as a shell does
+    worker, main = os.getpid(), threading.get_ident()
     _end_with_parent()
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        # raised for each exception that nothing handles, whoever has replaced `sys.excepthook`. A caller means that an
-        # extension prints an exception, and goes on.
-        if event == "sys.excepthook" and os.getpid() == worker and sys._getframe().f_back is None:  # noqa: SLF001
-            from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - see the module
+        # raised for each exception that nothing handles, whoever has replaced `sys.excepthook`. A caller, or another
+        # thread, means that an extension prints an exception, and goes on.
+        if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
+            return
+        if sys._getframe().f_back is None:  # noqa: SLF001 - the public way is slower
+            with contextlib.suppress(Exception):
+                from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - see the module
 
-            fails(args[2])
+                fails(args[2])
 
     def ends() -> None:
         if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
-            from firstfault_torch.torchrun.script import exits  # noqa: PLC0415 - as above
+            with contextlib.suppress(Exception):
+                from firstfault_torch.torchrun.script import exits  # noqa: PLC0415 - as above
 
-            exits()
+                exits()
 
     sys.addaudithook(audit)
     atexit.register(ends)
@@ -77,7 +84,8 @@ class _WhenImported:
         if name != self._name:
             return None
         finders: list[Any] = sys.meta_path
-        finders.remove(self)
+        with contextlib.suppress(ValueError):
+            finders.remove(self)
         from importlib.util import find_spec  # noqa: PLC0415 - as above
 
         spec = find_spec(name)
@@ -88,11 +96,13 @@ class _WhenImported:
             def then_watch(module: Any) -> None:
                 del loader.exec_module
                 execute(module)
-                from firstfault_torch.torchrun.script import watch  # noqa: PLC0415 - as above
+                with contextlib.suppress(Exception):  # an error of ours must not be one of torch's import
+                    from firstfault_torch.torchrun.script import watch  # noqa: PLC0415 - as above
 
-                watch()
+                    watch()
 
-            loader.exec_module = then_watch
+            with contextlib.suppress(AttributeError):  # a loader of another kind
+                loader.exec_module = then_watch
         return spec
 
 
@@ -106,10 +116,11 @@ def handler() -> Callable[..., Any]:
     if os.environ.get(VARIABLE) == "1" and "FIRSTFAULT_OUTPUT_PREFIX" not in os.environ:
 
         def first(parameters: Any) -> Any:
-            from firstfault_torch.torchrun.agent import take_over  # noqa: PLC0415 - as above
-
             registry.create_handler = create
-            return take_over(create, parameters)
+            from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - as above
+
+            stand_in()
+            return registry.create_handler(parameters)
 
         registry.create_handler = first
 

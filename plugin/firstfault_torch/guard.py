@@ -24,6 +24,7 @@ WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 and torch's data loader raises when one of its processes has died.
 """
 _NO_THREAD = "can't start new thread"
+_AT_THE_END = "at interpreter shutdown"
 _refused_threads = threading.Event()
 """Set when this process has logged that the system allows no further thread: each further one would be refused, too."""
 
@@ -45,6 +46,8 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
     except BaseException as error:
         text, hidden = caught(lambda error=error: str(error))  # type: ignore[misc]
         text = "<no text>" if hidden is not None else text
+        if isinstance(error, RuntimeError) and _AT_THE_END in str(text):
+            return  # from Python 3.12 on no thread can be started then
         if isinstance(error, RuntimeError) and text == _NO_THREAD:
             if not _refused_threads.is_set():
                 _refused_threads.set()

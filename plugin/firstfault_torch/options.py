@@ -88,6 +88,8 @@ class Options:
     """Longest time a failing process waits for its error document to be durable."""
     stop_seconds: float = STOP_S
     """Time for workers to end after SIGTERM before they are killed."""
+    terminated_stop_seconds: float | None = None
+    """The same after a signal to the launcher, when the scheduler's own time limit counts; None: `stop_seconds`."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
     in_process_restart: RestartsInProcess | None = None

@@ -29,7 +29,7 @@ def _run(
 ) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0"}
     if prefix is not None:
-        environment |= {**prefix.recording().environment(), "FIRSTFAULT_WORKER": "1"}
+        environment |= {**prefix.recording().environment(), "FIRSTFAULT_WORKER": str(os.getpid())}
     return subprocess.run(
         [sys.executable, *command, how],
         cwd=folder,

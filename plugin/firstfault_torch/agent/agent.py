@@ -74,6 +74,7 @@ class ReportingAgent(HookedAgent):
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE, rdzv_handler=handler), **kwargs)
         self._interval = spec.monitor_interval
         self._stop_seconds = settings.options.stop_seconds
+        self._terminated_seconds = settings.options.terminated_stop_seconds or self._stop_seconds
         self._signals = settings.signals
         self.node = NodeRound(self.group, recording, settings)
         self._rounds = 0
@@ -94,7 +95,8 @@ class ReportingAgent(HookedAgent):
         self._rounds += 1
         with guarded_in_main("numbering the round"):
             # first: the other nodes wait for it
-            number = begin_round(group.store, group.group_rank, number)
+            is_shared = group.spec.rdzv_handler.get_backend() == "static"
+            number = begin_round(group.store, group.group_rank, number, self._rounds if is_shared else 0)
         with guarded_in_main("beginning a round"):
             self.node.begin(number, self.restarts_left, self.restarts_used)
 
@@ -184,14 +186,16 @@ class ReportingAgent(HookedAgent):
     def shut_down(self, death_signal: signal.Signals, timeout: int, **more: Any) -> None:
         """Ask and stop the workers before torch does so."""
         terminated = self._signals.gave_up.is_set()
+        seconds = self._stop_seconds
         if terminated:
             self._signals.notice()
+            seconds = self._terminated_seconds
         with guarded_in_main("stopping the workers"):
             if terminated:
-                self.node.stop_workers(TERMINATED, death_signal)
+                self.node.stop_workers(TERMINATED, death_signal, seconds)
             else:
                 self.node.stop_workers("its agent had failed")
-        super().shut_down(death_signal, max(1, min(timeout, round(self._stop_seconds))), **more)
+        super().shut_down(death_signal, max(1, min(timeout, round(seconds))), **more)
 
     def close(self) -> None:
         """End all threads, after the uploads, each bounded by the deadline."""

@@ -24,7 +24,7 @@ from firstfault_torch.agent.death_documents import Death, Expiry, Observation, S
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.timers import open_timers
 from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WAKE_S
-from firstfault_torch.compat.torch_agent import traceback_files, unfinished, worker_processes
+from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.node.channel import AgentChannel, from_message
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.timers import TimerServer
     from firstfault_torch.context import Recording
     from firstfault_torch.watchdog import Timer, Watchdog
+
+
+_sessions: set[int] = set()
+"""Those that workers lead which are programs, by process id; workers that are functions are in this process's."""
 
 
 class LocalWorkers:
@@ -112,7 +116,7 @@ class LocalWorkers:
             environment.update(timers)
             environment[LOCAL_RANK_VARIABLE] = str(local_rank)
             if self.are_programs:
-                environment[WORKER_VARIABLE] = "1"
+                environment[WORKER_VARIABLE] = str(os.getpid())
         if self.are_programs and self._stderr is not None:
             # a program does not send its stderr through its agent by itself
             logs.stderrs.update(self._stderr.fifos())
@@ -124,6 +128,9 @@ class LocalWorkers:
             # first: a worker must not wait for a reader
             with guarded("passing on the workers' stderr"):
                 self._stderr.start()
+        if self.are_programs:
+            close_program_files(context)
+            _sessions.update(process.pid for process in worker_processes(context))
         self._watch = DeathWatch(worker_processes(context), self._wake)
         if self._timers is not None:
             with guarded("watching the workers' deadlines"):
@@ -239,11 +246,16 @@ class LocalWorkers:
         *,
         caused_by: CausedBy | None = None,
         sent: signal.Signals = signal.SIGTERM,
+        seconds: float | None = None,
     ) -> None:
-        """Ask the workers for stacks and state, then stop them; those in `first` failed, and may end by themselves."""
+        """Ask the workers for stacks and state, then stop them; those in `first` failed, and may end by themselves.
+
+        They have `seconds` to end, else the usual time.
+        """
+        seconds = self._stop_seconds if seconds is None else seconds
         processes = worker_processes(self._context)
         began = time.monotonic_ns()
-        killed_ns = began + int(self._stop_seconds * 1e9)
+        killed_ns = began + int(seconds * 1e9)
         with self._ending:
             first |= self.expired.keys()
             self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
@@ -252,9 +264,9 @@ class LocalWorkers:
         observations = observe(self._channel, self._reporter.recording, asked)
         raising = {rank for rank, seen in observations.items() if seen.raised_at is not None}
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
-        killed_ns = time.monotonic_ns() + int(self._stop_seconds * 1e9)
+        killed_ns = time.monotonic_ns() + int(seconds * 1e9)
         self.stopped = replace(self.stopped, observations=observations, first=first | leaving, killed_ns=killed_ns)
-        stop_processes(processes, sent, spare=first, leaving=leaving, seconds=self._stop_seconds)
+        stop_processes(processes, sent, spare=first, leaving=leaving, seconds=seconds)
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
         """Wait a moment for workers whose exceptions are on their way out; return those that have reported one."""
@@ -438,7 +450,7 @@ def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
 
 def _send(process: Any, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # it may just have ended
-        os.kill(process.pid, number)
+        process.send_signal(number) if hasattr(process, "send_signal") else os.kill(process.pid, number)
 
 
 def end_what_workers_left(recording: Recording, seconds: float) -> None:
@@ -448,4 +460,4 @@ def end_what_workers_left(recording: Recording, seconds: float) -> None:
     """
     if recording.files is not None:
         with guarded("ending the processes that workers have left"):
-            end_left_processes(recording.files.path, seconds)
+            end_left_processes(recording.files.path, seconds, frozenset(_sessions))

@@ -197,11 +197,11 @@ class NodeRound:
             self.workers.stopped = Stop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
-    def stop_workers(self, reason: str, sent: signal.Signals = signal.SIGTERM) -> None:
+    def stop_workers(self, reason: str, sent: signal.Signals = signal.SIGTERM, seconds: float | None = None) -> None:
         """Stop the workers, unless they are stopped already or have succeeded."""
         workers = self.workers
         if workers.stopped is None and workers.is_watched and self._group.state is not WorkerState.SUCCEEDED:
-            workers.stop(reason, sent=sent)
+            workers.stop(reason, sent=sent, seconds=seconds)
 
     def finish_report(self) -> None:
         """Document the deaths of this node's workers, and announce that the node has failed."""

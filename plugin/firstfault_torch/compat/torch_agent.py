@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -89,6 +90,18 @@ class _Subprocess:
     def exitcode(self) -> int | None:
         code: int | None = self._process.poll()
         return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program and what it has started, as torch does: torch gives it a session of its own."""
+        os.killpg(self.pid, number)
+
+
+def close_program_files(context: Any) -> None:
+    """Close this process's ends of the files to which programs write: torch keeps them open until it stops them."""
+    for handler in getattr(context, "subprocess_handlers", {}).values():
+        file = getattr(handler, "_stderr", None)
+        if file is not None:
+            file.close()
 
 
 class MissingNamesError(Exception):

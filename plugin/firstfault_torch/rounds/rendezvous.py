@@ -39,27 +39,34 @@ class Rendezvous:
         return getattr(self._handler, name)
 
 
-def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
+def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int = 0) -> int:
     """Return the number of this rendezvous, the same on all nodes; `fallback` if the first node does not set one.
 
     Each rendezvous has its own store on top of one that all rounds share, in which the first node counts the rounds.
+    A static rendezvous has one store for all rounds: there the nodes, which began together, count by themselves.
     """
+    key = f"firstfault/round/{counted}" if counted else "firstfault/round"
     if group_rank == 0:
         shared = getattr(store, "underlying_store", store)
         number = int(shared.add("firstfault/rounds", 1)) - 1
-        store.set("firstfault/round", str(number))
+        store.set(key, str(number))
         return number
     try:
-        store.wait(["firstfault/round"], dt.timedelta(seconds=NUMBERING_S))
+        store.wait([key], dt.timedelta(seconds=NUMBERING_S))
     except dist.DistStoreError:
         logger.warning("the first node does not number the rounds; it seems to run without firstfault")
         return fallback
-    return int(store.get("firstfault/round"))
+    return int(store.get(key))
 
 
 def round_store(store: Any, number: int) -> Any:
-    """Return the store of a round of which another connection can be opened: torch's own, or one beside it."""
-    return store if hasattr(store, "clone") else RoundStore(store, number)
+    """Return a store of our own for a round, of which another connection can be opened.
+
+    A static rendezvous has one store for all rounds.
+    """
+    if hasattr(store, "clone"):
+        return dist.PrefixStore(f"firstfault/{number}", store)  # type: ignore[attr-defined]
+    return RoundStore(store, number)
 
 
 class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from firstfault.store import join
 from firstfault_torch.agent.launch import Job, Prepared, results_of
+from firstfault_torch.compat import warn_once
 from firstfault_torch.engine import PlainEngine
+from firstfault_torch.guard import guarded
 from firstfault_torch.options import DEFAULT_SIGNALS, Options
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.worker.recording import run_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
@@ -31,17 +36,29 @@ _FAILED = 1
 """The exit code of a launcher whose job failed, as torchrun's."""
 _ROWS = ("where", "code", "retry")
 """The rows of the report that a failed job ends with."""
+_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+TERMINATED_S = 30
+"""How long workers may take to end after a signal to the launcher, as under torchrun."""
 
 
-def take_over(
-    create: Callable[[RendezvousParameters], RendezvousHandler], parameters: RendezvousParameters
-) -> RendezvousHandler:
-    """Create a handler as torch does, for an agent that torch's launcher is about to make, and let that be ours."""
-    launcher = sys.modules.get(_LAUNCHER)
-    if hasattr(launcher, "LocalElasticAgent"):
+def stand_in() -> None:
+    """Let torch's launcher make our agent, and note how many nodes each of its jobs needs."""
+    launcher: Any = importlib.import_module(_LAUNCHER)
+    if launcher.__dict__.get("LocalElasticAgent") is TorchrunAgent:
+        return
+    if "LocalElasticAgent" not in launcher.__dict__:
+        warn_once("the launcher's agent", "torch's own agent runs the workers; nothing is recorded")
+        return
+    registry: Any = rendezvous_handler_registry
+    create = registry.create_handler
+
+    def noting(parameters: RendezvousParameters) -> RendezvousHandler:
         TorchrunAgent.min_nodes = parameters.min_nodes
-        launcher.LocalElasticAgent = TorchrunAgent  # type: ignore[union-attr]
-    return create(parameters)
+        handler: RendezvousHandler = create(parameters)
+        return handler
+
+    registry.create_handler = noting
+    launcher.LocalElasticAgent = TorchrunAgent
 
 
 class TorchrunAgent(LocalElasticAgent):
@@ -59,31 +76,44 @@ class TorchrunAgent(LocalElasticAgent):
 
     def run(self, role: str = "default") -> RunResult:
         """Run the workers of this node to their end."""
-        del role
         spec: WorkerSpec = self._arguments["spec"]
         is_program = isinstance(spec.entrypoint, str)
-        engine = (TorchrunEngine if is_program else PlainEngine)(_folder())
+        engine: PlainEngine | None = None
+        with guarded("preparing to record"):
+            made = (TorchrunEngine if is_program else PlainEngine)(_folder(spec.rdzv_handler.get_run_id()))
+            made.identity()  # the environment may name no number of an attempt
+            engine = made
+        if engine is None:
+            return super().run(role)
         if not is_program:
             spec.args = (engine, spec.entrypoint, *spec.args)
             spec.entrypoint = run_recorded
+        handler: Any = spec.rdzv_handler
+        prepared = Prepared(self._arguments, results_of, handler.shutdown)
+        handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
-        prepared = Prepared(self._arguments, results_of, lambda: None)  # torch's launcher closes the rendezvous
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)
+        seconds = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TERMINATED_S
         try:
-            results = run_node(job, engine=engine, options=Options())
+            results = run_node(job, engine=engine, options=Options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
-            if not is_program:
-                raise failed.error from failed
-            raise SystemExit(_FAILED) from failed
+            if not is_program or failed.verdict is None:
+                raise failed.error from None
+            raise SystemExit(_FAILED) from None
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
 
-def _folder() -> str:
-    """Return the folder of this node's documents."""
+def _folder(run_id: str) -> str:
+    """Return the folder of this job's documents, or of this node's if there is no common one."""
     given = os.environ.get("FIRSTFAULT_FOLDER", "")
-    return given or str(
-        Path.cwd() / ".firstfault" / "torchrun" / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}"
-    )
+    if given:
+        return join(given, run_id) if run_id not in {"", "none"} else given
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
+    with contextlib.suppress(OSError):
+        folder = Path.cwd() / ".firstfault" / "torchrun" / name
+        folder.mkdir(parents=True)
+        return str(folder)
+    return str(Path(tempfile.gettempdir()) / ".firstfault" / "torchrun" / name)
 
 
 class TorchrunEngine(PlainEngine):

@@ -11,7 +11,12 @@ from firstfault_torch.torchrun import VARIABLE
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "help_option_names": [],
+    },
     add_help_option=False,
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -24,6 +29,10 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     """  # noqa: D301 - click's mark of lines to keep
     os.environ[VARIABLE] = "1"
     from torch.distributed.run import main  # noqa: PLC0415 - loads torch
+
+    from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - loads torch
+
+    stand_in()  # torch before 2.5 does not load the entry point that does it otherwise
 
     sys.argv[0] = "firstfault torchrun"
     main(list(arguments))

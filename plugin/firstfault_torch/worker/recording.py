@@ -92,11 +92,11 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
         _monitors.remove(monitor)
 
 
-def monitor_of(engine: Engine) -> WorkerMonitor:
-    """Return the monitor of this process, which watches it from now on."""
+def monitor_of(engine: Engine, *, sends_stderr: bool = True) -> WorkerMonitor:
+    """Return the monitor of this process, which watches it from now on; `sends_stderr`: through its agent."""
     monitor = WorkerMonitor(engine)
     with guarded("preparing to record"):
-        monitor.open()
+        monitor.open(sends_stderr=sends_stderr)
     _monitors.append(monitor)
     return monitor
 
@@ -139,7 +139,7 @@ class WorkerMonitor:
         """Whether the other ranks continue without this one when its exception leaves the task function."""
         self.in_flight = InFlight(partial(self._write, in_flight=True), self._withdraw)
 
-    def open(self) -> None:
+    def open(self, *, sends_stderr: bool = True) -> None:
         """Begin to watch; without a recording nothing is watched."""
         if self.recording is None or self.place is None:
             return
@@ -148,8 +148,9 @@ class WorkerMonitor:
         self._undo.append(watchdog.release_all)
         files, round_, local_rank = self.recording.files, self.place.round, self.place.local_rank
         if files is not None and local_rank is not None:
-            with guarded("sending stderr through the agent"):
-                redirect_stderr(files, round_, local_rank)
+            if sends_stderr:
+                with guarded("sending stderr through the agent"):
+                    redirect_stderr(files, round_, local_rank)
             with guarded("offering stacks"):
                 register_stacks(files, round_, local_rank)
             self._channel = WorkerChannel(files, round_, local_rank, self.answer)

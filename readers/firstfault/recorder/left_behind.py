@@ -24,18 +24,19 @@ _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
 
 
-def left_processes(folder: Path) -> set[int]:
+def left_processes(folder: Path, sessions: frozenset[int] = frozenset()) -> set[int]:
     """Return the processes of this session that are workers of a node, or that workers started.
 
     Args:
         folder: the node's folder.
+        sessions: others in which workers were started.
     """
-    session, real = os.getsid(0), folder.resolve()
+    sessions, real = sessions | {os.getsid(0)}, folder.resolve()
     found = set()
     for entry in Path("/proc").iterdir():
         # another user's processes, and those that have just ended, cannot be read
         with contextlib.suppress(OSError):
-            is_of_session = entry.name.isdecimal() and os.getsid(int(entry.name)) == session
+            is_of_session = entry.name.isdecimal() and os.getsid(int(entry.name)) in sessions
             if is_of_session and (_is_started_by_worker(entry, folder) or _is_forked_from_worker(entry, real)):
                 found.add(int(entry.name))
     return found - {os.getpid()}
@@ -61,19 +62,20 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
     return False
 
 
-def end_left_processes(folder: Path, seconds: float) -> None:
+def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
     """End what workers have left by SIGTERM, and by SIGKILL what still runs after `seconds`; the workers have ended.
 
     Args:
         folder: the node's folder.
         seconds: for all processes together.
+        sessions: as `left_processes` takes them.
     """
     from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S  # noqa: PLC0415 - as above
 
     began = time.monotonic()
     for number, until in ((signal.SIGTERM, began + seconds), (signal.SIGKILL, began + seconds + KILLED_S)):
         sent: set[int] = set()
-        while left := left_processes(folder):
+        while left := left_processes(folder, sessions):
             for pid in left - sent:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
