@@ -25,6 +25,7 @@ OPTIONAL = {
     "readers/firstfault/torchrun_logs": "readers/test_show_stdin.py",
     "plugin/firstfault_torch/inprocess": "torch_agent/test_launch_options.py",
     "plugin/firstfault_torch/notifiers": "torch_agent/test_seal.py",
+    "plugin/firstfault_torch/torchrun": "torch_agent/test_launch_options.py",
     "plugin/flytekitplugins/firstfault/flyteadmin": "plugin/test_config.py",
     "plugin/flytekitplugins/firstfault/local": "plugin/test_config.py",
 }

@@ -100,6 +100,15 @@ def test_success(launcher: tuple[str, ...], rendezvous: str, tmp_path: Path) -> 
     ]
 
 
+def test_a_restart(tmp_path: Path) -> None:
+    """A recoverable exception uses up a restart, and the next round succeeds. torch's static rendezvous cannot."""
+    ended = _ended(tmp_path, "once", rendezvous=f"{DYNAMIC} --max-restarts=1")
+    assert [(code, sorted(out.splitlines())) for code, out, _ in ended] == [
+        (0, ["rank 0: 4", "rank 1: 4"]),
+        (0, ["rank 2: 4", "rank 3: 4"]),
+    ]
+
+
 def test_the_variable(tmp_path: Path) -> None:
     """With FIRSTFAULT=1, torchrun with a static rendezvous says what ``firstfault torchrun`` says."""
     (_, _, first), (_, _, second) = _ended(tmp_path, "raise", TORCHS, STATIC)

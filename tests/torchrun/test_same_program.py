@@ -95,6 +95,17 @@ def test_python_without_site(tmp_path: Path, prefix: Prefix) -> None:
     assert prefix.failures() == []
 
 
+def test_a_program_of_a_shell(tmp_path: Path, prefix: Prefix) -> None:
+    """A shell that is the worker starts programs that are not, though they inherit its variables."""
+    code = (
+        f"import subprocess, sys; subprocess.run(['sh', '-c', '{sys.executable} {PROGRAM} chained; true']); print('{{')"
+    )
+    ended = _run(["-S", "-c", code], "none", tmp_path, prefix)
+    assert ended.stdout.endswith(b"{\n")
+    assert b"training failed" in ended.stderr
+    assert prefix.failures() == []
+
+
 def test_a_child_is_no_worker(tmp_path: Path, prefix: Prefix) -> None:
     """A Python process that the program starts is not recorded, and knows of nothing."""
     code = "import os, subprocess, sys; assert 'FIRSTFAULT_WORKER' not in os.environ; print('{', flush=True);"

@@ -9,6 +9,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from firstfault_torch import RecoverableError
+
 FAULTY_RANK, FAULT_AT, STEPS = 3, 3, 6
 LONG_S = 300
 
@@ -21,6 +23,8 @@ def fails(fault: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "exit":
         sys.exit(7)
+    if fault == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RecoverableError("shard 7 is not there yet")
     if fault == "hang":
         time.sleep(LONG_S)
     if fault == "agent-killed":
