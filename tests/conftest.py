@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib.util
@@ -33,6 +34,8 @@ os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 _HANDLERS = {
     number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 }
+_STACKS = signal.SIGRTMIN + 12
+"""With it an agent asks for stacks; a test may have been a worker."""
 _MASK = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
@@ -188,6 +191,7 @@ def _environment_restored(_no_outer_settings: None) -> Iterator[None]:
 def _signal_handlers_restored() -> Iterator[None]:
     """Undo what tests, fixtures and torch's agent do to signals: children inherit what is ignored or blocked."""
     yield
+    faulthandler.unregister(_STACKS)
     for number, handler in _HANDLERS.items():
         if handler is not None:
             signal.signal(number, handler)

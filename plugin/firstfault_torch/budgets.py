@@ -13,6 +13,7 @@ from firstfault.recorder.budgets import Limit, limits_in
 UPLOAD_DEADLINE_S = Limit(5.0, "a failing worker, for its document to be durable", "it raises; the agent uploads it")
 SETTLE_S = Limit(10.0, "a node that failed, for the other nodes' reports", "one node concludes without them")
 STOP_S = Limit(2.0, "the agent, for its workers to end after SIGTERM", "it sends SIGKILL")
+TORCHRUN_STOP_S = Limit(30.0, "the same under torchrun, after a signal to the launcher", "it sends SIGKILL")
 
 # the guard around firstfault's own code
 HURRIED_S = Limit(0.3, "any call that has a limit, once the pod is to end", "it is given up")

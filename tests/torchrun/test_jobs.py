@@ -18,7 +18,7 @@ TRAINING = Path(__file__).parent / "training.py"
 OURS = ("-m", "firstfault", "torchrun")
 TORCHS = ("-m", "torch.distributed.run")
 STATIC = "--master-addr=127.0.0.1 --master-port={port} --node-rank={node}"
-DYNAMIC = "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=job"
+DYNAMIC = "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=job --rdzv-conf=is_host={hosts}"
 LONGEST_S = 120
 
 
@@ -38,7 +38,11 @@ def _ended(
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
         environment |= {"FIRSTFAULT": "1"} if launcher is TORCHS else {}
-        options = ["--nnodes=2", "--nproc-per-node=2", *rendezvous.format(port=port, node=node).split()]
+        options = [
+            "--nnodes=2",
+            "--nproc-per-node=2",
+            *rendezvous.format(port=port, node=node, hosts=int(node == 0)).split(),
+        ]
         command = [sys.executable, *launcher, *options, str(TRAINING), fault]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         nodes.append(subprocess.Popen(command, cwd=own, env=environment, **pipes))

@@ -30,7 +30,7 @@ from firstfault_torch.compat.torch_agent import (
 from firstfault_torch.guard import caught
 from firstfault_torch.node.channel import starting
 from firstfault_torch.options import with_node
-from firstfault_torch.rounds.rendezvous import Rendezvous, begin_round
+from firstfault_torch.rounds.rendezvous import Rendezvous, begin_round, has_shared_store
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class ReportingAgent(HookedAgent):
         self._rounds += 1
         with guarded_in_main("numbering the round"):
             # first: the other nodes wait for it
-            is_shared = group.spec.rdzv_handler.get_backend() == "static"
-            number = begin_round(group.store, group.group_rank, number, self._rounds if is_shared else 0)
+            counted = self._rounds if has_shared_store(group) else 0
+            number = begin_round(group.store, group.group_rank, number, counted)
         with guarded_in_main("beginning a round"):
             self.node.begin(number, self.restarts_left, self.restarts_used)
 

@@ -15,7 +15,7 @@ from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, m
 from firstfault_torch.guard import NonBlocking, bounded, guarded, logger
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
-from firstfault_torch.rounds.rendezvous import round_store
+from firstfault_torch.rounds.rendezvous import has_shared_store, round_store
 from firstfault_torch.rounds.settlement import Reports, Settlement
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Peers:
         """On the verdict on the attempt."""
         self.agreement = Settlement(own, nodes, "restart")
         """On a restart."""
-        self._store = round_store(group.store, recording.round)
+        self._store = round_store(group.store, recording.round, is_shared=has_shared_store(group))
         self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
         self._listeners: list[Liveness | RosterPoll] = [
             Liveness(self._store, own, recording.identity.node, master_address(group)[0], self._report_dead_agent)

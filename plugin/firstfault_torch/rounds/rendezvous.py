@@ -12,6 +12,7 @@ from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking, logger
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerGroup
     from typing_extensions import Self
 
 
@@ -59,14 +60,20 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
     return int(store.get(key))
 
 
-def round_store(store: Any, number: int) -> Any:
-    """Return a store of our own for a round, of which another connection can be opened.
+def round_store(store: Any, number: int, *, is_shared: bool = False) -> Any:
+    """Return the store of a round of which another connection can be opened: torch's own, or one beside it.
 
-    A static rendezvous has one store for all rounds.
+    `is_shared`: torch's own is that of all rounds, as with a static rendezvous.
     """
     if hasattr(store, "clone"):
-        return dist.PrefixStore(f"firstfault/{number}", store)  # type: ignore[attr-defined]
+        return dist.PrefixStore(f"firstfault/{number}", store) if is_shared else store  # type: ignore[attr-defined]
     return RoundStore(store, number)
+
+
+def has_shared_store(group: WorkerGroup) -> bool:
+    """Whether the rounds of a job share one store, as a static rendezvous lets them."""
+    backend = getattr(group.spec.rdzv_handler, "get_backend", None)
+    return callable(backend) and backend() == "static"
 
 
 class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]

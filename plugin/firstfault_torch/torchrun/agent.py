@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from firstfault.store import join
 from firstfault_torch.agent.launch import Job, Prepared, results_of
+from firstfault_torch.budgets import TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.guard import guarded
@@ -37,8 +38,6 @@ _FAILED = 1
 _ROWS = ("where", "code", "retry")
 """The rows of the report that a failed job ends with."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-TERMINATED_S = 30
-"""How long workers may take to end after a signal to the launcher, as under torchrun."""
 
 
 def stand_in() -> None:
@@ -93,7 +92,7 @@ class TorchrunAgent(LocalElasticAgent):
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)
-        seconds = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TERMINATED_S
+        seconds = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TORCHRUN_STOP_S
         try:
             results = run_node(job, engine=engine, options=Options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
