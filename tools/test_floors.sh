@@ -51,4 +51,4 @@ if [ -n "${1:-}" ]; then
 fi
 # this release warns of its own use of `disable_deck`
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 -W 'ignore:`disable_deck`' \
-  tests/plugin/test_{config,task}.py tests/plugin/test_jobs.py::test_a_worker_raises "${of_torch[@]}"
+  tests/plugin/test_{config,task}.py tests/plugin/test_jobs.py::test_a_worker_is_killed "${of_torch[@]}"

@@ -21,7 +21,7 @@ for version in ${versions[*]}; do
   printf '\n== Python %s\n' "$version"
   PYTHON=$python tools/make_venv.sh "$venv"
   with=flytekit
-  job=tests/plugin/test_jobs.py::test_a_worker_raises
+  job=tests/plugin/test_jobs.py::test_a_worker_is_killed
   if ! "$venv/bin/python" -m pip show -q flytekit 2>/dev/null; then
     with="no flytekit"
     job=tests/torch_agent/test_plain_example.py
