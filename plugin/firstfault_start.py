@@ -39,8 +39,8 @@ def begin_worker() -> None:
     _end_with_parent()
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        # raised for each exception that nothing handles, whoever has replaced `sys.excepthook`. A caller, or another
-        # thread, means that an extension prints an exception, and goes on.
+        # raised for each exception that nothing handles, also if the program has replaced `sys.excepthook`. If there is
+        # a caller, or if this is another thread, an extension prints an exception and the program goes on.
         if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
             return
         if sys._getframe().f_back is None:  # noqa: SLF001 - the public way is slower

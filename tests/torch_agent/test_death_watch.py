@@ -88,7 +88,7 @@ def start() -> Iterator[Callable[..., _Worker]]:
 
 
 def _noted(watch: DeathWatch, index: int = 0) -> int:
-    """Return the moment, once a death is noted: whoever reads the watch later gets no later one."""
+    """Wait until a death is noted, and return its moment; reading the watch later does not change it."""
     until(partial(watch._ended.__contains__, index))
     return time.monotonic_ns()
 

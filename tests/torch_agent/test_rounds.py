@@ -93,7 +93,7 @@ def test_a_healthy_rendezvous_is_asked_each_time(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_frozen_host_blocks_nothing() -> None:
-    """Without an answer nobody waits; there is one question at a time, and its late answer counts."""
+    """If there is no answer, no caller waits. Only one question is asked at a time, and a late answer counts."""
     handler = Handler()
     handler.may_answer.clear()
     handler.waiting = 2

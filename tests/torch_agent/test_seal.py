@@ -168,7 +168,7 @@ def test_the_verdict_of_another_node_ends_the_wait() -> None:
 
 @pytest.mark.parametrize("terminated", [False, True])
 def test_the_turn_comes(terminated: bool) -> None:
-    """Without a verdict the wait ends when the turn comes, or soon after the process was told to go.
+    """If there is no verdict, the wait ends when the turn comes, or soon after the process got a signal.
 
     A node whose turn it is looks once.
     """

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 LONG_S = 60.0
 SHORT_S = 0.5
 SOON_S = 30.0
-"""Longest wait of a busy machine; what waits in vain waits for `LONG_S`."""
+"""The longest wait for what happens, on a busy machine; what does not happen is waited for `LONG_S`."""
 ROUND = 2
 SIGNAL = signal.SIGRTMIN + 12
 

@@ -13,7 +13,7 @@ from firstfault_torch.node.channel import await_siblings, starting
 
 LONG_S = 60.0
 SOON_S = 30.0
-"""Longest wait of a busy machine; a worker that waits in vain waits for `LONG_S`."""
+"""The longest wait for what happens, on a busy machine; what does not happen is waited for `LONG_S`."""
 PAUSE_S = 0.5
 _fork = multiprocessing.get_context("fork")
 

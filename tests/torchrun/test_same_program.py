@@ -48,7 +48,7 @@ def _same(command: list[str], how: str, folder: Path, prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("how", RAISES)
 def test_an_exception(how: str, tmp_path: Path, prefix: Prefix) -> None:
-    """It is recorded whole, whoever has replaced `sys.excepthook`, and without a frame of ours."""
+    """All of it is recorded, also if the program has replaced `sys.excepthook`, and no frame is firstfault's."""
     _same([str(PROGRAM)], how, tmp_path, prefix)
     (failure,) = prefix.failures()
     assert failure.exception is not None

@@ -6,6 +6,3 @@
 
 `firstfault_start` is the way in: torch and Python's `site` call it, and it imports this package when a job needs it.
 """
-
-VARIABLE = "FIRSTFAULT"
-"""Set to 1: torch's launchers run under firstfault. `firstfault_start` reads it; it does not import this package."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
-
-from firstfault_torch.torchrun import VARIABLE
 
 
 @click.command(
@@ -27,13 +24,11 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     Examples:
       firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 train.py
     """  # noqa: D301 - click's mark of lines to keep
-    os.environ[VARIABLE] = "1"
     from torch.distributed.run import main  # noqa: PLC0415 - loads torch
 
     from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - loads torch
 
-    stand_in()  # torch before 2.5 does not load the entry point that does it otherwise
-
+    stand_in()
     sys.argv[0] = "firstfault torchrun"
     main(list(arguments))
     return 0
