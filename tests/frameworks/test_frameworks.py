@@ -29,14 +29,15 @@ INTERRUPTED = {"interrupt": ("signal", "KeyboardInterrupt, rank 1")}
 TERMINATED = {"terminate": ("signal", "SignalException, rank 1")}
 LOADER = {
     "loader": ("data", "KeyError, rank 1"),
-    "loader-killed": ("data", "RuntimeError, rank 1"),
+    # torch raises RuntimeError, or ConnectionResetError if the loader had not yet handed over its batch
+    "loader-killed": ("data", ""),
     "loader-hang": ("hang", "hang, rank 1"),
 }
 ENDS = {"at-end": ("user_code", "KeyError, rank 1")}
 CALLBACK = {"callback": ("user_code", "KeyError, rank 1")}
 SLOW_HOOK = {"slow-hook": ("user_code", "KeyError, rank 1")}
 CHECKPOINT = {"checkpoint": ("disk_full", "OSError, rank 1")}
-SPREAD = {"checkpoint": ("disk_full", "CheckpointException, rank 1"), "checkpoint-hang": ("hang", "hang, rank 1")}
+SPREAD = CHECKPOINT | {"checkpoint-hang": ("hang", "hang, rank 1")}
 EXPECTED = {
     "plain": HUNG | LEFT | HANDLED | INTERRUPTED | TERMINATED | LOADER | ENDS,
     "exits": RAISED | HUNG,
@@ -97,4 +98,4 @@ def test_no_fault(framework: str, tmp_path: Path) -> None:
 
 def _said(logs: str) -> set[str]:
     """Return what a run printed, in any order and without times, addresses and process ids."""
-    return {re.sub(r"0x[0-9a-f]+|\d+", "N", line).strip() for line in logs.splitlines()}
+    return {re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?", "N", line).strip() for line in logs.splitlines()}

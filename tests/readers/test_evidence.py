@@ -155,6 +155,8 @@ NOT_JOINED = "wait timeout after 6000ms, keys: /default_pg/0//cpu//0/3"
 ASSERTED = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address"
 UNREAD = "<no text: reading the exception took too long>"
 CLIENT = FrameInfo("/app/client.py", 7, "fetch", "self.socket.recv(4)")
+LOADER = FrameInfo("/x/torch/utils/data/dataloader.py", 1284, "_try_get_data", "data = self._data_queue.get()")
+PIPE = FrameInfo("/usr/lib/python3.11/multiprocessing/connection.py", 395, "_recv", "chunk = read(handle, remaining)")
 COLLECTIVE = FrameInfo("/x/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()")
 DEAD = {"thread_failures": (ThreadFailure("prefetch", None, ExceptionInfo("LookupError", "no shard")),)}
 IN_WRITER = FrameInfo("/x/site-packages/torch/distributed/checkpoint/filesystem.py", 9, "write_data")
@@ -400,6 +402,9 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     },
     "node worker-1 medium: unknown, node-without-report": {
         "a node for which others waited": done(*waiting(0, 1), roster=(entry(0), JOINED))
+    },
+    "rank 0 high: data, own-fault": {
+        "a loader's process was killed": done(reset(LOADER, PIPE), victim(1), victim(2), stopped(3))
     },
     "rank 0 medium: network, by-elimination": {
         "a connection that is none to a peer": done(reset(CLIENT), victim(1), victim(2), stopped(3))

@@ -30,6 +30,9 @@ _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
 _OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
 """Categories of faults that no peer causes."""
 _GROUP = "torch/distributed/"
+_LOADERS = "torch/utils/data/"
+_OWN_PROCESSES = (_LOADERS, "torch/multiprocessing/", "multiprocessing/resource_sharer.py", "multiprocessing/pool.py")
+"""Files whose connections lead to processes that this one has started."""
 _PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
 """Types that no transport raises; also their subclasses."""
 _TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
@@ -241,6 +244,12 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         if types & _PROGRAMS_OWN and not types & _TRANSPORTS:
             why = "raised an exception of its own: no transport raises this type"
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
+        if owner := _own_process_of(exception):
+            why, category = (
+                f"lost the connection to a process that it had started ({owner})",
+                "data" * (owner == _LOADERS),
+            )
+            return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
         if found.signature in _OF_ANY_CONNECTION:
             why = f"lost a connection, perhaps not to a peer ({found.signature})"
             return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
@@ -296,6 +305,13 @@ def _is_of_a_group(exception: ExceptionInfo) -> bool:
     """Whether an exception's first cause came out of torch's collectives or store; True if it has no frames."""
     frames = [frame for link in causes_of(exception).told for frame in link.frames]
     return not frames or any(_GROUP in frame.file for frame in frames)
+
+
+def _own_process_of(exception: ExceptionInfo) -> str:
+    """Return the file whose connection to a process of this one's own broke; empty if it was another connection."""
+    files = [frame.file for link in causes_of(exception).told for frame in link.frames]
+    is_local = bool(files) and "/multiprocessing/" in files[-1]  # a socket of the program's own breaks elsewhere
+    return next((owner for owner in _OWN_PROCESSES if is_local and any(owner in file for file in files)), "")
 
 
 def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
