@@ -98,6 +98,7 @@ _PACKAGES = "/usr/lib/python3.11/site-packages"
     [
         ("/root/train.py", ""),
         ("train.py", ""),
+        ("<dynamic-code>", ""),
         ("/root/torch/my_model.py", ""),
         (f"{_PACKAGES}/torch/nn/modules/module.py", "torch"),
         (f"{_PACKAGES}/six.py", "six"),

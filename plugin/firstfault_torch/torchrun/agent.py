@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from firstfault.store import join
@@ -84,6 +85,7 @@ class TorchrunAgent(LocalElasticAgent):
             engine = made
         if engine is None:
             return super().run(role)
+        function = getattr(spec.entrypoint, "__qualname__", "")
         if not is_program:
             spec.args = (engine, spec.entrypoint, *spec.args)
             spec.entrypoint = run_recorded
@@ -96,9 +98,11 @@ class TorchrunAgent(LocalElasticAgent):
         try:
             results = run_node(job, engine=engine, options=Options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
-            if not is_program or failed.verdict is None:
-                raise failed.error from None
-            raise SystemExit(_FAILED) from None
+            if is_program and failed.verdict is not None:
+                raise SystemExit(_FAILED) from None
+            if isinstance(failed.error, ChildFailedError):  # under the name of the job's function
+                raise ChildFailedError(function, failed.error.failures) from None
+            raise failed.error from None
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
 

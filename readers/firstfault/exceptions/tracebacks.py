@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""
 _LIBRARY = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|flytekitplugins/firstfault|firstfault_torch)/|^<"
+    r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|flytekitplugins/firstfault|firstfault_torch)/"
+    r"|^<(?!dynamic-code>|ipython-input)"  # a function that cloudpickle made, a notebook's cell
 )
 _OURS = re.compile(r"(?:flytekitplugins/firstfault|firstfault_torch)/")
 _PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
