@@ -97,6 +97,8 @@ class Identity:
     """Where the attempt before wrote its verdict; empty: there was none, or it is not known."""
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine wants in its workers."""
+    is_folder_shared: bool = True
+    """False: only this node writes and reads there, and the nodes hand each other what they wrote."""
     owns_process: bool = False
     """Whether the agent's process ends with the run: then signals after the run are ignored."""
     failed_exit_code: int = 1

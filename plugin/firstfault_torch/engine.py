@@ -106,11 +106,13 @@ class PlainEngine:
     """
 
     folder: str = ""
-    """URI or path; attempt 2 lies in ``<folder>/2``. All nodes of a job share it."""
+    """URI or path; attempt 2 lies in ``<folder>/2``."""
     attempt: int | None = None
     """Counted from 0."""
     node: str = ""
     """The node's name."""
+    is_folder_shared: bool = True
+    """False: the folder is this node's alone; the nodes hand each other what they wrote."""
 
     def identity(self) -> Identity:
         """Return the attempt's folder and this node's name.
@@ -132,6 +134,7 @@ class PlainEngine:
             node=self.node or os.environ.get("FIRSTFAULT_NODE", "") or socket.gethostname(),
             handover_uri=join(folder, str(attempt)),
             previous_handover_uri=join(folder, str(attempt - 1)) if attempt else "",
+            is_folder_shared=self.is_folder_shared,
         )
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:

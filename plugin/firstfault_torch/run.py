@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from firstfault.layout import ROSTER, bundle_name
+from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.restart import record_of, with_unused_restarts
+from firstfault.wire.documents import unpack
 from firstfault_torch.agent.launch import job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
@@ -24,7 +25,7 @@ from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files,
 from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options, parse_signals
-from firstfault_torch.rounds.settlement import SettledDocument
+from firstfault_torch.rounds.settlement import SettledDocument, packed_for
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.seal import (
     await_turn,
@@ -187,26 +188,44 @@ def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
             return _taken(step, end, pod)
         sealed = _sealed(end, step.copies, pod, Wait(0.0, complete=step.complete, give_up=pod.give_up))
         if sealed is not None and peers.settlement.claim():
-            sealed = _published(replace(sealed, for_all=True), pod)
-            settled = peers.settlement.hand_over(sealed.document, durable=sealed.durable)
+            sealed = _published(_for_all(sealed, step.copies), pod)
+            if end.recording.identity.is_folder_shared:
+                settled = peers.settlement.hand_over(sealed.document, durable=sealed.durable)
+            else:
+                settled = peers.settlement.hand_over(sealed.document, durable=False, bundle=sealed.bundle)
             return sealed if settled.document == sealed.document else _taken(settled, end, pod)
     return None
 
 
+def _for_all(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
+    """Return a verdict for all nodes; with copies of what they wrote, if each has a folder of its own."""
+    recording = sealed.recording
+    if recording.identity.is_folder_shared:
+        return replace(sealed, for_all=True)
+    files = {bundle_path(path): data for path, data in copies.items()}
+    return replace(
+        sealed, for_all=True, bundle=packed_for(recording.group_world_size, files, first=unpack(sealed.bundle))
+    )
+
+
 def _taken(settled: SettledDocument, end: RoundEnd, pod: Pod) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
-    return _published(sealed_elsewhere(settled.document, end.recording, durable=settled.durable), pod)
+    taken = sealed_elsewhere(settled.document, end.recording, durable=settled.durable)
+    return _published(replace(taken, bundle=settled.bundle), pod)
 
 
 def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
-    if end.group_rank:
+    is_shared = end.recording.identity.is_folder_shared
+    if end.group_rank and is_shared:
         found = await_turn(partial(_found, end, pod), turn_of(end.group_rank), pod.give_up)
         if found is not None:
             return _published(found, pod)
     copies, seconds = end.report.copies, pod.options.settle_seconds
     hurried = Wait(min(seconds, TERMINATED_SETTLE_S), is_hurried=True)
     wait = hurried if pod.give_up.is_set() else Wait(seconds, give_up=pod.give_up)
+    if not is_shared:
+        wait = Wait(0.0, complete=False, give_up=pod.give_up)
     sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, Wait(0.0))
     return _published(sealed, pod) if sealed is not None else None
 
@@ -239,11 +258,11 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
     All is uploaded at the same time: other pods wait, and when the first one has exited, this one may be killed.
     """
     others: list[Callable[[], object]] = []
-    if sealed.conclusion is not None:
-        path = f"{ROSTER}/{bundle_name(sealed.bundle)}"
-        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, LEAVING_FILES_S))
-        if sealed.decision.retry:
-            others.append(partial(leave_verdict, sealed.recording, sealed.document, pod.give_up))
+    if sealed.bundle:
+        name = bundle_name(sealed.bundle, of_nodes=not sealed.recording.identity.is_folder_shared)
+        others.append(partial(put_on_node, f"{ROSTER}/{name}", sealed.bundle, sealed.recording, LEAVING_FILES_S))
+    if sealed.conclusion is not None and sealed.decision.retry:
+        others.append(partial(leave_verdict, sealed.recording, sealed.document, pod.give_up))
     ended = [begun(call, "leaving files for the next attempt and for readers") for call in others]
     with guarded("publishing the verdict"):
         sealed = pod.engine.publish(sealed, give_up=pod.give_up)

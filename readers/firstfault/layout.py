@@ -37,7 +37,8 @@ ERROR_FILE = "error.pb"
 """The attempt's error as Flyte reads it, where all pods write one file."""
 DECK = "deck.html"
 _STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
-_BUNDLE = re.compile(r"copies-[0-9a-f]{64}\.bundle")
+_BUNDLE = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")
+_OF_NODES = "nodes-"
 _RESTART = re.compile(r"decision-(?:round|in-process)-\d{5}-\d{7}\.json", re.ASCII)
 _ATTEMPT = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 _ERROR = re.compile(
@@ -107,14 +108,22 @@ def is_stock_error_file(name: str) -> bool:
     return _STOCK.fullmatch(name) is not None
 
 
-def bundle_name(data: bytes) -> str:
-    """Return the name, in the roster's folder, of a bundle of copies: it tells whether the content is whole."""
-    return f"copies-{hashlib.sha256(data).hexdigest()}.bundle"
+def bundle_name(data: bytes, *, of_nodes: bool = False) -> str:
+    """Return the name, in the roster's folder, of a bundle of copies: it tells whether the content is whole.
+
+    `of_nodes`: the nodes share no folder, and the bundle has what the others wrote.
+    """
+    return f"{_OF_NODES if of_nodes else 'copies-'}{hashlib.sha256(data).hexdigest()}.bundle"
 
 
 def is_bundle(name: str) -> bool:
     """Whether a file in the roster's folder is a bundle of copies by its name."""
     return _BUNDLE.fullmatch(name) is not None
+
+
+def is_of_nodes(bundle: str) -> bool:
+    """Whether a bundle has what the nodes wrote in folders of their own, by its name."""
+    return bundle.startswith(_OF_NODES)
 
 
 def restart_record_name(kind: str, number: int, group_rank: int) -> str:

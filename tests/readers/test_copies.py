@@ -25,6 +25,7 @@ from firstfault.wire.documents import encode, encode_presence, pack, unpack
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from firstfault import MultiErrorFileOutputReader
     from firstfault.model import Verdict
     from tests.readers.conftest import Attempt
 
@@ -137,6 +138,30 @@ def test_a_bundle_adds_nothing(attempt: Attempt) -> None:
     before = _verdict(attempt)
     _bundle(attempt, {**files, f"errors/{error_key_for(gone)}": encode(gone)})
     assert _verdict(attempt) == before
+
+
+@pytest.mark.parametrize("strategy", ["evidence", "earliest"])
+@pytest.mark.parametrize("folder", ["", "/firstfault", "/firstfault/errors"])
+def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> None:
+    """In a folder that only one node sees, the bundle adds what the others handed over, also to a fresh read."""
+    files = _files(150)
+    own = {path: data for path, data in files.items() if "-0000002-" in path}
+    _put(attempt, own)
+    whole = pack(files)
+    attempt.put(f"firstfault/roster/{bundle_name(whole, of_nodes=True)}", whole)
+
+    def told(reader: MultiErrorFileOutputReader) -> tuple[object, ...]:
+        verdict = reader.verdict()
+        assert verdict is not None
+        return (verdict.headline, verdict.ranks, verdict.digest, verdict.coverage.reported)
+
+    found = [
+        told(type(attempt.reader())(attempt.uri + folder, strategy=strategy, fresh=fresh)) for fresh in (False, True)
+    ]
+    _put(attempt, files)
+    assert found == [told(attempt.reader(strategy="evidence"))] * 2
+    assert found[0][1] == (3,)
+    assert found[0][-1] == 150
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "no bundle"])

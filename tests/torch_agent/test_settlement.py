@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import TCPStore
 
+from firstfault.wire.documents import unpack
 from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.rendezvous import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
@@ -244,12 +246,25 @@ def test_a_late_node_takes_the_verdict(agents: Callable[..., list[Agent]]) -> No
 
 def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left out: the node that concludes reads it from the storage. So is a value that is not a report."""
-    monkeypatch.setattr(settlement_module, "_MAX_REPORT", 200)
+    monkeypatch.setattr(settlement_module, "_MAX_VALUE", 200)
     made = agents(2, report_size={1: 1_000_000})
     made[0].store.append("firstfault/reports", settlement_module._FRAME.pack(7, 3) + b"abc")
     _run(made)
     (reports,) = made[0].reports
     assert set(reports.copies) == {"report-0"}
+
+
+def test_the_copies_for_many_nodes() -> None:
+    """The more nodes ask the store's host for them, the fewer bytes they have; what the verdict rests on stays."""
+    files = {f"errors/{number}": random.Random(number).randbytes(1000 + number) for number in range(300)}
+    first = {"errors/299": files["errors/299"]}
+    few, many = (settlement_module.packed_for(nodes, files, first) for nodes in (2, 2500))
+    assert unpack(few) == files
+    assert len(many) < 2**28 / 2500
+    kept = unpack(many)
+    assert 40 < len(kept) < 100
+    assert kept.items() <= files.items()
+    assert kept.keys() == {"errors/299", *(f"errors/{number}" for number in range(len(kept) - 1))}
 
 
 @pytest.mark.usefixtures("agents")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
+from firstfault.render.html import page
+
+if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
 
 pytestmark = pytest.mark.jobs
 
@@ -64,6 +70,15 @@ def _told(stderr: str) -> list[str]:
     return lines[first:last]
 
 
+def _report(folder: Path) -> tuple[str, Conclusion]:
+    """Return the page of a node's only attempt, without the names of its folders, and the conclusion."""
+    (attempt,) = folder.glob(".firstfault/torchrun/*/0")
+    reader = MultiErrorFileOutputReader(str(attempt))
+    conclusion = reader.conclude()
+    assert conclusion is not None
+    return re.sub(r"\S*/node-\d/\S*", "FOLDER", page(reader.report(conclusion))), conclusion
+
+
 @pytest.mark.parametrize(
     ("fault", "headline", "category"),
     [
@@ -79,12 +94,12 @@ def test_a_fault(fault: str, headline: str, category: str, tmp_path: Path) -> No
     assert (code, other_code) == (1, 1)
     assert _told(first) == _told(second)
     assert _told(first)[0].startswith(f"firstfault: {headline}")
-    found = [
-        MultiErrorFileOutputReader(str(folder.parent))
-        for folder in sorted(tmp_path.glob("*/.firstfault/torchrun/*/0/firstfault"))
-    ]
-    assert {reader.verdict().category for reader in found} == {category}
-    assert len(found) == 2
+    pages, conclusions = zip(*(_report(folder) for folder in sorted(tmp_path.glob("node-*"))), strict=True)
+    assert pages[0] == pages[1]
+    for found in conclusions:
+        assert found.verdict.category == category
+        assert (found.verdict.coverage.complete, found.verdict.coverage.notes) == (True, ())
+        assert {place.rank for place in found.job.places if place.rank is not None} == {0, 1, 2, 3}
 
 
 def test_an_agent_is_killed(tmp_path: Path) -> None:

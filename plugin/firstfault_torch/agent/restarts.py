@@ -101,7 +101,7 @@ class Restarts:
             self._previous_fingerprint = record.fingerprint
         else:
             logger.warning("restarting the workers: %s", record.reason)
-        if is_mine:
+        if is_mine or not self._reporter.recording.identity.is_folder_shared:
             path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
             self._written = (path, record) if record.restart else None
             self._reporter.put(path, restart_to_json(record))

@@ -63,7 +63,7 @@ class Peers:
         self._listeners: list[Liveness | RosterPoll] = [
             Liveness(self._store, own, recording.identity.node, master_address(group)[0], self._report_dead_agent)
         ]
-        if recording.files is not None:
+        if recording.files is not None and recording.identity.is_folder_shared:
             self._listeners.append(
                 RosterPoll(
                     recording,

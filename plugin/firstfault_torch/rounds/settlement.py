@@ -13,7 +13,7 @@ A settlement on a topic has these keys in the store, below ``firstfault/`` and t
   that leaves. ``arrivals`` is their number.
 - ``order``: set once, when all expected agents have arrived: who concludes, in turn.
 - ``sealer``: whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile.
-- ``seal``: the verdict.
+- ``seal``: the verdict; with it, if the nodes share no folder, copies of what they wrote.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from firstfault.errors import BadDocumentError
-from firstfault.wire.documents import pack, unpack
+from firstfault.wire.documents import pack, pack_within, unpack
 from firstfault_torch.budgets import (
     GIVE_UP_POLL_S,
     LONGEST_LOOK_S,
@@ -55,10 +55,13 @@ _JOINED = "firstfault/joined"
 """What each agent handed in when its workers started: frames, one behind the other."""
 _DOCUMENT = "error.pb"
 _DURABLE = "durable"
+_BUNDLE = "bundle"
 _FRAME = struct.Struct(">II")
 """Group rank and length, before each bundle."""
-_MAX_REPORT = 256 * 1024
-"""Bytes of one node's bundle. What does not fit is read from the storage."""
+_MAX_VALUE = 4 * 1024 * 1024
+"""Bytes that an agent hands over at once; torch's store refuses 8 MiB. What does not fit is read from the storage."""
+_MAX_SENT = 256 * 1024 * 1024
+"""Bytes of all agents together, which may hand over and ask at the same moment."""
 _MAX_TURNS = 4
 _FOREVER = dt.timedelta(days=30)
 
@@ -70,6 +73,8 @@ class SettledDocument(NamedTuple):
     """The ``error.pb``."""
     durable: bool
     """Whether it is in the storage."""
+    bundle: bytes = b""
+    """Copies of what all nodes wrote, if they share no folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ class Settlement:
 
     def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
         """Hand in what this node knows when its workers start; the others need it if the node dies."""
-        store.append(_JOINED, _framed(self._own, copies))
+        store.append(_JOINED, _framed(self._own, self._nodes, copies))
 
     def heard(self, store: Any) -> None:
         """Tell the others that this node knows of a fatal failure: its agent lives."""
@@ -149,9 +154,9 @@ class Settlement:
         claim = partial(self._store.compare_set, self._key("sealer"), mine, mine + b"!")
         return self._bounded(claim, "announcing that this node publishes") in {None, mine + b"!"}
 
-    def hand_over(self, document: bytes, *, durable: bool) -> SettledDocument:
+    def hand_over(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> SettledDocument:
         """Hand a published verdict to the other agents; return theirs if another agent has been faster."""
-        settled = SettledDocument(document, durable)
+        settled = SettledDocument(document, durable, bundle)
         value = _packed(settled)
         found = self._bounded(
             lambda: _unpacked(set_once(self._store, self._key("seal"), value)), "handing the verdict to the other nodes"
@@ -189,7 +194,7 @@ class Settlement:
     # --- arriving -----------------------------------------------------------------------------------------------
 
     def _arrive(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
-        store.append(self._key("reports"), _framed(self._own, copies))
+        store.append(self._key("reports"), _framed(self._own, self._nodes, copies))
         store.append(self._key("arrived"), f"{self._own}{'!' if leaving else ''} ")
         self._arrived_as = int(store.add(self._key("arrivals"), 1))
         if self._arrived_as == self._nodes:
@@ -304,13 +309,15 @@ class Settlement:
         return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in words]
 
 
-def _framed(group_rank: int, copies: Mapping[str, bytes]) -> bytes:
-    """Return one node's files, without the largest ones if they are too large together."""
-    chosen = dict(copies)
-    bundle = pack(chosen)
-    while len(bundle) > _MAX_REPORT and chosen:
-        del chosen[max(chosen, key=lambda path: len(chosen[path]))]
-        bundle = pack(chosen)
+def packed_for(nodes: int, copies: Mapping[str, bytes], first: Mapping[str, bytes] | None = None) -> bytes:
+    """Return files, without the largest if they are too large to be handed over; `first`: to keep before others."""
+    by_size = dict(sorted(copies.items(), key=lambda item: len(item[1])))
+    return pack_within({**(first or {}), **by_size}, min(_MAX_VALUE, _MAX_SENT // nodes))
+
+
+def _framed(group_rank: int, nodes: int, copies: Mapping[str, bytes]) -> bytes:
+    """Return one node's files."""
+    bundle = packed_for(nodes, copies)
     return _FRAME.pack(group_rank, len(bundle)) + bundle
 
 
@@ -328,9 +335,10 @@ def _frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
 
 
 def _packed(settled: SettledDocument) -> bytes:
-    return pack({_DOCUMENT: settled.document, _DURABLE: b"1" if settled.durable else b""})
+    durable = b"1" if settled.durable else b""
+    return pack({_DOCUMENT: settled.document, _DURABLE: durable, _BUNDLE: settled.bundle})
 
 
 def _unpacked(value: bytes) -> SettledDocument:
     files = unpack(value)
-    return SettledDocument(files[_DOCUMENT], bool(files[_DURABLE]))
+    return SettledDocument(files[_DOCUMENT], bool(files[_DURABLE]), files.get(_BUNDLE, b""))

@@ -80,7 +80,9 @@ class TorchrunAgent(LocalElasticAgent):
         is_program = isinstance(spec.entrypoint, str)
         engine: PlainEngine | None = None
         with guarded("preparing to record"):
-            made = (TorchrunEngine if is_program else PlainEngine)(_folder(spec.rdzv_handler.get_run_id()))
+            folder = _folder(spec.rdzv_handler.get_run_id())
+            is_shared = bool(os.environ.get("FIRSTFAULT_FOLDER"))
+            made = (TorchrunEngine if is_program else PlainEngine)(folder, is_folder_shared=is_shared)
             made.identity()  # the environment may name no number of an attempt
             engine = made
         if engine is None:

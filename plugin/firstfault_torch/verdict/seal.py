@@ -78,7 +78,8 @@ class SealedVerdict:
     durable: bool = False
     """Whether the ``error.pb`` is in the storage."""
     bundle: bytes = b""
-    """Copies of what the verdict rests on, for later readers; empty: another node concluded."""
+    """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if another node concluded,
+    if each has a folder of its own."""
 
 
 def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:
@@ -107,7 +108,8 @@ def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdi
         fault_timestamp_ns=verdict.timestamp_ns,
         worker=verdict.node or "",
     )
-    bundle = pack({bundle_path(path): data for path, data in concluded.files.items()})
+    files = {bundle_path(path): data for path, data in concluded.files.items()}
+    bundle = pack(files)
     return SealedVerdict(verdict, decision, seal, encode_seal(seal), recording, conclusion, report, bundle=bundle)
 
 

@@ -28,6 +28,7 @@ from firstfault.reading.fetch import (
     read_restarts,
     read_roster,
     sorted_out,
+    with_other_nodes,
 )
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.reading.selection import (
@@ -125,10 +126,11 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
         try:
             begun = await begin(store, request.layout) if store.pages_in_order else None
             listing = await list_everything(store, request.layout, begun)
-            if listing.mark() != mark:
+            if (new_mark := listing.mark()) != mark:
                 copies = await copies_of(store, request.layout, listing)
-                job = await _Look(store, request, listing, known, copies).read()
-                mark = listing.mark()
+                readable, listing = await with_other_nodes(store, request.layout, listing)
+                job = await _Look(readable, request, listing, known, copies).read()
+                mark = new_mark
         except StoreUnavailableError as error:
             logger.warning("the storage does not answer, retrying: %s", error)
         if job is not None:
@@ -165,6 +167,7 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
     listing = await list_everything(store, layout, begun, cuts(copies, layout))
     if begun is None and not request.fresh:
         copies = await copies_of(store, layout, listing)
+    store, listing = await with_other_nodes(store, layout, listing)
     return await _Look(store, request, listing, dict(known or {}), copies).read()
 
 
@@ -240,7 +243,7 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
         listing = await begin(store, layout, start, SMALL)
         newest = newest_incarnations(listing)
         rows = first_rows(listing, newest) if listing.in_order else []
-        if not rows:
+        if not rows or listing.of_nodes:
             return None, listing
         table = listing.table
         places = [(join_name(layout.errors or "", item.name), item) for item in map(table.item, rows)]

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout import RosterKey, bundle_name, bundle_path, join_name, roster_key_for
+from firstfault.layout import RosterKey, bundle_name, bundle_path, is_of_nodes, join_name, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
+from firstfault.reading.listing import list_everything
 from firstfault.store import ObjectInfo, Page, by_name, join
 from firstfault.sync import gathered
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
@@ -223,11 +224,29 @@ async def copies_of(store: ReadableStore, layout: Layout, listing: Listing) -> d
     """
     if len(listing.table) + len(listing.roster) < _WORTH_A_BUNDLE:
         return {}
-    for item in sorted(listing.bundles, key=lambda item: -item.size)[:_MOST_BUNDLES]:
+    return await _unpacked(store, layout, [item for item in listing.bundles if not is_of_nodes(item.name)])
+
+
+async def with_other_nodes(store: ReadableStore, layout: Layout, listing: Listing) -> tuple[ReadableStore, Listing]:
+    """Return the store and the listing with what the other nodes wrote, if they handed it over: they share no folder.
+
+    An attempt in a common folder has no such bundle, and needs no further request.
+    """
+    found = await _unpacked(store, layout, listing.of_nodes)
+    if not found:
+        return store, listing
+    base = (layout.roster or "").removesuffix("roster")
+    with_copies = StoreWithCopies(store, {f"{base}{path}": data for path, data in found.items()}, store.uri)
+    return with_copies, await list_everything(with_copies, layout)
+
+
+async def _unpacked(store: ReadableStore, layout: Layout, bundles: Sequence[ObjectInfo]) -> dict[str, bytes]:
+    """Return the content of the largest bundle that is whole."""
+    for item in sorted(bundles, key=lambda item: -item.size)[:_MOST_BUNDLES]:
         path = join_name(layout.roster or "", item.name)
         try:
             data = await store.get(path, limit=_MAX_BUNDLE_BYTES)
-            if bundle_name(data) == item.name:
+            if item.name == bundle_name(data, of_nodes=is_of_nodes(item.name)):
                 return unpack(data)
             logger.warning("%s is damaged, and every document is read by itself", join(store.uri, path))
         except (StoreError, BadDocumentError) as error:

@@ -7,7 +7,15 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from firstfault.layout import ErrorKey, is_bundle, is_error_file, is_restart_record, is_stock_error_file, join_name
+from firstfault.layout import (
+    ErrorKey,
+    is_bundle,
+    is_error_file,
+    is_of_nodes,
+    is_restart_record,
+    is_stock_error_file,
+    join_name,
+)
 from firstfault.store import ObjectInfo
 from firstfault.sync import gathered
 
@@ -207,11 +215,16 @@ class Listing:
     rest_after_keys: str | None = None
     """The same for the listing behind the keys."""
 
+    @property
+    def of_nodes(self) -> list[ObjectInfo]:
+        """Bundles of what all nodes wrote, where each node has a folder of its own."""
+        return [item for item in self.bundles if is_of_nodes(item.name)]
+
     def mark(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""
         rest = [
             (item.name, item.size, item.last_modified_ns)
-            for item in (*self.others, *self.stock, *self.roster, *self.restarts)
+            for item in (*self.others, *self.stock, *self.roster, *self.of_nodes, *self.restarts)
         ]
         return (len(self.table), sum(map(self.table.number, range(len(self.table)))), tuple(sorted(rest, key=repr)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ _BUNDLE_LEVEL = 3
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 """Largest content of a bundle that a reader unpacks."""
 _MAX_INDEX_BYTES = 4 * 1024 * 1024
+_SPARE = 0.9
+"""Of the room in a bundle, as files are not all compressed alike."""
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
@@ -139,6 +142,16 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     """Return files, by path, as one value: what the agents of a round hand to the one that concludes for all."""
     index = json.dumps([[path, len(data)] for path, data in files.items()], separators=(",", ":"))
     return zlib.compress(b"".join([index.encode(), b"\n", *files.values()]), _BUNDLE_LEVEL)
+
+
+def pack_within(files: Mapping[str, bytes], limit: int) -> bytes:
+    """Return as `pack` does, without the last files if the value would have more than `limit` bytes."""
+    chosen = list(files.items())
+    while len(bundle := pack(dict(chosen))) > limit and chosen:
+        room = sum(len(data) for _, data in chosen) * limit * _SPARE // len(bundle)
+        ends = itertools.accumulate(len(data) for _, data in chosen)
+        chosen = chosen[: min(sum(end <= room for end in ends), len(chosen) - 1)]
+    return bundle
 
 
 def unpack(value: bytes) -> dict[str, bytes]:
