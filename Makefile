@@ -46,7 +46,7 @@ nvrx: $(VENV) ## test the adapter for NVIDIA's nvidia-resiliency-ext with the re
 	@build/nvrx-venv/bin/python -m pytest -q -W ignore tests/plugin/test_nvrx.py $(ARGS)
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals); print medians
-	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py tests/plugin/test_concluding.py -s $(ARGS)
+	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/torch_agent/test_faults_of_nodes.py -s $(ARGS)
 
 chaos: $(VENV) ## kill each process at each step of a failure, break the storage; print faults x promises
 	@$(BIN)/python tests/chaos/chaos.py $(ARGS)

@@ -77,7 +77,7 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.flyte
 @pytest.mark.jobs
-@pytest.mark.timing  # tests/plugin/test_agent_faults.py compares the same times without S3
+@pytest.mark.timing  # tests/torch_agent/test_faults_of_nodes.py compares the same times without S3
 @pytest.mark.parametrize("task", write_ahead.TASKS)
 def test_the_document_is_durable_before_the_first_victim(s3: S3, task: str) -> None:
     """In two rounds of a real job on S3, the document is durable before any other rank has failed or died."""

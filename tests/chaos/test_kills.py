@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tests.plugin.running import Running
 
 HERE = Path(__file__).parent
-FAULTS = HERE.parent / "plugin" / "jobs" / "faults_of_agents.py"
+FAULTS = HERE.parent / "plugin" / "jobs" / "faults.py"
 GONE_S = 60.0
 """From the end of the command until all its processes have ended: ten seconds on a machine that does nothing else."""
 FAILED = (EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE)
@@ -84,8 +84,9 @@ def test_a_process_is_struck(case: Case, tmp_path: Path, record_property: Callab
 @pytest.mark.jobs
 def test_a_killed_engine_ends_its_pods(tmp_path: Path) -> None:
     """A training that nothing has failed in ends soon after `firstfault run` was killed, with a verdict."""
-    with running(FAULTS, "forked", tmp_path, {"kind": "hang", "peers": "sleep"}) as run:
-        run.mark("fault")
+    with running(FAULTS, "one_node", tmp_path, {}) as run:
+        for rank in ("0", "1"):
+            run.mark(rank)
         run.process.kill()
         run.process.communicate()
         assert _left_over(run) == []

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from firstfault_torch import inprocess
+from firstfault_torch.inprocess import current_call
+from tests.nodes import forkserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +151,25 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
     return me, world
 
 
+def on_nodes(folder: str, faults: list[str]) -> str:
+    """Train in an agent's worker; in each iteration the rank that began as such fails as `faults` says ("3 kill")."""
+    del folder
+    call = current_call()
+    assert call is not None
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+    who, _, kind = faults[call.iteration].partition(" ") if call.iteration < len(faults) else ("", "", "")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for step in range(FAULT_STEP):
+        call.ping()
+        dist.all_reduce(torch.ones(1))
+        if kind and step == FAULT_STEP // 2 and int(who) == call.state.initial_rank:
+            if kind == "raise":
+                raise ValueError(f"the fault of iteration {call.iteration}")
+            fail(kind, call)
+    dist.destroy_process_group()
+    return f"rank {rank} of {world}, began as {call.state.initial_rank}, iteration {call.iteration}"
+
+
 class Event:
     """What a rank said, and when."""
 
@@ -219,8 +239,7 @@ def run(kind: str, world: int = 4, seconds: float = 120, port: int = 0, **option
         port: of the store; 0: a free one.
         options: of the restart.
     """
-    context = mp.get_context("forkserver")  # a process that has torch loaded, and nothing else
-    context.set_forkserver_preload(["torch", "firstfault_torch.inprocess", "tests.inprocess.training"])
+    context = forkserver()
     events = context.SimpleQueue()
     if not port:
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Killed agents, timeouts and a store that fails, with real pods started through the command line."""
+"""Killed agents, time limits and slow outputs, with real pods started through the command line."""
 
 from __future__ import annotations
 
@@ -8,41 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.running import running
+from firstfault import MultiErrorFileOutputReader
+from tests.plugin.running import await_exit, running
 
 FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs
 
 
-def test_a_store_that_fails_does_not_hide_the_exception(tmp_path: Path) -> None:
-    """The verdict names the user's exception, and says that its document was lost."""
-    with running(FAULTS, "one_node", tmp_path, {"kind": "store", "rank": 1}) as run:
-        ended = run.end()
-    attempt = ended.attempt
-    seen = attempt["engine"]["error_seen"]
-    assert ended.status == 10
-    assert "ValueError: asked for: store" in seen["message"]
-    assert "rank 1" in seen["message"].splitlines()[0]
-    assert "could not be read" in seen["message"] or "was not uploaded" in seen["message"]
-    assert attempt["verdict"]["ranks"] == [1]
-    assert not attempt["verdict"]["coverage"]["complete"]
-
-
-def test_a_recorder_that_does_not_answer(tmp_path: Path) -> None:
-    """Frozen, it loses nothing: worker and agent upload by themselves, and Flyte reads the verdict."""
-    with running(FAULTS, "one_node", tmp_path, {"kind": "recorder SIGSTOP", "rank": 1}) as run:
-        ended = run.end()
-    assert ended.status == 10, ended.logs
-    assert ended.verdict["ranks"] == [1]
-    assert "asked for: recorder SIGSTOP" in ended.verdict["headline"]
-    ended.flyte_saw_the_verdict()
-    assert not ended.attempt["decision"]["retry"]
-    assert run.left_over() == []
-
-
 def test_an_agent_that_is_killed(tmp_path: Path) -> None:
     """The workers report that their agent died; the job fails, Flyte reads no file and the decision is not enforced."""
-    with running(FAULTS, "one_node", tmp_path, {"kind": "none", "rank": 9}) as run:
+    with running(FAULTS, "one_node", tmp_path, {}) as run:
         run.mark("0")
         os.kill(run.mark("1")["agent"], signal.SIGKILL)
         ended = run.end()
@@ -58,7 +33,7 @@ def test_an_agent_that_is_killed(tmp_path: Path) -> None:
 def test_a_timeout_ends_every_process(tmp_path: Path) -> None:
     """After the timeout the command exits with 4, the verdict tells the limit, and no process remains."""
     # long enough for workers to begin on a busy machine
-    with running(FAULTS, "one_node", tmp_path, {"kind": "none", "rank": 9}, "--timeout", "20") as run:
+    with running(FAULTS, "one_node", tmp_path, {}, "--timeout", "20") as run:
         run.mark("0")
         run.mark("1")
         ended = run.end()
@@ -78,3 +53,34 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
     assert attempt["verdict"]["node"].endswith("-worker-0")
     assert attempt["verdict"]["victims"]["count"] == 1
     ended.flyte_saw_the_verdict()
+
+
+# --- the first exit -------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_after_success(tmp_path: Path) -> None:
+    """A pod that is terminated while it waits for rank 0's outputs writes no error, because the job has succeeded."""
+    with running(FAULTS, "slow_output", tmp_path, {"seconds": 3.0}) as run:
+        agent = run.mark("1")["agent"]
+        run.mark("pickling")
+        os.kill(agent, signal.SIGTERM)
+        await_exit(agent)
+        ended = run.end()
+    assert run.left_over() == []
+    assert ended.verdict is None
+    assert not list(ended.prefix.glob("error*"))
+    assert not list((ended.prefix / "firstfault" / "errors").glob("*"))
+
+
+def test_a_success_after_a_handled_exception(tmp_path: Path) -> None:
+    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist."""
+    with running(FAULTS, "handled", tmp_path, {"seconds": 3.0}) as run:
+        await_exit(run.mark("1")["agent"])
+        assert list(tmp_path.glob("store/*/0/outputs.pb")), "the pod of rank 1 has exited before"
+        ended = run.end()
+    assert run.left_over() == []
+    assert ended.status == 0, ended.verdict
+    assert ended.verdict is None
+    documents = list((ended.prefix / "firstfault" / "errors").glob("*.pb"))
+    assert len(documents) == 1, "it was recorded before the sockets closed"
+    assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()

@@ -35,6 +35,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from firstfault.layout import error_key_for
 from firstfault.model import Place
 from firstfault.wire.documents import encode
+from firstfault_torch import Watchdog, inprocess
 from firstfault_torch.agent.death_documents import about_agent
 from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
@@ -102,7 +103,9 @@ def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Run a task once by each method, in the execution context that Flyte's entrypoint makes."""
     folder = tmp_path_factory.mktemp(request.param)
 
-    @task(task_config=_config(request.param), enable_deck=True)
+    config = _config(request.param, in_process_restart=inprocess.InProcessRestart(), watchdog=Watchdog())
+
+    @task(task_config=config, enable_deck=True)
     def train(folder: str) -> Annotated[str, CHECKED]:
         context = flytekit.current_context()
         rank = int(os.environ["RANK"])
@@ -116,6 +119,8 @@ def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             "before": (checkpoint.read() or b"").decode() if rank == 0 else "",
             "omp": os.environ.get("OMP_NUM_THREADS"),
             "world": os.environ["WORLD_SIZE"],
+            "restarts": inprocess.current_call() is not None,
+            "watchdog": os.environ.get("FIRSTFAULT_TIMERS"),
         }
         if rank == 0:
             checkpoint.write(b"of this attempt")
@@ -152,11 +157,14 @@ def _literals(function_task: Any, **inputs: Any) -> LiteralMap:
 def test_workers_have_the_tasks_context(pod: Pod) -> None:
     """Workers know their execution, read the last checkpoint and write one, and get one OpenMP thread, as by torchrun.
 
-    The task has the decks of rank 0 and at most one timeline; what rank 0 attached to its output is the task's.
+    They can restart in their processes and have a watchdog, if the task asks for that. The task has the decks of rank 0
+    and at most one timeline; what rank 0 attached to its output is the task's.
     """
     assert pod.facts["execution"] == "a1b2c3"
     assert pod.facts["raw"] == str(pod.folder / "raw")
     assert (pod.facts["world"], pod.facts["omp"]) == ("2", "1")
+    assert pod.facts["restarts"]
+    assert pod.facts["watchdog"]
     assert pod.facts["checkpoint"] == [str(pod.folder / "checkpoint"), str(pod.folder / "before")]
     assert pod.facts["before"] == "of the attempt before"
     written = [path for path in (pod.folder / "checkpoint").rglob("*") if path.is_file()]

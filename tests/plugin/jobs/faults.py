@@ -1,11 +1,10 @@
 """Tasks whose workers write a mark, and then fail as a test asks for."""
 
-import contextlib
+import datetime as dt
 import json
 import os
-import shutil
-import signal
 import threading
+import time
 from pathlib import Path
 
 from flytekit import task
@@ -20,42 +19,11 @@ def mark(rank: str) -> None:
     part.rename(part.with_suffix(".json"))
 
 
-def fail(kind: str) -> None:
-    """Fail in one of several ways."""
-    if kind == "store":
-        # the folder of error documents becomes a file: nothing can be uploaded any more
-        errors = Path(os.environ["FIRSTFAULT_OUTPUT_PREFIX"]) / "firstfault" / "errors"
-        shutil.rmtree(errors, ignore_errors=True)
-        errors.parent.mkdir(parents=True, exist_ok=True)
-        errors.write_text("in the way")
-    if kind.startswith("recorder"):
-        os.kill(_recorder(), signal.Signals[kind.split()[1]])
-    raise ValueError(f"asked for: {kind}")
-
-
-def _recorder() -> int:
-    """Return the process of this node's recorder, a child of the agent."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            parent = (file.parent / "stat").read_text().rpartition(")")[2].split()[1]
-            if parent == str(os.getppid()) and "firstfault.recorder" in file.read_text():
-                return int(file.parent.name)
-    raise LookupError("no recorder runs")
-
-
-def work(kind: str, rank: int) -> None:
-    """Fail on one rank; wait for ever on the others."""
-    own = os.environ.get("RANK", "0")
-    mark(own)
-    if own == str(rank):
-        fail(kind)
-    threading.Event().wait()
-
-
 @task(task_config=Elastic(nnodes=1, nproc_per_node=2, start_method="fork", increase_shared_mem=False, settle_seconds=2))
-def one_node(kind: str, rank: int) -> int:
-    """Run on one node."""
-    work(kind, rank)
+def one_node() -> int:
+    """Wait for ever on one node."""
+    mark(os.environ["RANK"])
+    threading.Event().wait()
     return 0
 
 
@@ -73,6 +41,45 @@ def with_master(rank: int) -> int:
     """Run in a master and a worker pod; both fail, and one of them is the root cause."""
     if os.environ["RANK"] == str(rank):
         mark(str(rank))
-        fail("raise")
+        raise ValueError("the first fault")
     fail_after(rank)
     return 0
+
+
+class Slow:
+    """An output that is slow to write."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __getstate__(self) -> dict[str, float]:
+        """Sleep, but only in the pod's main process, not in a worker that sends it to its agent."""
+        if "RANK" not in os.environ:
+            mark("pickling")
+            time.sleep(self.seconds)
+        return {"seconds": self.seconds}
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
+def slow_output(seconds: float) -> Slow:
+    """Return an output that is slow to write."""
+    mark(os.environ["RANK"])
+    return Slow(seconds)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
+def handled(seconds: float) -> Slow:
+    """One rank handles an exception whose handler destroys the process group; rank 0's output is slow to write."""
+    import torch.distributed as dist  # noqa: PLC0415 - only workers need it
+
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+    dist.barrier()
+    mark(str(dist.get_rank()))
+    try:
+        if dist.get_rank() == 1:
+            raise ValueError("handled")  # noqa: TRY301 - a failure that the program survives
+    except ValueError:
+        dist.destroy_process_group()
+    else:
+        dist.destroy_process_group()
+    return Slow(seconds)

@@ -1,0 +1,163 @@
+"""Jobs with several rounds, and failures outside of a worker's main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault_torch import Options
+from tests.nodes import DEADLINE_S, Job
+from tests.torch_agent import trainings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.jobs
+
+LIMIT_BYTES = 2 << 30
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+ONE_NODE = {"min_nodes": 1, "max_nodes": 1}
+
+
+def test_the_same_fault_twice(tmp_path: Path) -> None:
+    """Workers that are started again meet each other, not those before them; the same error again ends the attempt."""
+    options = Options(retry_policy=trainings.retries_user_code)
+    fields = {**ONE_NODE, "nproc_per_node": 4, "max_restarts": 3}
+    with Job(tmp_path, trainings.the_same_again, options=options, config=fields).start() as job:
+        ended = job.end()
+    assert len(list(tmp_path.glob("rank-1-*"))) == 2
+    assert {mark.stem for mark in tmp_path.glob("sum-*")} == {f"sum-4-{rank}" for rank in range(4)}
+    assert [(item.number, item.restart) for item in ended.job.restarts] == [(0, True), (1, False)]
+    assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
+    assert "2 of 3 restarts (max_restarts) were not used: the previous round failed with the same fault" in ended.logs
+    assert "restarted 1 time before: round 0: ValueError, rank 1" in ended.logs
+
+
+def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
+    """A job with one fault on each node succeeds; each fault is in the history under its own round."""
+    with Job(tmp_path, trainings.in_turn, config={"max_restarts": 2}).start(2) as job:
+        ended = job.end()
+    assert (ended.codes, ended.results, ended.conclusion) == ([0, 0], {0: 2.0, 1: 2.0}, None), ended.logs
+    assert (ended.job.failures, ended.job.round) == ((), 2)
+    own = {failure.place.round: failure for failure in ended.job.history if "fails on rank" in failure.message}
+    assert {number: failure.rank for number, failure in own.items()} == {0: 0, 1: 1}
+    # both agents agreed on each restart; a victim's error in the same round did not count
+    assert [(item.number, item.restart, item.rank, item.is_agreed) for item in ended.job.restarts] == [
+        (0, True, 0, True),
+        (1, True, 1, True),
+    ]
+    assert {(item.world_size_before, item.world_size_after) for item in ended.job.restarts} == {(2, 2)}
+
+
+def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
+    """The root cause decides, not a victim that failed first with a recoverable error: no restart is used."""
+    with Job(tmp_path, trainings.code_bug, config={"max_restarts": 3}).start(2) as job:
+        ended = job.end()
+    assert ended.verdict.ranks == (1,)
+    assert "the bug" in ended.verdict.message
+    assert ended.conclusion is not None
+    assert not ended.conclusion.decision.retry
+    assert "3 of 3 restarts (max_restarts) were not used" in ended.logs
+    assert (ended.job.round, ended.job.history) == (0, ())
+    assert {failure.place.restart_count for failure in ended.job.failures} == {0}
+    (record,) = ended.job.restarts
+    assert (record.number, record.restart, record.rank, record.is_agreed) == (0, False, 1, True)
+    assert record.category == "user_code"
+    assert {mark.name for mark in tmp_path.glob("rank-*")} == {"rank-0-0.json", "rank-1-0.json"}
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process listens on a TCP port on any address, as the host of a store does."""
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+        listening |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    held = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held.add(str(descriptor.readlink()))
+    return bool(listening & held)
+
+
+def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
+    """If a node does not come to the new round, the one that waited reports it, and the fault that began the round."""
+    options = Options(restarts_follow_policy=False)
+    fields = {"max_restarts": 1, "rdzv_configs": {"join_timeout": 15}}
+    with Job(tmp_path, trainings.not_together_again, options=options, config=fields).start(2) as job:
+        agents = {rank: job.told(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
+        # the node that hosts the store must live, because the rendezvous needs it
+        rank = 0 if _listens(agents[0]) else 1
+        os.kill(agents[1 - rank], signal.SIGSTOP)
+        try:
+            part = tmp_path / "part"
+            part.write_text(str(rank))
+            part.rename(tmp_path / "go")
+            next(process for process in job.processes if process.pid == agents[rank]).join(DEADLINE_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agents[1 - rank], signal.SIGCONT)
+        ended = job.end()
+    assert ended.verdict.ranks == (rank,)
+    assert "the fault before the rendezvous" in ended.verdict.headline
+    # the other node reports it too, once it runs again
+    waits = {failure.node: failure for failure in ended.job.failures if failure.category == "rendezvous"}
+    waited = waits[ended.verdict.node]
+    assert waited.exception is not None
+    assert waited.exception.type.endswith("RendezvousTimeoutError")
+
+
+def test_a_node_that_comes_later(tmp_path: Path) -> None:
+    """In an elastic range, a second node makes the first begin a new round with it; no failure is reported."""
+    fields = {"min_nodes": 1, "rdzv_configs": {"last_call_timeout": 1}}
+    with Job(tmp_path, trainings.growing, config=fields).start() as job:
+        assert job.told("rank-0-0")["world"] == 1
+        ended = job.start().end()
+    assert (ended.codes, ended.results, ended.conclusion) == ([0, 0], {0: 2.0, 1: 2.0}, None), ended.logs
+    assert (ended.job.round, ended.job.failures) == (1, ())
+    assert {entry.place.group_world_size for entry in ended.job.roster} == {2}
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """Make a control group with a limit of 2 GiB."""
+    group = MEMORY_GROUPS / f"firstfault-{uuid.uuid4().hex}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        pytest.skip(f"no control group of our own can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, memory_group: Path) -> None:
+    """The agent's document has the category host_oom and the memory figures that show it."""
+    with Job(tmp_path, trainings.out_of_memory, config={**ONE_NODE, "nproc_per_node": 2}).start() as job:
+        (memory_group / "cgroup.procs").write_text(str(job.processes[0].pid))
+        (tmp_path / "go").touch()
+        ended = job.end()
+    root = ended.of_rank(1)
+    assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "host_oom")
+    assert (root.resources.oom_kill, root.resources.memory_limit_bytes) == (1, LIMIT_BYTES)
+    assert (root.resources.memory_peak_bytes or 0) > LIMIT_BYTES * 0.9
+
+
+def test_a_data_loader_that_fails_beside_a_thread_that_died(tmp_path: Path) -> None:
+    """A data loader's exception is the root cause; a rank that waited for a dead thread is a victim and reports it."""
+    with Job(tmp_path, trainings.loading, config={**ONE_NODE, "nproc_per_node": 2}).start() as job:
+        ended = job.end()
+    root, stuck = ended.of_rank(0), ended.of_rank(1)
+    assert ended.verdict.ranks == (0,)
+    assert root.exception is not None
+    assert root.exception.type == "LookupError"
+    assert "DataLoader worker process 0" in root.message
+    assert "shard 2 is gone" in ended.verdict.message
+    assert stuck.stopped_by_agent
+    (thread,) = stuck.thread_failures
+    assert (thread.thread, thread.exception.message) == ("prefetch", "the prefetch thread found nothing")
