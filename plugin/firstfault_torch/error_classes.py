@@ -8,6 +8,7 @@ exception that its author declared recoverable does not fit one of torch's class
 from __future__ import annotations
 
 import enum
+import errno
 import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ from firstfault_torch.context import boot_id, versions
 
 if TYPE_CHECKING:
     from firstfault.model import Place
+
+_WRONG_PATHS = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOEXEC, errno.E2BIG, errno.ELOOP),
+    errno.ENAMETOOLONG,
+}
+"""Errors of open(2) and execve(2) that the same arguments meet again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,8 @@ def lost_agent(place: Place) -> WorkerError:
 def error_class_of(error: BaseException) -> ErrorClass:
     """Return the class of an error that the agent itself raised.
 
-    A lost store and missing nodes are rendezvous errors; a wrong argument is an input error.
+    A lost store and missing nodes are rendezvous errors; a wrong argument is an input error, and so is a path to a
+    program or folder that is missing, or may not be used.
     """
     names = {qualified_name(kind) for kind in type(error).__mro__}
     if any(name.startswith("torch.distributed.elastic.rendezvous.") for name in names):
@@ -83,6 +91,8 @@ def error_class_of(error: BaseException) -> ErrorClass:
         return ErrorClass.RENDEZVOUS_ERROR
     if isinstance(error, ValueError | TypeError | AttributeError | ImportError | pickle.PicklingError):
         return ErrorClass.INPUT_ERROR  # a setting, or a function or argument that cannot be pickled
+    if isinstance(error, OSError) and error.errno in _WRONG_PATHS:
+        return ErrorClass.INPUT_ERROR
     if isinstance(error, OSError | MemoryError):
         return ErrorClass.INFRA_ERROR
     return ErrorClass.PLATFORM_ERROR

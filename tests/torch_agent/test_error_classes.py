@@ -32,6 +32,8 @@ def test_every_class_has_its_flyte_class() -> None:
         (OSError(28, "No space left on device"), ErrorClass.INFRA_ERROR),
         (MemoryError(), ErrorClass.INFRA_ERROR),
         (ConnectionRefusedError(), ErrorClass.INFRA_ERROR),
+        (FileNotFoundError(2, "No such file or directory", "./train"), ErrorClass.INPUT_ERROR),
+        (OSError(8, "Exec format error", "./train"), ErrorClass.INPUT_ERROR),
         (ValueError("bad port"), ErrorClass.INPUT_ERROR),
         (TypeError("x"), ErrorClass.INPUT_ERROR),
         (RuntimeError("x"), ErrorClass.PLATFORM_ERROR),

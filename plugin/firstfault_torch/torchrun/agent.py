@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from firstfault.store import join
@@ -23,9 +22,10 @@ from firstfault_torch.budgets import TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.guard import guarded
-from firstfault_torch.options import DEFAULT_SIGNALS, Options
+from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
-from firstfault_torch.worker.recording import run_recorded
+from firstfault_torch.torchrun.settings import drop_invalid, options_of
+from firstfault_torch.worker.recording import RecordedFunction
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -38,6 +38,8 @@ _FAILED = 1
 """The exit code of a launcher whose job failed, as torchrun's."""
 _ROWS = ("where", "code", "retry")
 """The rows of the report that a failed job ends with."""
+_RUN_PATH = "run_script_path"
+"""torchrun's function that runs a program in a spawned process, for ``--run-path``."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
@@ -77,20 +79,19 @@ class TorchrunAgent(LocalElasticAgent):
     def run(self, role: str = "default") -> RunResult:
         """Run the workers of this node to their end."""
         spec: WorkerSpec = self._arguments["spec"]
-        is_program = isinstance(spec.entrypoint, str)
+        is_program = isinstance(spec.entrypoint, str) or getattr(spec.entrypoint, "__name__", "") == _RUN_PATH
         engine: PlainEngine | None = None
         with guarded("preparing to record"):
+            drop_invalid()
             folder = _folder(spec.rdzv_handler.get_run_id())
             is_shared = bool(os.environ.get("FIRSTFAULT_FOLDER"))
             made = (TorchrunEngine if is_program else PlainEngine)(folder, is_folder_shared=is_shared)
-            made.identity()  # the environment may name no number of an attempt
+            made.identity()
             engine = made
         if engine is None:
             return super().run(role)
-        function = getattr(spec.entrypoint, "__qualname__", "")
-        if not is_program:
-            spec.args = (engine, spec.entrypoint, *spec.args)
-            spec.entrypoint = run_recorded
+        if callable(spec.entrypoint):
+            spec.entrypoint = RecordedFunction(engine, spec.entrypoint)
         handler: Any = spec.rdzv_handler
         prepared = Prepared(self._arguments, results_of, handler.shutdown)
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
@@ -98,12 +99,10 @@ class TorchrunAgent(LocalElasticAgent):
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)
         seconds = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TORCHRUN_STOP_S
         try:
-            results = run_node(job, engine=engine, options=Options(terminated_stop_seconds=float(seconds)))
+            results = run_node(job, engine=engine, options=options_of(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
             if is_program and failed.verdict is not None:
                 raise SystemExit(_FAILED) from None
-            if isinstance(failed.error, ChildFailedError):  # under the name of the job's function
-                raise ChildFailedError(function, failed.error.failures) from None
             raise failed.error from None
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 

@@ -20,15 +20,24 @@ import click
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Run torchrun with these ARGUMENTS, and say which worker failed, why, and whether to run the job again.
 
+    `--help` lists firstfault's own options, which begin with `--ff-`, after torchrun's.
+
     \b
     Examples:
       firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 train.py
+      firstfault torchrun --ff-folder s3://bucket/runs/7 --standalone --nproc-per-node gpu train.py --lr 3e-4
     """  # noqa: D301 - click's mark of lines to keep
-    from torch.distributed.run import main  # noqa: PLC0415 - loads torch
+    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - loads torch
+    from torch.distributed.run import get_args_parser, run  # noqa: PLC0415 - loads torch
 
     from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - loads torch
+    from firstfault_torch.torchrun.settings import add_options, set_variables  # noqa: PLC0415 - loads torch
 
     stand_in()
     sys.argv[0] = "firstfault torchrun"
-    main(list(arguments))
+    parser = get_args_parser()
+    add_options(parser)
+    given = parser.parse_args(arguments)
+    set_variables(given)
+    record(run)(given)
     return 0

@@ -104,7 +104,8 @@ _CARRIERS = re.compile(
     r"^\s*(?:what\(\):\s*|\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*|[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*"
     r"|\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s*|Process group watchdog thread terminated with exception:\s*"
     r"|\S{1,200}\.(?:cuh?|cpp|cc|h(?:pp)?):\d+:[^\n]{0,200}?(?=Assertion )"
-    r"|terminate called after throwing an instance of '[^']*'\s*)+"
+    r"|terminate called after throwing an instance of '[^']*'\s*"
+    r"|(?:/\S{0,200}/)?python[\d.]*: (?=can't |Error while finding |No module named ))+"
 )
 _LINKED_WITHIN = 2
 """Lines before a traceback in which Python tells what it follows from."""
@@ -170,7 +171,7 @@ def thrown(stderr: str) -> str:
 
 
 def bare_line(line: str) -> str:
-    """Return a line without what loggers, NCCL and C++ put before its text."""
+    """Return a line without what loggers, NCCL, C++ and Python's interpreter put before its text."""
     return _CARRIERS.sub("", _RANK.sub("", printable(line))).strip()
 
 

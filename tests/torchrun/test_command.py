@@ -1,0 +1,124 @@
+"""``firstfault torchrun``: its options beside torch's, and what it says about bad input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from firstfault_torch.torchrun.settings import add_options, drop_invalid, options_of, set_variables
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+LONGEST_S = 120
+BAD_VALUES = {
+    "FIRSTFAULT_ATTEMPT": "must be a number, 0 or more, not 'first'",
+    "FIRSTFAULT_STRATEGY": "must be one of evidence, earliest, not 'first'",
+    "FIRSTFAULT_RESTARTS": "must be one of policy, torch, not 'first'",
+}
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    """Return torch's parser with firstfault's options."""
+    made = get_args_parser()
+    add_options(made)
+    return made
+
+
+def _ended(folder: Path, *arguments: str, **variables: str) -> tuple[int, list[str]]:
+    """Run ``firstfault torchrun`` on one node; return its exit code and the lines of stderr."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FIRSTFAULT_NODE": "host", **variables}
+    command = [sys.executable, "-m", "firstfault", "torchrun", *arguments]
+    ended = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False
+    )
+    return ended.returncode, ended.stderr.splitlines()
+
+
+def _told(lines: list[str]) -> list[str]:
+    """Return firstfault's lines, which are the last ones, without torch's box."""
+    first = next(number for number, line in enumerate(lines) if line.startswith("firstfault: "))
+    assert lines[-1].startswith("  more: firstfault show ")
+    return lines[first:-1]
+
+
+def test_options(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options set their variables, also between torch's own; what follows the program is the program's."""
+    given = "--nnodes 2 --ff-attempt 3 --standalone --ff-restarts torch --ff-folder f train.py --ff-node its-own"
+    monkeypatch.setattr(os, "environ", {"FIRSTFAULT_STRATEGY": "earliest", "FIRSTFAULT_ATTEMPT": "1"})
+    arguments = parser.parse_args(given.split())
+    set_variables(arguments)
+    assert os.environ == {
+        "FIRSTFAULT_ATTEMPT": "3",
+        "FIRSTFAULT_RESTARTS": "torch",
+        "FIRSTFAULT_FOLDER": "f",
+        "FIRSTFAULT_STRATEGY": "earliest",
+    }
+    assert arguments.training_script_args == ["--ff-node", "its-own"]
+    options = options_of(os.environ)
+    assert (options.strategy, options.restarts_follow_policy) == ("earliest", False)
+    assert options_of({}).restarts_follow_policy
+
+
+def test_help(parser: argparse.ArgumentParser) -> None:
+    """The help has torch's options and firstfault's, each with its variable."""
+    text = " ".join(parser.format_help().split())
+    assert "--nproc-per-node" in text
+    for name in ("FOLDER", "ATTEMPT", "NODE", "STRATEGY", "RESTARTS"):
+        assert f"--ff-{name.lower()} {name} " in text
+        assert f"Variable: FIRSTFAULT_{name}" in text
+
+
+@pytest.mark.parametrize("variable", BAD_VALUES)
+def test_a_bad_value(
+    variable: str,
+    parser: argparse.ArgumentParser,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A bad value of an option is refused; that of a variable is left out, with a warning, and the training runs."""
+    option = f"--ff-{variable.rpartition('_')[2].lower()}"
+    with pytest.raises(SystemExit) as refused:
+        parser.parse_args([option, "first", "train.py"])
+    assert refused.value.code == 2
+    assert f"argument {option}: {BAD_VALUES[variable]}" in capsys.readouterr().err
+    monkeypatch.setattr(os, "environ", {variable: "first", "FIRSTFAULT_NODE": "host"})
+    drop_invalid()
+    assert caplog.messages == [f"firstfault does without {variable}: it {BAD_VALUES[variable]}"]
+    assert os.environ == {"FIRSTFAULT_NODE": "host"}
+
+
+def test_an_unknown_option(tmp_path: Path) -> None:
+    """It is refused in the words of torch."""
+    code, lines = _ended(tmp_path, "--nope", "train.py")
+    assert (code, lines[-1]) == (2, "firstfault torchrun: error: unrecognized arguments: --nope")
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize(
+    ("arguments", "headline"),
+    [
+        ("missing.py", "exit code 2, rank 0 on host: can't open file '/"),
+        ("folder", "exit code 1, rank 0 on host: can't find '__main__' module in '/"),
+        ("--no-python ./missing", "FileNotFoundError, the agent of host: [Errno 2] No such file or directory: './mis"),
+        ("--run-path raises.py", "ValueError, rank 0 on host: batch 7 has no labels"),
+    ],
+)
+def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path) -> None:
+    """The lines at the end say why, and that a retry makes no sense; a variable with a bad value prevents nothing."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
+    code, lines = _ended(tmp_path, *arguments.split(), FIRSTFAULT_ATTEMPT="first")
+    told = _told(lines)
+    assert code == 1
+    assert told[0].startswith(f"firstfault: {headline}")
+    assert told[-1].startswith("  retry: no, the same ")
+    assert sum(BAD_VALUES["FIRSTFAULT_ATTEMPT"] in line for line in lines) == 1
