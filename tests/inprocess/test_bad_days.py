@@ -13,7 +13,7 @@ import torch.distributed as dist
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
 from firstfault_torch.inprocess.store import TCPStore
-from tests.inprocess.training import FAST, FAULTY, OnOneRank, run
+from tests.inprocess.training import BLOCKED, FAST, FAULTY, OnOneRank, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,14 +52,14 @@ def test_a_hook_whose_own_store_fails() -> None:
 
 def test_a_hook_that_hangs() -> None:
     """After `hard_timeout` the rank is ended; the others continue."""
-    ended = run("raise", finalize=OnOneRank("hang", 0), **FAST)
+    ended = run("raise", finalize=OnOneRank("hang", 0), **BLOCKED)
     _others_went_on(ended, OTHER)
     assert ended.codes[OTHER] in {-15, -9}
 
 
 def test_a_machine_that_is_gone() -> None:
     """Of a rank that is frozen with its monitor process nothing is heard; the others continue without it."""
-    ended = run("frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 3.0})
+    ended = run("frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})
     _others_went_on(ended, FAULTY)
 
 
@@ -84,7 +84,7 @@ def store() -> Iterator[tuple[int, int]]:
 def test_a_store_that_is_lost(store: tuple[int, int]) -> None:
     """Every rank ends, with an error that says so."""
     factory = partial(TCPStore, "127.0.0.1", store[0])
-    ended = run(f"store:{store[1]}", world=3, store_factory=factory, **FAST)
+    ended = run(f"store:{store[1]}", world=3, store_factory=factory, **BLOCKED)
     raised = {rank: event.value for rank, event in ended.of("raised").items()}
     assert {name for name, *_ in raised.values()} == {"RestartAbort"}
     assert all("the store of the in-process restart is lost" in text for _, text, *_ in raised.values())
@@ -101,7 +101,7 @@ def test_a_store_without_libuv() -> None:
 def test_a_reserve_waits_as_long_as_it_takes() -> None:
     """`completion_timeout` is for ranks that have completed; a reserve takes over after a fault, and only then."""
     assignment = inprocess.Compose(MaxActiveWorldSize(2), ShiftRanks())
-    ended = run("slow", world=3, rank_assignment=assignment, completion_timeout=1.0, **FAST)
+    ended = run("slow", world=3, rank_assignment=assignment, completion_timeout=4.0, **FAST)
     assert set(ended.of("enter", 0)) == {0, 1}
     assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 1: (1, 2), 2: None}
     ended = run("kill", world=3, rank_assignment=assignment, **FAST)

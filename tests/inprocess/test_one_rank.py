@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.inprocess.meeting import open_sockets
 from firstfault_torch.inprocess.wrap import CallWrapper
 from tests.inprocess.training import run
+from tests.waiting import until
 
 pytestmark = pytest.mark.jobs
 
 FEW = inprocess.initialize.RetryController(max_iterations=3)
 FAST = {"last_call_wait": 0.01, "monitor_process_interval": 0.05, "initialize": FEW}
-HEARTBEAT_S = 4.0
 
 
 class Keeping:
@@ -170,31 +169,26 @@ def test_a_rank_assignment_that_activates_no_rank_ends_the_call() -> None:
 
 
 def test_a_heartbeat_of_an_earlier_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has ended: a rank is not killed because it made no ping while it restarted."""
+    """It has ended: a rank is not killed because it made no ping while it restarted. The next ping begins another."""
     server = TimerServer(tmp_path / "timers.fifo")
-    for name, value in server.environment(Watchdog(heartbeat_timeout=HEARTBEAT_S)).items():
+    for name, value in server.environment(Watchdog(heartbeat_timeout=1000.0)).items():
         monkeypatch.setenv(name, value)
-    expired: list[object] = []
-    server.start([os.getpid()], expired.append)
+    server.start([os.getpid()], lambda _: None)
 
     @inprocess.Wrapper(**FAST)
-    def train(call: inprocess.CallWrapper | None = None) -> list[object]:
+    def train(call: inprocess.CallWrapper | None = None) -> int:
         assert call is not None
-        if call.iteration == 0:
-            watchdog.ping()
-            raise ValueError("the fault")
-        time.sleep(1.5 * HEARTBEAT_S)
-        before = list(expired)
+        if call.iteration:
+            until(lambda: not server._timers)
         watchdog.ping()
-        deadline = time.monotonic() + 60
-        while not expired and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return before
+        until(lambda: server._timers)
+        if not call.iteration:
+            raise ValueError("the fault")
+        return call.iteration
 
+    train.__annotations__["call"] = inprocess.CallWrapper
     try:
-        train.__annotations__["call"] = inprocess.CallWrapper
-        assert train() == []
-        assert len(expired) == 1
+        assert train() == 1
     finally:
         watchdog.release_all()
         server.stop()

@@ -13,7 +13,7 @@ import pytest
 
 from firstfault.errors import UsageError
 from firstfault_torch import inprocess
-from tests.inprocess.training import FAST, FAULTY, ON_THE_WAY_OUT, run
+from tests.inprocess.training import BLOCKED, FAST, FAULTY, HANGING, ON_THE_WAY_OUT, run
 
 pytestmark = pytest.mark.jobs
 
@@ -36,7 +36,7 @@ def test_all_ranks_go_on_after_an_exception(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "code"), [("exit", 3), ("blocked", -15), ("atomic", -15)])
 def test_the_others_go_on_without_a_rank(kind: str, code: int) -> None:
     """A rank that leaves, or cannot be interrupted, ends alone; the others get new ranks and continue."""
-    ended = run(kind, initialize=FEW, **FAST)
+    ended = run(kind, initialize=FEW, **BLOCKED)
     assert set(ended.of("enter", 1)) == ALL - {FAULTY}
     assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}
     assert [ended.codes[rank] for rank in (0, FAULTY, 2, 3)] == [0, code, 0, 0]
@@ -63,7 +63,7 @@ def test_a_call_after_a_rank_was_lost() -> None:
 
 def test_a_hang_in_python_is_interrupted() -> None:
     """A rank that stopped to ping is interrupted and continues with the others."""
-    ended = run("hang", initialize=FEW, **FAST)
+    ended = run("hang", initialize=FEW, **HANGING)
     assert set(ended.of("enter", 1)) == set(ended.of("done")) == ALL
 
 

@@ -21,7 +21,7 @@ from tests.nodes import forkserver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FAST", "Event", "Run", "run"]
+__all__ = ["BLOCKED", "FAST", "HANGING", "Event", "Run", "on_nodes", "run"]
 
 ON_THE_WAY_OUT = {
     "task group": lambda interruption: BaseExceptionGroup("in a TaskGroup", [interruption]),  # noqa: F821 - 3.11
@@ -30,17 +30,23 @@ ON_THE_WAY_OUT = {
 """What the healthy ranks make of an interruption."""
 STEPS = 30
 FAULT_STEP = 10
+SLOW_STEPS = 50
+"""Each takes 0.1 s; a rank that is late takes so long that it is interrupted."""
 RAISES = {"second fault", *ON_THE_WAY_OUT}
 """Kinds of faults in which the faulty rank raises."""
 FAST = {
-    "soft_timeout": 4.0,
-    "hard_timeout": 7.0,
-    "barrier_timeout": 60.0,
+    "soft_timeout": 40.0,
+    "hard_timeout": 60.0,
+    "barrier_timeout": 100.0,
     "heartbeat_timeout": 30.0,
     "monitor_process_interval": 0.1,
     "termination_grace_time": 0.5,
 }
-"""Options of a restart."""
+"""Options of a restart in which no rank hangs: a machine that stalls for seconds changes nothing."""
+HANGING = {**FAST, "soft_timeout": 5.0}
+"""Options where a rank that hangs can be interrupted."""
+BLOCKED = {**HANGING, "hard_timeout": 10.0}
+"""Options where it cannot, and is ended."""
 FAULTY = 1
 """The rank that fails in the first iteration."""
 
@@ -144,7 +150,7 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
         if kind == "two at once" and call.iteration == 0 and step == FAULT_STEP and me == 2:
             raise KeyError("another one at the same time")
     if kind == "slow" or (kind == "late" and me == FAULTY):
-        for _ in range(30):
+        for _ in range(SLOW_STEPS if kind == "slow" else 100 * SLOW_STEPS):
             call.ping()
             time.sleep(0.1)
     dist.destroy_process_group()

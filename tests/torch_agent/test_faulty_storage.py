@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 DEADLINE_S = 1.0
 SLACK_S = 30.0
 """What threads that wait for a processor may add."""
-LATER_S = 20.0
+LATER_S = 30.0
 SEALED_S = 60.0
-PATIENT_S = 8.0
+PATIENT_S = 30.0
 HARMLESS = {"half", "twice"}
 """Faults under which an upload succeeds: its answer has no body, and a second upload of the same bytes changes nothing.
 """

@@ -239,7 +239,9 @@ def test_torchs_client(expired: Expired, caplog: pytest.LogCaptureFixture) -> No
 def _watch_and_tell(path: Path, pid: int, told: Any) -> None:
     server = TimerServer(path)
     server.start([pid], lambda timers: told.put((time.monotonic(), timers[pid].scope)))
-    told.put((time.monotonic(), "ready"))
+    told.put("ready")
+    until(lambda: server._timers)
+    told.put("it looks often")
     time.sleep(NEVER_S)
 
 
@@ -252,15 +254,17 @@ def test_an_agent_that_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     agent = context.Process(target=_watch_and_tell, args=(tmp_path / "timers.fifo", os.getpid(), told))
     agent.start()
     try:
-        assert told.get(timeout=LIMIT_S)[1] == "ready"
-        FileTimerClient(str(tmp_path / "timers.fifo")).acquire("step", time.time() + 1.0)
-        time.sleep(0.3)
+        assert told.get(timeout=LIMIT_S) == "ready"
+        client = FileTimerClient(str(tmp_path / "timers.fifo"))
+        client.acquire("another", time.time() + NEVER_S)
+        assert told.get(timeout=LIMIT_S) == "it looks often"
         os.kill(agent.pid or 0, signal.SIGSTOP)
+        client.acquire("step", time.time() + 1.0)
+        frozen = time.monotonic()
         time.sleep(1.2)
         os.kill(agent.pid or 0, signal.SIGCONT)
-        resumed = time.monotonic()
         when, scope = told.get(timeout=LIMIT_S)
-        assert (scope, when > resumed + 0.2) == ("step", True)
+        assert (scope, when > frozen + 2.0) == ("step", True)
     finally:
         agent.kill()
         agent.join()

@@ -156,15 +156,16 @@ class TimerServer:
         poll = select.poll()
         poll.register(self._fifo, select.POLLIN)
         poll.register(self._stop_reader, select.POLLIN | select.POLLHUP)
+        looked = time.monotonic()
         while not self._stopped.is_set():
-            seconds, began = self._sleep_s(), time.monotonic()
+            seconds = self._sleep_s()
             poll.poll(seconds * 1000)
-            slept = time.monotonic() - began
+            before, looked = looked, time.monotonic()
             self._read()
-            if slept > seconds + TIMERS_STALL_S:
-                self._postpone(slept)
+            if looked - before > seconds + TIMERS_STALL_S:
+                self._postpone(looked - before)
             self._progress = time.time()
-            expired = self._take_expired(time.monotonic())
+            expired = self._take_expired(looked)
             if expired and not self._stopped.is_set():
                 with guarded("ending a worker at its deadline"):
                     self._expired(expired)
