@@ -289,13 +289,17 @@ def _handled(**fields: Any) -> WorkerError:
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("judged", [1, 2])
 def test_a_withdrawn_document_says_nothing(phase: Phase, judged: int) -> None:
-    """A withdrawn document of the last round or an earlier one is no failure, no history, and not counted."""
+    """A withdrawn document of the last round or an earlier one is no failure, no history, and not counted.
+
+    That of the last round may tell why a program tried again.
+    """
     entries = (
         make_presence(phase, node="a", round=1, receipts=(_TAKEN_BACK,)),
         make_presence(Phase.FAILED, node="a", round=judged),
     )
     job = _job(_handled(round=1), roster=entries)
     assert (job.failures, job.history, job.document_count, job.digest) == ((), (), 0, digest_of([]))
+    assert len(job.handled) == (judged == 1)
     assert (job.coverage.complete, job.coverage.notes) == (True, ())
 
 

@@ -24,6 +24,7 @@ from firstfault.model import (
     Receipt,
     Resources,
     SentSignal,
+    StackDump,
     ThreadFailure,
     Writer,
 )
@@ -63,6 +64,9 @@ FULL = "[Errno 28] No space left on device: '/checkpoints/last.pt'"
 FROM_3 = CausedBy(3, "worker-1", "")
 TOLD = {"caused_by": FROM_3, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed: KeyError"),)}
 SENT = (SentSignal("SIGTERM", "rank 0 failed"),)
+STOPPED = {"sent_signals": SENT}
+ASSERT = "RuntimeError: CUDA error: device-side assert triggered"
+RECORDING = STACK.format("/x/site-packages/firstfault_torch/worker/recording.py", "record_end")
 
 
 def told(verdict: Verdict) -> str:
@@ -122,6 +126,21 @@ def documented(failure: WorkerError) -> WorkerError:
 def crashed(rank: int) -> WorkerError:
     """A worker that crashed while its agent stopped it."""
     return replace(stopped(rank), signal="SIGSEGV", exit_code=-11)
+
+
+def aborted(rank: int, text: str = "", function: str = "step", **more: Any) -> WorkerError:
+    """A worker in which Python met SIGABRT, in a function of the program."""
+    dump = "Fatal Python error: Aborted\n\n" + STACK.format("/app/train.py", function).replace(
+        "Thread", "Current thread"
+    )
+    more = {"log_tail": text, "stack_dumps": (StackDump(1, rank, dump),), **more}
+    return died(rank, "SIGABRT", -6, 20 * rank, **more)
+
+
+def left(rank: int, at_ms: float = 0, **more: Any) -> WorkerError:
+    """A worker that wrote why, and called sys.exit(7)."""
+    exception = ExceptionInfo("SystemExit", "7", frames=(RAISED,))
+    return own(rank, at_ms, exception=exception, exit_code=7, **{"log_tail": "fatal: no license", **more})
 
 
 def said(outer: tuple[str, str], inner: tuple[str, str], relation: str = "cause") -> ExceptionInfo:
@@ -339,6 +358,23 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     },
     "ranks 0 1 high: user_code, own-fault": {
         "one raised, one had the same fault in flight": done(own(0), own(1, **IN_FLIGHT), stopped(2))
+    },
+    "ranks 0 3 medium: signal, own-fault": {
+        "one aborted, one was aborting when stopped": done(aborted(0), aborted(3, **STOPPED), victim(1), victim(2)),
+    },
+    "ranks 0 3 high: gpu_kernel, own-fault": {
+        "a kernel's failed check, also at a rank that was being stopped": done(
+            aborted(0, ASSERT), aborted(3, ASSERT, "fit", **STOPPED), victim(1), stopped(2)
+        ),
+    },
+    "ranks 0 3 high: exit, own-fault": {
+        "exits with one text at two times": done(left(0), left(3, 700), stopped(1), stopped(2)),
+        "an exit that was on record before the stop": done(
+            left(0), left(3, 40, sent_signals=SENT, stack_dumps=(StackDump(1, 3, RECORDING),)), stopped(1), stopped(2)
+        ),
+    },
+    "rank 0 high: exit, own-fault": {
+        "an exit after the stop": done(left(0), left(3, 40, sent_signals=SENT), stopped(1), stopped(2)),
     },
     "ranks 0 1 medium: user_code, own-fault": {
         "a finaliser at the line that raised": done(

@@ -73,6 +73,7 @@ def accused(*receipts: Receipt) -> JobErrors:
     return make_job(victim(0), victim(1), roster=(roster[0], replace(roster[1], receipts=receipts, ranks=(2, 3))))
 
 
+LAST_TRIES = [victim(rank) for rank in (0, 1, 2)]
 LEFT = stopped(3, IN_TORCHS_WAIT)
 OF_TWO = done(received(1), passed(0, 4), nodes=1)
 CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
@@ -102,6 +103,10 @@ CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
     "by-elimination": ("exit-1-rank3-of4", "deadlock-rank0-of4"),
     "stock-file": (make_job(stock(BOX.format("train", 1), 50), stock(BOX.format("load", 0), 0)), "exit-1-rank3-of4"),
     "only-failure": (make_job(victim(0, world_size=1)), make_job(victim(0, world_size=4))),
+    "handled": (
+        replace(done(*LAST_TRIES, stopped(3, IN_SLEEP)), handled=(own(3, -9000, in_flight=True), victim(0, -8900))),
+        replace(done(*LAST_TRIES, stopped(3, IN_SLEEP)), handled=(victim(0, -8900), victim(3, -9000))),
+    ),
 }
 """For each rule a recording or a scene that needs it, and one that it must not touch."""
 

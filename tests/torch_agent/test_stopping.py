@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +21,11 @@ from firstfault_torch.compat.torch_agent import unfinished
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_ONLY_ITS_MAIN_THREAD_EXITS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
 _fork = multiprocessing.get_context("fork")
 LONG_S = 60.0
 
@@ -97,6 +106,20 @@ def test_one_that_failed_and_does_not_end(start: Callable[..., list[Any]], monke
     stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
     assert time.monotonic() - began >= 0.5
     assert _exit_codes(processes) == [-signal.SIGKILL]
+
+
+def test_one_that_is_exiting() -> None:
+    """The kernel marks a process from the moment its exit begins; such a process is not stopped any more."""
+    with subprocess.Popen([sys.executable, "-c", _ONLY_ITS_MAIN_THREAD_EXITS]) as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        deadline = time.monotonic() + LONG_S
+        while (fields := stat.read_text().rpartition(")")[2].split())[0] != "Z" and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+        assert int(fields[1 + workers._FLAGS]) & workers._EXITING
+        assert not workers._is_running(process.pid)
+        assert workers._is_running(os.getpid())
+        process.kill()
 
 
 def test_unfinished() -> None:

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from firstfault_torch.watchdog import Timer, Watchdog
 
 
+_FLAGS = 5
+"""Index of the kernel's flags of a process among the fields after its state: proc(5), field 9."""
+_EXITING = 0x4
+"""The kernel's PF_EXITING."""
 _sessions: set[int] = set()
 """Those that workers lead which are programs, by process id; workers that are functions are in this process's."""
 
@@ -257,9 +261,10 @@ class LocalWorkers:
         began = time.monotonic_ns()
         killed_ns = began + int(seconds * 1e9)
         with self._ending:
-            first |= self.expired.keys()
+            alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
+            # those that end by themselves are not stopped
+            first |= self.expired.keys() | {rank for rank, pid in alive.items() if not _is_running(pid)}
             self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
-        alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = observe(self._channel, self._reporter.recording, asked)
         raising = {rank for rank, seen in observations.items() if seen.raised_at is not None}
@@ -374,14 +379,17 @@ def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a worker has not ended, as far as /proc tells; one that ended by itself missed no deadline."""
+    """Whether a worker has not begun to end, as far as /proc tells.
+
+    The kernel closes the sockets of an exiting process before the process has ended, so its peers may fail first.
+    """
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+        state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except FileNotFoundError:
         return False
-    except OSError:
+    except (OSError, ValueError):
         return True
-    return state not in ([b"Z"], [b"X"])
+    return state not in {b"Z", b"X"} and not int(fields[_FLAGS]) & _EXITING
 
 
 # --- asking and stopping --------------------------------------------------------------------------------------------

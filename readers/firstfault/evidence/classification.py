@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, with_numbers_of
 from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
-from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stood
 from firstfault.exceptions.stderr import exception_of, has_native_text, last_line, last_printed, text_of_death
 from firstfault.exceptions.tracebacks import short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
@@ -275,7 +275,7 @@ def _has_no_space(failure: WorkerError, exception: ExceptionInfo) -> bool:
 
 def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
     """Classify a call of ``sys.exit`` by what the process had printed, if it tells why."""
-    if failure.sent_signals and not failure.in_flight:
+    if failure.sent_signals and not failure.in_flight and not has_ended(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     found = _of_printed(failure, "exited")

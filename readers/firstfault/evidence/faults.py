@@ -18,7 +18,7 @@ from firstfault.evidence.hangs import hung, progress_by_group, waited_ns, withou
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.first_cause import causes_of, first_cause, own_frames
-from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
 from firstfault.exceptions.tracebacks import library_of, place_of
 from firstfault.model import Subject
 
@@ -158,8 +158,10 @@ def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, accusation
     contenders = [fault for fault, may_be in zip(faults, may_be_first, strict=True) if may_be]
     contenders = contenders or list(faults)  # circular times: none is first
     first = contenders[0]
-    # ranks may raise the same exception at any time; the same signal is the same fault only at the same time
-    alike = contenders if first.failure_class is FailureClass.OWN_EXIT else faults
+    # ranks may raise the same exception, or exit with the same text, at any time; a signal is the same fault only if it
+    # came at the same time
+    tells = first.failure_class is not FailureClass.OWN_EXIT or _has_own_text(first)
+    alike = faults if tells else contenders
     same = tuple(fault for fault in alike if _is_same(fault, first))
     are_same = set(map(id, same))
     others = tuple(fault for fault in faults if id(fault) not in are_same)
@@ -237,21 +239,33 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return True
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
+    text, of_first = message_of(fault.failure), message_of(first.failure)
+    if is_fault and fault.failure.crashed_while_stopped and fault.specific and fault.signature == first.signature:
+        return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
     if not is_fault or not fingerprint or fault.failure.fingerprint != fingerprint:
         return False
     # a worker that calls sys.exit does not know what it printed: the text must agree, too
-    text, of_first = message_of(fault.failure), message_of(first.failure)
     if text.exception is not fault.failure.exception or of_first.exception is not first.failure.exception:
         return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
     return fault.failure.exception is not None or fault.signature == first.signature
+
+
+def _has_own_text(fault: ClassifiedFailure) -> bool:
+    """Whether a worker called ``sys.exit`` and had written why."""
+    return fault.failure.exception is not None and bool(message_of(fault.failure).text)
 
 
 # --- ranks that were stopped where the first fault was raised -------------------------------------------------------
 
 
 def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
-    """Return the ranks that were stopped while an exception was on its way out that was raised where `first` was."""
+    """Return the ranks that were stopped while they failed where `first` did.
+
+    Their exceptions were on their way out, or they crashed.
+    """
     exception = first.failure.exception
+    if crashed_at := place_of_crash(first.failure):
+        return [item for item in _stopped(first, classified) if place_of_crash(item.failure) == crashed_at]
     if exception is None or causes_of(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
     frames = first_cause(exception).frames

@@ -43,6 +43,7 @@ _MAX_SOURCES = 64
 _MAX_LINE = 200
 _FATAL = "Fatal Python error"
 _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
+_RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/recording|torchrun/script)\.py$")
 _PYTHONS_EVENT = re.compile(r"/multiprocessing/(?:synchronize|queues|connection)\.py$")
 
 
@@ -81,6 +82,24 @@ def where_it_stood(failure: WorkerError) -> Where:
             finalises = any(frame.function == "__del__" for frame in inner)
             return replace(_where(dump.text, outstanding=outstanding), raised_at=raised_at, finalises=finalises)
     return Where(Stood.UNKNOWN)
+
+
+def has_ended(failure: WorkerError) -> bool:
+    """Whether a worker that its agent stopped had already left the task function, or its program, by itself."""
+    dumps = (dump.text for dump in failure.stack_dumps if dump.rank == failure.rank)
+    frames = [frame for text in dumps for frame in _frames(_THREAD.split(text)[-1])]
+    return any(frame.function in {"record_end", "exits"} and _RECORDS_THE_END.search(frame.file) for frame in frames)
+
+
+def place_of_crash(failure: WorkerError) -> str:
+    """Return where Python met the fatal signal: "train.py:12 in step"; empty: not known, or it was in a collective."""
+    for dump in failure.stack_dumps:
+        if dump.rank == failure.rank and dump.text.startswith(_FATAL):
+            threads = zip(_THREAD.findall(dump.text), map(_frames, _THREAD.split(dump.text)[1:]), strict=True)
+            frames = next((frames for head, frames in threads if head.startswith("Current")), [])
+            if frames and not any(_COLLECTIVE.search(frame.file) for frame in frames if not _OURS.search(frame.file)):
+                return _name(frames)
+    return ""
 
 
 def with_source(dump: str, line_of: Callable[[str, int], str]) -> str:

@@ -194,6 +194,8 @@ class JobErrors:
     """
     history: tuple[WorkerError, ...] = ()
     """Failures of earlier rounds and incarnations, which are never judged."""
+    handled: tuple[WorkerError, ...] = ()
+    """Exceptions of the judged round that the program handled after its process group had ended because of them."""
     roster: tuple[NodePresence, ...] = ()
     """Entries of the judged round."""
     seals: tuple[Seal, ...] = ()

@@ -84,6 +84,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         settled: whether every node had reported when the reader stopped waiting.
     """
     withdrawn = _withdrawn(snapshot)
+    handled = [document for document in snapshot.documents if not withdrawn.isdisjoint(_names(document))]
     snapshot = replace(
         snapshot,
         documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_names(document))),
@@ -120,6 +121,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
     return JobErrors(
         failures=failures,
         history=_in_order(_with_logs(_merged(history), logs)),
+        handled=_in_order(tuple(document for document in handled if judged.has(document))),
         roster=roster,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
         coverage=_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),

@@ -18,7 +18,7 @@ from firstfault.evidence.faults import (
 )
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.stack_position import place_of_crash, where_it_stood
 from firstfault.model import Reason, Scope, Suspect, Verdict
 from firstfault.strategies._verdict import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
@@ -142,6 +142,8 @@ def _about_stopped(raising: Sequence[ClassifiedFailure], near: Sequence[Classifi
     if raising:
         were = "was" if len(raising) == 1 else "were"
         text = f"{len(raising)} more {were} stopped while an exception raised at the same line was on its way out"
+        if place_of_crash(raising[0].failure):
+            text = f"{len(raising)} more crashed at the same line while stopped"
         found.append(Reason(text, failures_of(raising)))
     if near:
         at = place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame

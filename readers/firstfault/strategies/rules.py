@@ -194,6 +194,20 @@ def _only_failure(diagnosis: Diagnosis) -> Verdict | None:
     return on_remaining(diagnosis, diagnosis.classified if len(diagnosis.classified) == 1 and has_no_peer else ())
 
 
+def _handled(diagnosis: Diagnosis) -> Verdict | None:
+    """Judge the first try of a program that tries again: its ranks' first exceptions instead of their last ones."""
+    job = diagnosis.job
+    tried = {failure.rank: failure for failure in reversed(job.handled)}
+    failures = tuple(tried.get(failure.rank, failure) for failure in job.failures)
+    found = with_faults(diagnose(replace(job, failures=failures))) if tried else diagnosis
+    first = found.first.first.failure if found.first is not None else None
+    if found.first is None or first is None or first is not tried.get(first.rank):
+        return None
+    verdict = on_fault(found, found.first)
+    why = "its program handled this, and tried again; the later tries failed because of each other"
+    return replace(verdict, why=(*verdict.why, why), sources=(*verdict.sources, ()))
+
+
 RULES = (
     # a process failed by itself, or a node ended
     Rule("long-wait", _long_wait, "medium", "the rank for which most had waited a minute or more before any fault"),
@@ -224,6 +238,7 @@ RULES = (
     Rule("by-elimination", _by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
     Rule("only-failure", _only_failure, "low", "the only failure of a job without peers"),
+    Rule("handled", _handled, "medium", "the first exception that a program handled, which then tried again"),
     Rule("undetermined", not_known, "low", "not known"),
 )
 """All rules; the last one always applies."""
