@@ -63,6 +63,7 @@ _SLOW = (
     "generated",
     "readers/test_help_and_completion.py",
     "readers/test_left_processes.py",
+    "readers/test_recorder_last_words.py",
     "readers/test_recorder_process.py",
     "readers/test_show_stdin.py",
     "reports/test_browser.py",

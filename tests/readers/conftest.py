@@ -13,11 +13,14 @@ from hypothesis import settings
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.wire.documents import encode, encode_presence
+from tests.readers.recorders import agent, gate, out, short, start
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from firstfault.model import NodePresence, WorkerError
+
+__all__ = ["agent", "gate", "out", "short", "start"]
 
 # the same examples on every machine, and no time limit on one that is busy
 settings.register_profile("readers", deadline=None, derandomize=True, database=None, max_examples=100)

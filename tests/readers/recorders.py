@@ -1,0 +1,241 @@
+"""Recorders as processes, agents that start them, and a storage whose writes can be held up; fixtures of conftest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.model import DocumentRef, NodePresence, WorkerError
+from firstfault.recorder import NodeFolder, RecorderProcess, start_recorder
+from firstfault.wire.documents import decode, decode_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import IO, TypeAlias
+
+    Start: TypeAlias = Callable[..., RecorderProcess]
+    StartAgent: TypeAlias = Callable[..., "Agent"]
+
+HANG_S = 60.0
+"""Longest wait for an expected event."""
+SHORT_S = 0.5
+"""A deadline that a test lets pass."""
+TOLERANCE_S = 20.0
+"""Tolerance on a deadline on a busy machine."""
+ERRORS = "firstfault/errors"
+ROSTER = "firstfault/roster"
+
+
+def until(what: str, condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so: {what}"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; it may be a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@dataclass(frozen=True)
+class Out:
+    """An output prefix in a folder."""
+
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """The output prefix."""
+        return str(self.folder)
+
+    def files(self, where: str = ERRORS) -> dict[str, bytes]:
+        """Return the names of the files in one of its folders, sorted."""
+        folder = self.folder / where
+        files = sorted(folder.glob("*.pb")) if folder.is_dir() else []
+        return {path.name: path.read_bytes() for path in files}
+
+    def failures(self) -> list[WorkerError]:
+        """Return its decoded documents."""
+        found = [decode(data, DocumentRef(name)) for name, data in self.files().items()]
+        return [failure for failure in found if isinstance(failure, WorkerError)]
+
+    def roster(self) -> list[NodePresence]:
+        """Return its roster entries."""
+        return [decode_presence(data, name) for name, data in self.files(ROSTER).items()]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Out:
+    """Return an empty output prefix."""
+    return Out(tmp_path / "out")
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    """Return a folder with a path that is short enough for a socket."""
+    folder = tempfile.mkdtemp(prefix="ff-", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(short: str) -> Iterator[Start]:
+    """Start recorders, and kill those that are left after the test."""
+    started: list[RecorderProcess] = []
+
+    def run(uri: str, **options: object) -> RecorderProcess:
+        process = start_recorder(uri, **{"deadline_seconds": HANG_S, "parent": short, **options})  # type: ignore[arg-type]
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.end()
+
+
+def with_modules(folder: Path) -> dict[str, str]:
+    """Return this environment with one more folder on PYTHONPATH."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A storage, installed as an fsspec plug-in, whose writes wait until its gate is opened."""
+
+    folder: Path
+
+    def uri(self, out: Out) -> str:
+        """Return the URI of an output prefix behind the gate."""
+        return f"gated://{out.folder}"
+
+    def environment(self) -> dict[str, str]:
+        """Return an environment with this storage."""
+        return {**with_modules(self.folder), "GATE": str(self.folder)}
+
+    def waiting(self) -> int:
+        """Return the number of writes that reached the gate."""
+        return len(list(self.folder.glob("write-*")))
+
+    def open(self) -> None:
+        """Let all writes through."""
+        (self.folder / "open").touch()
+
+
+_GATED = """
+import os, time, uuid
+from pathlib import Path
+from fsspec.implementations.local import LocalFileSystem
+
+class Gated(LocalFileSystem):
+    protocol = "gated"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return LocalFileSystem._strip_protocol(path.removeprefix("gated://"))
+
+    def pipe_file(self, path, value, **kwargs):
+        gate = Path(os.environ["GATE"])
+        (gate / f"write-{uuid.uuid4().hex}").touch()
+        while not (gate / "open").exists():
+            time.sleep(0.005)
+        super().pipe_file(path, value, **kwargs)
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Return a storage whose gate is closed."""
+    folder = tmp_path / "plugins"
+    (folder / "gated-1.0.dist-info").mkdir(parents=True)
+    (folder / "gated-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: gated\nVersion: 1.0\n")
+    (folder / "gated-1.0.dist-info" / "entry_points.txt").write_text("[fsspec.specs]\ngated = gated.Gated\n")
+    (folder / "gated.py").write_text(_GATED)
+    gate = Gate(folder)
+    yield gate
+    gate.open()
+
+
+_AGENT = """
+import sys
+from firstfault.recorder import start_recorder
+uri, parent, deadline = sys.argv[1:]
+process = start_recorder(uri, deadline_seconds=float(deadline), parent=parent)
+print(process.pid, process.folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A process that has started a recorder."""
+
+    process: subprocess.Popen[str]
+    recorder_pid: int
+    folder: NodeFolder
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, as the OOM killer does."""
+        self.process.kill()
+        self.process.wait(HANG_S)
+
+    def wait_for_recorder(self) -> None:
+        """Wait until the recorder has ended and its folder is gone."""
+        until("the recorder's end", lambda: is_gone(self.recorder_pid))
+        assert not self.folder.path.exists()
+
+
+@pytest.fixture
+def agent(short: str) -> Iterator[StartAgent]:
+    """Start agents, and kill those that are left after the test, with their recorders."""
+    started: list[Agent] = []
+
+    def run(
+        uri: str,
+        environment: dict[str, str] | None = None,
+        deadline_seconds: float = HANG_S,
+        stderr: IO[bytes] | None = None,
+    ) -> Agent:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _AGENT, uri, short, str(deadline_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=environment,
+        )
+        assert process.stdout is not None
+        pid, _, folder = process.stdout.readline().strip().partition(" ")
+        if not pid:
+            process.communicate()
+            pytest.fail(f"the agent ended with {process.returncode}")
+        started.append(Agent(process, int(pid), NodeFolder(Path(folder))))
+        return started[-1]
+
+    yield run
+    for one in started:
+        # first the recorder, which keeps the pipe to us open
+        if not is_gone(one.recorder_pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.recorder_pid, signal.SIGKILL)
+        one.process.kill()
+        with one.process:  # which closes its pipes and waits for it
+            pass

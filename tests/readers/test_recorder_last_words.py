@@ -1,0 +1,205 @@
+"""The recorder of an agent that is gone: it uploads what the node had, and answers its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.layout import error_key_for, roster_key_for
+from firstfault.model import Phase, Receipt, Writer
+from firstfault.recorder import NodeFolder, Recorder, Spool, Target
+from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.testing import make_error, make_presence
+from firstfault.wire.documents import encode, encode_presence
+from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Out, until, with_modules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.readers.recorders import Gate, StartAgent
+
+
+@pytest.fixture
+def without_pidfd(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which Python has no pidfd_open."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n")
+    return with_modules(tmp_path / "site")
+
+
+def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
+    """Write the documents that an agent writes at the start of a round."""
+    lost = make_error(None, at_ms=None, exception=None, message="the agent died", round=round_number)
+    folder.last_words.add(DOCUMENT, encode(lost))
+    folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
+
+
+def spool_failure(spool: Spool, rank: int, *, held: bool = False, round_number: int = 1) -> str:
+    """Spool a worker's document and return its name."""
+    failure = make_error(rank, round=round_number, monotonic_ns=time.monotonic_ns())
+    name = error_key_for(failure)
+    spool.add(name, encode(failure), held=held)
+    return name
+
+
+@pytest.mark.parametrize("kernel_tells", [True, False], ids=["pidfd", "polled"])
+def test_an_agent_that_is_killed(
+    agent: StartAgent, out: Out, without_pidfd: dict[str, str], kernel_tells: bool
+) -> None:
+    """The recorder uploads the agent's death, the spooled documents and the roster entry with receipts, and exits."""
+    dying = agent(out.uri, None if kernel_tells else without_pidfd)
+    folder = dying.folder
+    write_last_words(folder)
+    open_name = spool_failure(folder.spool("1-0"), 0)
+    held_name = spool_failure(folder.spool("1-1"), 1, held=True)
+    done_name = spool_failure(folder.spool("1-2"), 2)
+    done = Receipt(done_name, durable=True, fault_to_durable_ns=7, rank=2)
+    folder.spool("1-2").add_receipt(done)
+    withdrawn_name = spool_failure(folder.spool("1-3"), 3)
+    folder.spool("1-3").withdraw(withdrawn_name)
+    earlier_name = spool_failure(folder.spool("0-0"), 0, round_number=0)
+    joined = make_presence(Phase.JOINED, round=1)
+    folder.spool("roster").add(roster_key_for(joined), encode_presence(joined))
+    Recorder(folder).resources(HANG_S)
+
+    before_ns, before_monotonic_ns = time.time_ns(), time.monotonic_ns()
+    dying.kill()
+    dying.wait_for_recorder()
+    after_ns = time.time_ns()
+
+    (own,) = [failure for failure in out.failures() if failure.writer is Writer.RECORDER]
+    assert before_ns <= (own.timestamp_ns or 0) <= after_ns
+    assert (own.monotonic_ns or 0) >= before_monotonic_ns
+    assert (own.message, own.place.round, own.rank) == ("the agent died", 1, None)
+    assert own.resources.oom_kill in {None, 0}
+    own_name = own.documents[0].name
+    assert set(out.files()) == {own_name, open_name, held_name, earlier_name}
+
+    entries = {entry.phase: entry for entry in out.roster()}
+    assert entries.keys() == {Phase.JOINED, Phase.FAILED}
+    last = entries[Phase.FAILED]
+    assert (last.ranks, last.place.round) == ((0, 1), 1)
+    assert before_ns <= (last.timestamp_ns or 0) <= after_ns
+    receipts = {receipt.name: receipt for receipt in last.receipts}
+    assert receipts.keys() == {own_name, open_name, held_name, done_name, withdrawn_name}
+    assert receipts[done_name] == done
+    assert (receipts[withdrawn_name].durable, receipts[withdrawn_name].withdrawn) == (False, True)
+    for name, rank in ((own_name, None), (open_name, 0), (held_name, 1)):
+        assert (receipts[name].durable, receipts[name].rank) == (True, rank)
+        assert (receipts[name].fault_to_durable_ns or 0) > 0
+
+
+def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Out, tmp_path: Path) -> None:
+    """Its stderr is read after the recorder's end, too, so it gets no EPIPE; a FIFO without a writer keeps nothing."""
+    log = tmp_path / "stderr"  # capfd loses what comes while it is read
+    with log.open("ab") as stderr:
+        dying = agent(out.uri, stderr=stderr)
+    written, unused = dying.folder.path / "stderr-0-0.fifo", dying.folder.path / "stderr-0-1.fifo"
+    os.mkfifo(written)
+    os.mkfifo(unused)
+    reader = os.open(written, os.O_RDONLY | os.O_NONBLOCK)  # the agent's
+    writer = os.open(written, os.O_WRONLY)
+    dying.kill()
+    dying.wait_for_recorder()
+    os.close(reader)
+    for text in (b"x" * 200_000, b"the end\n"):  # more than a FIFO holds
+        assert os.write(writer, text) == len(text)
+    os.close(writer)
+    until("its last words", lambda: log.read_bytes().endswith(b"the end\n"))
+    assert log.read_bytes().count(b"x") == 200_000
+
+
+def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out: Out) -> None:
+    """It counts as dead, also if it ended before its recorder began to watch."""
+    dying = agent(out.uri)
+    os.kill(dying.recorder_pid, signal.SIGSTOP)
+    write_last_words(dying.folder)
+    assert dying.process.stdin is not None
+    dying.process.stdin.close()
+    dying.process.wait(HANG_S)
+    os.kill(dying.recorder_pid, signal.SIGCONT)
+    dying.wait_for_recorder()
+    assert [failure.writer for failure in out.failures()] == [Writer.RECORDER]
+    assert len(out.roster()) == 1
+
+
+def test_bytes_that_are_no_document(agent: StartAgent, out: Out, capfd: pytest.CaptureFixture[str]) -> None:
+    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other.
+
+    Before an agent's first round there is none about it, and no roster entry.
+    """
+    dying = agent(out.uri)
+    write_last_words(dying.folder)
+    dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")
+    dying.folder.spool("0-0").add("strange.pb", b"\xff\xff\xff")
+    dying.kill()
+    dying.wait_for_recorder()
+    assert list(out.files()) == ["strange.pb"]
+    assert [receipt.name for receipt in out.roster()[0].receipts] == ["strange.pb"]
+    assert f"{DOCUMENT} is not an error document" in capfd.readouterr().err
+    early = agent(f"{out.uri}/early")
+    early.folder.agent_spool.add("own.pb", b"\xff")
+    early.kill()
+    early.wait_for_recorder()
+    other = Out(out.folder / "early")
+    assert (list(other.files()), other.roster()) == (["own.pb"], [])
+
+
+@pytest.mark.parametrize("reason", ["cannot write", "the storage did not answer within 0.5 s"], ids=["fails", "hangs"])
+def test_a_death_with_a_bad_storage(
+    agent: StartAgent, out: Out, gate: Gate, capfd: pytest.CaptureFixture[str], reason: str
+) -> None:
+    """The recorder of a dead agent waits until its deadline; log and roster entry tell what was lost, and why."""
+    hangs = "did not answer" in reason
+    if not hangs:
+        gate.open()
+        (out.folder / "firstfault").mkdir(parents=True)
+        (out.folder / ERRORS).touch()
+    dying = agent(gate.uri(out), gate.environment(), SHORT_S if hangs else HANG_S)
+    write_last_words(dying.folder)
+    name = spool_failure(dying.folder.spool("1-0"), 0)
+    dying.kill()
+    dying.wait_for_recorder()
+    assert f"firstfault recorder: {name} was not uploaded: {reason}" in capfd.readouterr().err
+    lost = [receipt for entry in out.roster() for receipt in entry.receipts]
+    assert ["cannot write" in receipt.error for receipt in lost if not receipt.durable] == ([] if hangs else [True] * 2)
+
+
+def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Out, gate: Gate) -> None:
+    """The recorder of a dead agent still answers its workers."""
+    dying = agent(gate.uri(out), gate.environment())
+    write_last_words(dying.folder)
+    dying.kill()
+    until("the last words at the gate", lambda: gate.waiting() == 1)
+    name = spool_failure(dying.folder.spool("1-0"), 0)
+    file = dying.folder.spool("1-0").folder / name
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Recorder(dying.folder).put, Target(f"{ERRORS}/{name}"), file, HANG_S)
+        until("the worker's document at the gate", lambda: gate.waiting() == 2)
+        gate.open()
+        assert asked.result().durable
+    dying.wait_for_recorder()
+    assert name in out.files()
+    assert len(out.failures()) == 2
+
+
+def test_a_worker_that_asks_late(agent: StartAgent, out: Out) -> None:
+    """The recorder of a dead agent waits a moment for late requests of workers."""
+    dying = agent(out.uri)
+    write_last_words(dying.folder)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(HANG_S)
+        connection.connect(str(dying.folder.socket))
+        Recorder(dying.folder).resources(HANG_S)  # accepted after ours
+        dying.kill()
+        until("the roster entry", lambda: bool(out.roster()))
+        connection.sendall(b'{"op": "resources"}\n')
+        with connection.makefile("rb") as answer:
+            assert b"oom_kill" in answer.read()
+    dying.wait_for_recorder()
