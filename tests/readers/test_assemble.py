@@ -87,38 +87,12 @@ def test_what_is_judged(documents: list[Any], roster: list[Any], judged: list[st
     assert (_said(job.failures), _said(job.history)) == (judged, history)
 
 
-def test_the_name_of_an_unreadable_document_hides_nothing() -> None:
-    """An unreadable document of a later round is counted, and the readable ones are judged."""
-    name = str(ErrorKey(1, START_NS, 0, 0, "", 0, "0" * 32))
-    job = _job(make_error(), unreadable=(Unreadable(name, "empty"),))
-    assert (len(job.failures), job.round, job.coverage.unreadable) == (1, 0, 1)
-
-
-def test_an_earlier_incarnation_does_not_make_a_node_done() -> None:
-    """A node that failed, was restarted in place and has only joined again is not done."""
-    entries = (
-        make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1, incarnation=1),
-        make_presence(Phase.JOINED, node="a", group_rank=0, group_world_size=1, incarnation=2),
-    )
-    job = _job(make_error(node="a", incarnation=2), roster=entries)
-    assert not nodes_done(entries)
-    assert not job.coverage.complete
-
-
-def test_documents_alone_do_not_make_a_node_done() -> None:
-    """A node with a document but no final roster entry makes the coverage incomplete."""
-    joined = make_presence(Phase.JOINED, node="a", group_rank=0, group_world_size=1)
-    failed = make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1)
-    assert not _job(make_error(node="a"), roster=(joined,)).coverage.complete
-    assert _job(make_error(node="a"), roster=(joined, failed)).coverage.complete
-
-
-def test_an_unreadable_document_of_an_earlier_round_does_not_count() -> None:
-    """An unreadable document of an earlier round does not make the coverage incomplete."""
-    name = str(ErrorKey(0, START_NS, 0, 0, "", 0, "0" * 32))
-    job = _job(make_error(round=1, group_world_size=1), unreadable=(Unreadable(name, "empty"),))
-    assert job.coverage.unreadable == 0
-    assert job.coverage.complete
+@pytest.mark.parametrize(("judged", "named", "count"), [(0, 1, 1), (1, 0, 0)], ids=["later", "earlier"])
+def test_the_name_of_an_unreadable_document(judged: int, named: int, count: int) -> None:
+    """An unreadable document of a later round is counted and hides no other; one of an earlier round does not count."""
+    name = str(ErrorKey(named, START_NS, 0, 0, "", 0, "0" * 32))
+    job = _job(make_error(round=judged, group_world_size=1), unreadable=(Unreadable(name, "empty"),))
+    assert (len(job.failures), job.round, job.coverage.unreadable) == (1, judged, count)
 
 
 def test_only_the_judged_rounds_roster_is_kept() -> None:
@@ -367,6 +341,7 @@ def test_a_worker_that_finished_had_handled_it(
     assert not any("it is not there" in note for note in job.coverage.notes)
 
 
+_OF_A_NODE = (Writer.AGENT, Writer.RECORDER)
 _AGENT = {"subject": Subject.AGENT, "writer": Writer.AGENT}
 
 
@@ -379,22 +354,17 @@ _AGENT = {"subject": Subject.AGENT, "writer": Writer.AGENT}
         ([{**_AGENT, "node": "", "worker": "", "group_rank": rank} for rank in (0, 0, 1)], 2),
         ([{"rank": 3}, {"rank": 3, "round": 1}, {"rank": 3, "round": 1, "incarnation": 2}, {"round": 2}], 4),
         ([{"writer": Writer.STOCK, "exception": None}] * 3, 3),
+        ([{**_AGENT, "group_rank": 0, "pid": pid, "writer": who} for pid, who in enumerate(_OF_A_NODE, 7)], 1),
     ],
-    ids=["nodes with one rank", "pids", "an agent and its worker", "agents without a name", "rounds", "stock files"],
+    ids=[
+        *("nodes with one rank", "pids", "an agent and its worker", "agents without a name", "rounds", "stock files"),
+        "an agent and its recorder",
+    ],
 )
 def test_how_many_failures(documents: list[dict[str, Any]], count: int) -> None:
     """Documents about one process, or one agent, of one round and incarnation are one failure."""
     job = _job(*(make_error(**{"rank": None, **fields}) for fields in documents))
     assert len(job.failures) + len(job.history) == count
-
-
-def test_documents_of_agent_and_recorder_are_one_failure() -> None:
-    """Documents of an agent and of its recorder about the agent are one failure."""
-    own, seen = (
-        make_error(None, subject=Subject.AGENT, writer=writer, group_rank=0, pid=pid, message=writer.value)
-        for writer, pid in ((Writer.AGENT, 7), (Writer.RECORDER, 8))
-    )
-    assert _said(_job(seen, own).failures) == ["agent"]
 
 
 def test_a_failure_always_has_a_fingerprint() -> None:
@@ -545,22 +515,6 @@ def test_the_expected_number_of_nodes(expected_nodes: int | None, complete: bool
     assert (coverage.expected, coverage.complete) == (expected_nodes, complete)
 
 
-@pytest.mark.parametrize(
-    "snapshot",
-    [
-        {"unreadable": (Unreadable("x.pb", "it is empty"),)},
-        {"notes": ("x.pb was not looked at: it is empty",)},
-    ],
-)
-def test_what_was_not_looked_at_makes_it_incomplete(snapshot: dict[str, Any]) -> None:
-    """An unreadable document or a note makes the coverage incomplete, and is in the notes."""
-    coverage = _job(make_error(), expected_nodes=1, **snapshot).coverage
-    assert not coverage.complete
-    (note,) = coverage.notes
-    assert "x.pb" in note
-    assert "it is empty" in note
-
-
 def test_many_unreadable_documents_are_counted_and_some_named() -> None:
     """All unreadable documents are counted; five are named with their reasons."""
     unreadable = tuple(Unreadable(f"{number}.pb", "empty") for number in range(9))
@@ -613,9 +567,13 @@ def test_a_document_that_is_missed(receipt: dict[str, Any], snapshot: dict[str, 
 )
 def test_whether_all_nodes_are_done(phases: list[Phase], expected_nodes: int | None, done: bool) -> None:
     """All nodes are done if as many as take part have a final entry of the last round; each counts once."""
-    entries = [make_presence(phase, node=f"n{n}", group_rank=n, nodes=2) for n, phase in enumerate(phases)]
+    entries = [
+        make_presence(phase, node=f"n{n}", group_rank=n, nodes=2, incarnation=1) for n, phase in enumerate(phases)
+    ]
     assert nodes_done(entries * 2, expected_nodes) is done
     assert not nodes_done([*entries, make_presence(Phase.JOINED, round=1)], expected_nodes)
+    again = make_presence(Phase.JOINED, node="n0", group_rank=0, nodes=2, incarnation=9)
+    assert not nodes_done([*entries, again], expected_nodes), "it was restarted in place"
 
 
 @pytest.mark.parametrize(

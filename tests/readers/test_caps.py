@@ -14,6 +14,7 @@ from firstfault.reading import fetch
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
+from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from conftest import Attempt
 
 _LONG = "x" * 1_000_000
+_MANY = [pb.ExceptionRecord()] * 5_000
 _FRAME = FrameInfo("t.py", 7, "f", "x", ("line",) * 50, 5)
 
 
@@ -69,6 +71,62 @@ def test_a_document_keeps_so_much(written: WorkerError, size: Callable[[WorkerEr
     read = decode(encode(written), DocumentRef("e1.pb"))
     assert isinstance(read, WorkerError)
     assert size(read) == cap
+
+
+def _read(change: Callable[[pb.WorkerFailure], object]) -> WorkerError:
+    """What is read of a document that no writer of ours would write."""
+    document = pb.WorkerErrorDocument.FromString(encode(make_error()))
+    change(document.failure)
+    read = decode(document.SerializeToString(), DocumentRef("e1.pb"))
+    assert isinstance(read, WorkerError)
+    return read
+
+
+def _nest(failure: pb.WorkerFailure) -> None:
+    inner = failure.exception
+    for _ in range(90):
+        inner = inner.members.add(type="ExceptionGroup")
+
+
+def _depth(exception: ExceptionInfo) -> int:
+    return 1 + (_depth(exception.members[0]) if exception.members else 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "cap"),
+    [
+        (lambda it: it.exception.members.extend(_MANY), lambda read: len(read.exception.members), 1_999),
+        (lambda it: it.exception.causes.extend(_MANY), lambda read: len(read.exception.causes), 1_999),
+        (_nest, lambda read: _depth(read.exception), 6),
+        (lambda it: it.exception.frames.extend([pb.Frame()] * 3_000), lambda read: len(read.exception.frames), 1_000),
+        (lambda it: it.exception.text_frames.extend([pb.Frame()] * 999), lambda e: len(e.exception.text_frames), 100),
+        (lambda it: it.thread_failures.extend([pb.ThreadFailure()] * 500), lambda read: len(read.thread_failures), 100),
+        (lambda it: it.stack_dumps.extend([pb.StackDump()] * 100_000), lambda read: len(read.stack_dumps), 64),
+        (lambda it: it.collectives.extend([pb.CollectiveProgress()] * 999), lambda read: len(read.collectives), 50),
+        (
+            lambda it: it.collectives.add(last=[pb.Collective()] * 50_000),
+            lambda read: len(read.collectives[0].last),
+            10,
+        ),
+    ],
+)
+def test_a_reader_takes_so_much(
+    change: Callable[[pb.WorkerFailure], None], size: Callable[[WorkerError], int], cap: int
+) -> None:
+    """A reader takes exactly so much of what no writer writes."""
+    assert size(_read(change)) == cap
+
+
+def test_what_a_reader_leaves_out_is_counted() -> None:
+    """Exceptions and threads are counted in a note, the frames between both ends of a stack in a number."""
+    assert _read(_nest).exception.members[0].members[0].notes == ()
+    many = _read(lambda failure: failure.exception.members.extend(_MANY))
+    assert many.exception.notes[-1].startswith("... 3001 more members left out")
+    threads = _read(lambda failure: failure.thread_failures.extend([pb.ThreadFailure()] * 500))
+    assert threads.thread_failures[-1].exception.notes[-1].startswith("... 400 more failed threads left out")
+    deep = _read(lambda failure: failure.exception.frames.extend(pb.Frame(line=line) for line in range(1, 3_000)))
+    assert [frame.line for frame in deep.exception.frames] == [7, *range(1, 500), *range(2_500, 3_000)]
+    assert deep.exception.frames_omitted == 2_000
 
 
 def test_a_roster_entry_keeps_so_much() -> None:

@@ -91,18 +91,6 @@ def test_a_broken_document_is_skipped_counted_and_named(attempt: Attempt, name: 
     assert note in reader.read_error().message
 
 
-@pytest.mark.parametrize(("size", "unreadable"), [(MAX_DOCUMENT_BYTES, 0), (MAX_DOCUMENT_BYTES + 1, 1)])
-def test_the_limit_is_the_largest_document_that_is_read(attempt: Attempt, size: int, unreadable: int) -> None:
-    """A document of exactly the limit is read, one byte more is not."""
-    data = encode(make_error(3))
-    padding = size - len(data) - 6  # an unknown field: two bytes of tag, four of length
-    length = bytes(padding >> shift & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21))
-    attempt.put("firstfault/errors/large.pb", data + b"\xfa\x3f" + length + b"x" * padding)
-    coverage = attempt.reader().job().coverage
-    assert coverage.unreadable == unreadable
-    assert coverage.reported == 1 - unreadable
-
-
 def test_only_broken_documents_are_an_error_without_a_cause(attempt: Attempt) -> None:
     """With unreadable documents alone the attempt has failed; the verdict is undetermined and names them."""
     attempt.put("firstfault/errors/broken.pb", b"")
@@ -267,17 +255,6 @@ def test_an_exception_that_was_handled_is_no_error(attempt: Attempt, withdrawn: 
     assert (coverage.complete, coverage.notes) == (True, ())
 
 
-def test_a_node_that_failed_may_withdraw_a_document(attempt: Attempt) -> None:
-    """A withdrawn document beside a real failure is in neither verdict nor digest."""
-    (handled,) = attempt.write(make_error(3, in_flight=True, message="handled", group_rank=0))
-    (real,) = attempt.write(make_error(1, at_ms=9, message="real", group_rank=0))
-    receipts = (Receipt(handled, durable=True, withdrawn=True), Receipt(real, durable=True))
-    attempt.join(make_presence(nodes=1, receipts=receipts))
-    verdict = attempt.reader().verdict()
-    assert (verdict.ranks, verdict.message, verdict.document_count) == ((1,), "real", 1)
-    assert (verdict.coverage.complete, verdict.victims.count) == (True, 0)
-
-
 # --- nothing found --------------------------------------------------------------------------------------------------
 
 
@@ -365,14 +342,6 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warn
         order = "the order of times is not reliable"
         assert warnings == [f"the clock of w-0 differs from the storage's by {warned}; {order}"]
     assert verdict.confidence == ("low" if warned else "high")
-
-
-def test_clock_skew_is_named_by_default_too() -> None:
-    """A clock ahead of the storage's is named, with the least difference."""
-    ref = DocumentRef("a.pb", last_modified_ns=START_NS - 600 * _S)
-    ahead = make_error(0, node="w-0", at_ms=0, upload_delay_ns=0, documents=(ref,))
-    verdict = MultiErrorFileOutputReader("unused").conclude_from(make_job(ahead)).verdict
-    assert "the clock of w-0 is ahead of the storage's by at least 599 s; times are corrected" in verdict.why
 
 
 # --- a listing cached by the client ---------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from firstfault.model import Kind
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode
-from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -630,50 +628,3 @@ def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
     program = [sys.executable, "-c", code, "show", attempt.uri]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert ran.stderr == "[]\n"
-
-
-# --- hostile documents ----------------------------------------------------------------------------------------------
-
-
-def _many_members(failure: pb.WorkerFailure) -> None:
-    failure.exception.members.extend([pb.ExceptionRecord()] * 600_000)
-
-
-def _nested_members(failure: pb.WorkerFailure) -> None:
-    exception = failure.exception
-    for _ in range(90):
-        exception = exception.members.add(type="ExceptionGroup")
-
-
-def _many_of_all(failure: pb.WorkerFailure) -> None:
-    failure.stack_dumps.extend([pb.StackDump()] * 300_000)
-    failure.collectives.extend([pb.CollectiveProgress()] * 300_000)
-
-
-def _empty_lines(failure: pb.WorkerFailure) -> None:
-    failure.stack_dumps.add(pid=1, text="\n" * 65_000)
-    failure.log_tail = "\n" * 65_000
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (_many_members, "more members left out"),
-        (_nested_members, "more members left out"),
-        (_many_of_all, "several"),
-        (_empty_lines, "several"),
-    ],
-)
-def test_a_document_of_too_many_parts_is_shown_in_time(
-    run: Run, attempt: Attempt, change: Callable[[pb.WorkerFailure], None], said: str
-) -> None:
-    """A document full of exceptions, stacks or lines takes no minute of the processor."""
-    error = make_error(exception="ExceptionGroup", message="several")
-    document = pb.WorkerErrorDocument.FromString(encode(error))
-    change(document.failure)
-    attempt.put(f"firstfault/errors/{error_key_for(error)}", document.SerializeToString())
-    page = attempt.folder / "page.html"
-    began = time.process_time()
-    run("show", attempt.uri, "--html", str(page))
-    assert time.process_time() - began < 30
-    assert said in page.read_text()

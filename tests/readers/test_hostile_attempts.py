@@ -133,18 +133,6 @@ def test_times_of_any_year(seconds: int, nanos: int) -> None:
     assert (seconds * 10**9 in times) is (nanos == 0 and 0 < seconds <= _YEAR_9999)
 
 
-@pytest.mark.parametrize("depth", [1, 10, 90, 95])
-def test_causes_and_groups_within_each_other(depth: int) -> None:
-    """Up to the nesting that protobuf reads, and beyond, an attempt is drawn; it cannot be made to loop."""
-    document = pb.WorkerErrorDocument()
-    document.error.code = "USER"
-    at = document.failure.exception
-    for number in range(depth):
-        at.type = f"E{number}"
-        at = at.causes.add() if number % 2 else at.members.add()
-    _concluded([("firstfault/errors/x.pb", document.SerializeToString())])
-
-
 _LONG = "9" * 5_000
 """More than Python takes for a number."""
 

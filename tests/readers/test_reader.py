@@ -18,7 +18,7 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.layout import error_key_for
-from firstfault.model import Decision, JobErrors, Kind, Origin, Phase, Scope, Verdict, Writer
+from firstfault.model import Decision, JobErrors, Kind, Origin, Verdict
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
 from firstfault.retry import RetryContext, decide, never
 from firstfault.strategies import get_strategy
@@ -241,12 +241,6 @@ def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], reason: str)
         MultiErrorFileOutputReader("out", **options)
 
 
-def test_it_works_inside_an_event_loop(attempt: Attempt) -> None:
-    """`job_async` works in the caller's event loop."""
-    attempt.write(make_error(3))
-    assert len(asyncio.run(attempt.reader().job_async()).failures) == 1
-
-
 def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
     """A caller's own copies are added only if they are not in the storage."""
     shared, lost = make_error(0, at_ms=9, message="uploaded"), make_error(1, at_ms=0, message="lost")
@@ -365,21 +359,3 @@ def test_flyte_fields_cover_flytes_own() -> None:
     theirs = {field.name for field in FlyteExecutionError.DESCRIPTOR.fields}
     assert {"recoverable", "timestamp_ns"} <= ours
     assert theirs - ours <= {"timestamp", "recoverability"}
-
-
-def test_only_the_last_round_is_in_the_report(attempt: Attempt) -> None:
-    """`history` has failures of earlier rounds; the verdict does not."""
-    attempt.write(make_error(0, message="old"), make_error(1, round=1, at_ms=1, message="new", writer=Writer.WORKER))
-    attempt.join(make_presence(Phase.JOINED, round=1, nodes=1))
-    conclusion = attempt.reader().conclude()
-    assert [failure.message for failure in conclusion.job.history] == ["old"]
-    assert "old" not in attempt.reader().read_error().message
-
-
-def test_a_node_that_failed_without_a_document_is_an_error(attempt: Attempt) -> None:
-    """A failed roster entry makes the attempt fail, also without any document."""
-    attempt.join(make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1))
-    conclusion = attempt.reader().conclude()
-    assert conclusion.verdict.scope is Scope.UNDETERMINED
-    assert not conclusion.decision.retry
-    assert "a node reported a failure" in conclusion.verdict.headline

@@ -32,7 +32,6 @@ from firstfault.report.headline import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
-from tests.cascades.replay import RECORDED, load, verdict_of
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
 from tests.reports.scenes import HARD_SCENES, report_on
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _URI = "s3://bucket/metadata/f00/n0/data/0"
-_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Job", "Code", "Failed", "Victims", "Why", "Reported"]
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
     FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
@@ -88,23 +86,6 @@ def _packed(text: str) -> str:
 # --- one screen -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("raise-rank2-of4", "hang-rank0-of4", "recoverable-from-rank5-of8", "agent-killed-rank0-of4"),
-    ],
-)
-def test_real_cascades_are_one_screen(name: str) -> None:
-    """Reports on real jobs, with names as long as Flyte's, fit one screen and begin with the root cause."""
-    cascade = load(RECORDED / f"{name}.zip")
-    verdict = verdict_of(cascade, "evidence")
-    assert verdict is not None
-    text = _printed(report_of(cascade.job, verdict, decide(verdict), uri=f"{_URI}{'x' * 60}"))
-    assert len(text.splitlines()) < 24
-    assert "-v shows more" in text
-    assert "Failed   X 1 root cause" in text
-
-
 @pytest.mark.parametrize(("text", "width"), [("word " * 200, 80), ("x" * 3_000, 200)])
 def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
     """If every text of every kind of report is long, the lines that a person misses least are left out."""
@@ -126,13 +107,6 @@ def test_what_there_is_room_for() -> None:
     assert "Attempts attempt 0 to 1: the same fault again" in _printed(again)
     assert "Attempts" not in _printed(one)
     assert "firstfault show" not in _printed(replace(one, uri=""))
-
-
-def test_the_last_lines_of_a_log() -> None:
-    """Of a process that raised nothing the last three lines of its log stand where the code would."""
-    log = "\n".join(f"step {number}" for number in range(9)) + "\nrm: /data: read-only\n"
-    text = _printed(_usual(exception=None, exit_code=1, log_tail=log))
-    assert "Log      step 7\n         step 8\n         rm: /data: read-only\n" in text
 
 
 # --- everything -----------------------------------------------------------------------------------------------------
@@ -263,12 +237,6 @@ def test_any_encoding(encoding: str) -> None:
     assert ("caf\u00e9" in text) is (encoding != "ascii")
     assert ("\U0001f525" if encoding == "utf-8" else "\\U0001f525") in text
     assert "\\udc80" in text
-
-
-def test_our_own_words_are_ascii() -> None:
-    """Without texts of others there is nothing but ASCII, for terminals that have no more."""
-    assert _printed(_usual(), verbose=True).isascii()
-    assert terminal_text(_usual(), verbose=True).isascii()
 
 
 # --- texts of others ------------------------------------------------------------------------------------------------

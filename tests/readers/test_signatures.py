@@ -148,46 +148,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "role", "category"),
-    [
-        (
-            "c10::DistBackendError",
-            "[Rank 9] watchdog terminated with exception: CUDA error: misaligned address",
-            "primary",
-            "gpu_kernel",
-        ),
-        ("RuntimeError", "NCCL error: unhandled cuda error, NCCL version 9.9.9", "ambiguous", "collective"),
-        (
-            "RuntimeError",
-            "[gloo/pair.cc:1] Read error [10.9.8.7]:4711: Connection reset by peer",
-            "secondary",
-            "collective",
-        ),
-        (
-            "requests.exceptions.ConnectionError",
-            "('Connection aborted.', ConnectionResetError(104, 'x'))",
-            "primary",
-            "external_service",
-        ),
-        (
-            "torch.distributed.DistNetworkError",
-            "failed to listen on port 7: EADDRINUSE, address already in use",
-            "primary",
-            "config",
-        ),
-        ("ValueError", "bad batch", "primary", "user_code"),
-        ("mypackage.Broken", "bad batch", "ambiguous", "unknown"),
-        ("elastic error", "failed (exitcode: 1) local_rank: 7 (pid: 12)", "ambiguous", "exit"),
-        ("", "", "ambiguous", "unknown"),
-    ],
-)
-def test_a_text(kind: str, message: str, role: str, category: str) -> None:
-    """The carrier does not count, what is carried does."""
-    found = classify(message, kind)
-    assert (found.role.value, found.category) == (role, category), found
-
-
-@pytest.mark.parametrize(
     ("message", "pointer"),
     [
         ("[gloo/pair.cc:1] Connection closed by peer [10.9.8.7]:4711", {"ip": "10.9.8.7", "port": 4711}),

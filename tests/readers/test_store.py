@@ -21,7 +21,6 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from firstfault.layout import Layout, is_error_file, is_stock_error_file
 from firstfault.store import CLIENT_VARIABLE, FsspecStore, is_remote, join, open_store, split_name
 from firstfault.store._settings import storage_options
 from firstfault.sync import run_sync
@@ -393,41 +392,3 @@ def test_splitting(uri: str, halves: tuple[str, str]) -> None:
 def test_what_is_remote(uri: str, remote: bool) -> None:
     """A folder of this machine is not remote, with or without a scheme."""
     assert is_remote(uri) is remote
-
-
-@pytest.mark.parametrize(
-    ("uri", "errors_uri", "roster", "stock"),
-    [
-        ("s3://b/out", "s3://b/out/firstfault/errors", "firstfault/roster", ""),
-        ("s3://b/out/", "s3://b/out/firstfault/errors", "firstfault/roster", ""),
-        ("s3://b/out/firstfault", "s3://b/out/firstfault/errors", "roster", None),
-        ("s3://b/out/firstfault/errors", "s3://b/out/firstfault/errors", "roster", None),
-        ("s3://b/out/firstfault/errors/", "s3://b/out/firstfault/errors", "roster", None),
-        ("s3://b/out/error.pb", "s3://b/out/error.pb", None, None),
-        ("errors", "./errors", "roster", None),
-        ("error.pb", "./error.pb", None, None),
-        ("/errors", "/errors", "roster", None),
-    ],
-)
-def test_what_a_uri_stands_for(uri: str, errors_uri: str, roster: str | None, stock: str | None) -> None:
-    """A URI is an output prefix, its firstfault/ folder, an errors/ folder or a document."""
-    layout = Layout.of(uri)
-    assert (layout.errors_uri(), layout.roster, layout.stock) == (errors_uri, roster, stock)
-
-
-@pytest.mark.parametrize(
-    ("name", "ours", "stock"),
-    [
-        ("e1-0.pb", True, False),
-        ("error.pb", True, True),
-        (f"error-{'0f' * 16}.pb", True, True),
-        ("error-abc.pb", True, False),
-        (f"error-{'0F' * 16}.pb", True, False),
-        ("error_rate_offloaded_metadata.pb", True, False),
-        ("error.pb.part", False, False),
-        ("deck.html", False, False),
-    ],
-)
-def test_which_files_are_error_files(name: str, ours: bool, stock: bool) -> None:
-    """In errors/ every .pb file is a document; beside the outputs only those that Flyte's reader accepts."""
-    assert (is_error_file(name), is_stock_error_file(name)) == (ours, stock)

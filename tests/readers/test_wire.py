@@ -100,13 +100,7 @@ def test_flyte_reads_a_sealed_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "expected"),
-    [
-        (ExecutionError.UNKNOWN, model.Origin.UNKNOWN),
-        (ExecutionError.USER, model.Origin.USER),
-        (ExecutionError.SYSTEM, model.Origin.SYSTEM),
-        (7, model.Origin.UNKNOWN),
-    ],
+    ("origin", "expected"), [(ExecutionError.SYSTEM, model.Origin.SYSTEM), (7, model.Origin.UNKNOWN)]
 )
 def test_we_read_flytes_documents(origin: int, expected: model.Origin) -> None:
     """A file of Flyte's own is read with its code, message, kind, origin, time and worker, and marked as such."""
@@ -139,18 +133,6 @@ def test_our_time_comes_before_flytes(ours: int, flytes: int | None, read: int |
 # --- hostile bytes --------------------------------------------------------------------------------------------------
 
 
-def test_a_roster_entry_cut_off_anywhere() -> None:
-    """A roster entry that is cut at any byte decodes or raises BadDocumentError."""
-    data = encode_presence(_FULL_PRESENCE)
-    bad = 0
-    for length in range(len(data)):
-        try:
-            decode_presence(data[:length], "r1.pb")
-        except BadDocumentError:
-            bad += 1
-    assert bad > len(data) * 0.8
-
-
 @given(st.binary(max_size=300), st.integers(0, 10_000), st.integers(0, 255))
 def test_random_bytes(data: bytes, position: int, value: int) -> None:
     """Arbitrary bytes, and a document with one changed byte, decode or raise BadDocumentError."""
@@ -161,24 +143,6 @@ def test_random_bytes(data: bytes, position: int, value: int) -> None:
             decode(each, _REF)
     with contextlib.suppress(BadDocumentError):
         decode_presence(data, "r1.pb")
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"", "is empty"),
-        (b"\n", "is not an error document"),
-        (b"not protobuf", "is not an error document"),
-        (b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>', "is not an error document"),
-        (encode_presence(_FULL_PRESENCE), "has no error"),
-        (b"\x0a\x04\x0a\x02\xff\xfe", "is not an error document"),
-    ],
-    ids=["empty", "one byte", "text", "xml", "roster entry", "not UTF-8"],
-)
-def test_a_bad_document_says_which_and_why(data: bytes, reason: str) -> None:
-    """The error for invalid bytes has the document's name and the reason."""
-    with pytest.raises(BadDocumentError, match=rf"e1-document\.pb {reason}"):
-        decode(data, _REF)
 
 
 @pytest.mark.parametrize("data", [b"", b"not protobuf", _FULL_DATA, b"\x10\x63"])
@@ -235,17 +199,11 @@ def _nested(depth: int) -> ExceptionInfo:
 
 _FIRE = "\U0001f525"
 _HUGE: dict[str, Callable[[], WorkerError]] = {
-    "long": lambda: make_error(message="x" * 10_000_000),
-    "emoji": lambda: make_error(message=_FIRE * 3_000_000),
     "everywhere": lambda: filled(WorkerError, "word " * 20_000),
     "escaped everywhere": lambda: filled(WorkerError, "\udc80" * 20_000),
     "wide": lambda: make_error(exception=_wide(_FIRE * 1_000)),
     "deep": lambda: make_error(exception=_nested(500)),
-    "signals": lambda: make_error(sent_signals=(model.SentSignal("SIGTERM", "why " * 1_000),) * 5_000),
-    "versions": lambda: make_error(versions=tuple((f"package {number}", "1" * 900) for number in range(5_000))),
     "stacks": lambda: make_error(stack_dumps=(StackDump(7, 3, _FIRE * 70_000),) * 70),
-    "threads": lambda: make_error(thread_failures=(model.ThreadFailure("loader", 1, _wide(_FIRE * 25)),) * 12),
-    "collectives": lambda: make_error(collectives=(model.CollectiveProgress("g" * 900, "allreduce", 41, 40),) * 5_000),
 }
 
 
@@ -259,22 +217,6 @@ def test_a_document_is_never_larger_than_readers_take(what: str) -> None:
     assert isinstance(read, WorkerError)
     assert (read.rank, read.timestamp_ns) == (error.rank, error.timestamp_ns)
     assert read.exception is not None
-
-
-@pytest.mark.parametrize(
-    ("place", "read"),
-    [
-        (Place(rank=-1, local_rank=-1, group_rank=-1), Place()),
-        (Place(rank=2**40, group_rank=2**32), Place()),
-        (Place(rank=0, local_rank=0, group_rank=0), Place(rank=0, local_rank=0, group_rank=0)),
-        (Place(world_size=-1, pid=-1, attempt=-1, round=-1, incarnation=-1, restart_count=-1), Place()),
-        (Place(round=2**40, group_world_size=2**40), Place(round=2**32 - 1, group_world_size=2**32 - 1)),
-    ],
-)
-def test_a_number_out_of_range_does_not_cost_the_document(place: Place, read: Place) -> None:
-    """An invalid rank, such as torch's -1 before the rendezvous, becomes None; a count is limited to its range."""
-    assert decode(encode(make_error(place=place)), _REF).place == read
-    assert decode_presence(encode_presence(NodePresence(model.Phase.JOINED, place)), "r1.pb").place == read
 
 
 def test_a_setup_that_no_version_wrote() -> None:
@@ -332,11 +274,18 @@ def test_a_document_too_large_for_its_stacks_has_no_exception_it_did_not_have() 
         ("caused_by", model.CausedBy(-1, "w-1", ""), model.CausedBy(None, "w-1", "")),
         ("stack_dumps", (StackDump(-1, -1, "x"),), (StackDump(0, None, "x"),)),
         ("resources", model.Resources(-1, 2**70, 0), model.Resources(0, 2**64 - 1, 0)),
+        ("place", Place(rank=-1, local_rank=-1, group_rank=-1), Place()),
+        ("place", Place(rank=2**40, group_rank=2**32), Place()),
+        ("place", Place(rank=0, local_rank=0, group_rank=0), Place(rank=0, local_rank=0, group_rank=0)),
+        ("place", Place(world_size=-1, pid=-1, attempt=-1, round=-1, incarnation=-1, restart_count=-1), Place()),
+        ("place", Place(round=2**40, group_world_size=2**40), Place(round=2**32 - 1, group_world_size=2**32 - 1)),
     ],
 )
-def test_evidence_out_of_range_does_not_cost_the_document(name: str, given_: Any, read: Any) -> None:
-    """An invalid number is limited to its range or left out."""
+def test_a_number_out_of_range_does_not_cost_the_document(name: str, given_: Any, read: Any) -> None:
+    """A number is limited to its range; an invalid rank, such as torch's -1 before the rendezvous, becomes None."""
     assert getattr(decode(encode(make_error(**{name: given_})), _REF), name) == read
+    if name == "place":
+        assert decode_presence(encode_presence(NodePresence(model.Phase.JOINED, given_)), "r1.pb").place == read
 
 
 def test_a_deep_stack_keeps_both_ends() -> None:
@@ -350,94 +299,8 @@ def test_a_deep_stack_keeps_both_ends() -> None:
     assert read.exception.frames_omitted == 905
 
 
-def _hostile(change: Callable[[pb.WorkerFailure], None]) -> WorkerError:
-    """What is read of a document that no writer of ours would write."""
-    document = pb.WorkerErrorDocument.FromString(encode(make_error()))
-    change(document.failure)
-    return decode(document.SerializeToString(), _REF)
-
-
-@pytest.mark.parametrize("part", ["members", "causes"])
-def test_members_beyond_a_readers_limit_are_counted(part: str) -> None:
-    """A reader takes 2,000 exceptions of a document, and says of how many it took none."""
-    read = _hostile(lambda failure: getattr(failure.exception, part).extend([pb.ExceptionRecord()] * 5_000))
-    assert len(getattr(read.exception, part)) == 1_999
-    assert read.exception.notes[-1].startswith(f"... 3001 more {part} left out")
-
-
-def test_exceptions_too_deep_within_others_are_counted() -> None:
-    """A reader follows members for six levels; the last one says that there are more. A writer stores six."""
-
-    def nest(failure: pb.WorkerFailure) -> None:
-        inner = failure.exception
-        for _ in range(90):
-            inner = inner.members.add(type="ExceptionGroup")
-
-    for exception, notes in (
-        (_hostile(nest).exception, 1),
-        (decode(encode(make_error(exception=_nested(10))), _REF).exception, 0),
-    ):
-        depth, at = 1, exception
-        while at.members:
-            assert at.notes == ()
-            at, depth = at.members[0], depth + 1
-        assert (depth, len(at.notes)) == (6, notes)
-
-
-def test_frames_and_threads_beyond_a_readers_limit_are_counted() -> None:
-    """A reader keeps both ends of a stack and the first threads, and says how many it left out."""
-
-    def change(failure: pb.WorkerFailure) -> None:
-        del failure.exception.frames[:]
-        failure.exception.frames.extend(pb.Frame(line=number) for number in range(3_000))
-        failure.exception.frames_omitted = 7
-        failure.thread_failures.extend([pb.ThreadFailure()] * 500)
-
-    read = _hostile(change)
-    assert [frame.line for frame in read.exception.frames] == [*range(500), *range(2_500, 3_000)]
-    assert read.exception.frames_omitted == 2_007
-    assert len(read.thread_failures) == 100
-    assert read.thread_failures[-1].exception.notes[-1].startswith("... 400 more failed threads left out")
-
-
-def test_a_reader_takes_no_more_dumps_and_collectives_than_a_writer_writes() -> None:
-    """Hundreds of thousands of empty parts cost a reader nothing."""
-
-    def change(failure: pb.WorkerFailure) -> None:
-        failure.stack_dumps.extend([pb.StackDump()] * 100_000)
-        failure.exception.text_frames.extend([pb.Frame()] * 1_000)
-        failure.collectives.extend([pb.CollectiveProgress(last=[pb.Collective()] * 50)] * 1_000)
-
-    read = _hostile(change)
-    assert (len(read.stack_dumps), len(read.collectives), len(read.collectives[0].last)) == (64, 50, 10)
-    assert len(read.exception.text_frames) == 100
-
-
 def test_the_same_failure_gives_the_same_bytes() -> None:
     """Encoding is deterministic, also for the map of versions."""
     versions = tuple((name, "1") for name in string.ascii_lowercase)
     error = make_error(versions=versions)
     assert encode(error) == encode(replace(error, versions=tuple(reversed(versions))))
-
-
-def test_a_document_of_version_1_is_read() -> None:
-    """The bytes of a version 1 document decode to the failure they were made from."""
-    data = bytes.fromhex(
-        "0a250a0455534552120a6261642073616d706c65180120012a080880e2cfaa0610073203772d31ca3e48080110011801221e0801100218fb"
-        "d095ffbc312001280330013801400448025a03772d3170635107002a36fe9c9717a201160a0a56616c75654572726f721a08626164206461"
-        "7461"
-    )
-    read = decode(data, _REF)
-    assert read == WorkerError(
-        code="USER",
-        message="bad sample",
-        kind=model.Kind.RECOVERABLE,
-        origin=model.Origin.USER,
-        timestamp_ns=START_NS + 7,
-        worker="w-1",
-        place=Place(1, 2, 1_700_000_000_123, 1, 3, 1, 1, 4, 2, node="w-1", pid=99),
-        writer=model.Writer.WORKER,
-        exception=ExceptionInfo("ValueError", "bad data"),
-        documents=(_REF,),
-    )
-    assert encode(read) == data

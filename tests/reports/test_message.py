@@ -14,7 +14,6 @@ from firstfault.model import (
     CollectiveProgress,
     Coverage,
     Decision,
-    DocumentRef,
     ExceptionInfo,
     FrameInfo,
     Kind,
@@ -35,9 +34,6 @@ from firstfault.report.sections import sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.wire.documents import decode, encode
-from firstfault_proto.v1 import errors_pb2
-from tests.all_forms import FORMS
 from tests.cascades.replay import RECORDED, load
 from tests.reports import scenes
 
@@ -117,21 +113,6 @@ def test_the_first_line(decision: Decision, fields: dict[str, Any], line: str) -
 def test_the_first_line_about_several_ranks_or_none(verdict: Verdict, line: str) -> None:
     """Ranks with one fault are listed or counted; without a rank and a node the line says so."""
     assert first_line(verdict, _NO) == line
-
-
-@pytest.mark.parametrize("decision", [_NO, _YES])
-@pytest.mark.parametrize("node", ["w-1", "a-very-long-execution-name-n0-0-worker-1", "x" * 300])
-@pytest.mark.parametrize("rank", [0, 99_999])
-@pytest.mark.parametrize("exception", ["ValueError", "lib.UnsupportedTensorLayoutForCollectiveError"])
-def test_lists_keep_the_answer(decision: Decision, node: str, rank: int, exception: str) -> None:
-    """With names of any length, the first 51 characters have error, rank, the node's end, and the retry decision."""
-    error = make_error(rank, node=node, exception=exception, message="detail " * 100)
-    line = first_line(_verdict(error), decision)
-    shown = line[:_LIST_WIDTH]
-    assert shown.startswith(exception.rsplit(".", 1)[-1][:17])
-    assert f"{node[-3:]} " in shown
-    assert ("no retry" in shown) is not decision.retry
-    assert "detail" in line
 
 
 @given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7), st.booleans())
@@ -325,24 +306,6 @@ def test_a_short_message_leaves_room_for_stack_and_log() -> None:
     stack, log = blocks["where it stood:"], blocks["last lines of its log:"]
     assert (len(stack), stack[-1], len(log), log[-1][:4]) == (31, "  ... 20 more lines", 20, "  49")
     assert blocks["message:"] == ["  the message"]
-
-
-def test_no_form_tells_a_credential() -> None:
-    """What was read has no credential any more, so no form has one: a stock file loses them when it is read."""
-    secret = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105 - the example of AWS's own documentation
-    text = f"https://user:{secret}@hub/"
-    stock = errors_pb2.WorkerErrorDocument()
-    stock.error.code, stock.error.message, stock.error.worker = "USER", f"{'x' * 140} denied for {text}", "w-0"
-    stock.error.timestamp.FromSeconds(1)  # before the other
-    own = make_error(3, at_ms=4, exception="OSError", message=text, log_tail=f"key {secret}")
-    files = {"error.pb": stock.SerializeToString(), "own.pb": encode(own)}
-    read = [decode(data, DocumentRef(name)) for name, data in files.items()]
-    job = make_job(*(failure for failure in read if isinstance(failure, WorkerError)))
-    assert len(job.failures) == len(files)
-    report = report_of(job, run_strategy(get_strategy("earliest"), job), _NO, uri=_URI)
-    for form in FORMS.values():
-        assert "w-0" in form(report)
-        assert secret not in form(report)
 
 
 # --- victims, suspects and other failures ---------------------------------------------------------------------------
