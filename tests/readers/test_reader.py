@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +44,10 @@ def test_outputs_are_read(attempt: Attempt) -> None:
     """The outputs of a successful attempt are returned as flyteidl's message."""
     attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
     reader = attempt.reader()
-    assert reader.exists()
+    assert (reader.exists(), reader.deck_exists(), reader.is_error()) == (True, False, False)
     assert reader.read() == (_OUTPUTS, None)
-    assert not reader.is_error()
+    attempt.put("deck.html", b"<html>")
+    assert reader.deck_exists(), "each call looks again"
 
 
 @pytest.mark.parametrize(("data", "code"), [(None, "OutputsNotFound"), (b"not protobuf", "OutputsBadFormat")])
@@ -69,7 +71,8 @@ def test_read_error_carries_the_whole_report(attempt: Attempt) -> None:
         make_error(0, node="w-0", at_ms=30, exception="RuntimeError", message="peer is gone"),
     )
     reader = attempt.reader()
-    read = reader.read_error()
+    with ThreadPoolExecutor(8) as pool:  # threads may share a reader
+        (read,) = {asked.result() for asked in [pool.submit(reader.read_error) for _ in range(8)]}
     assert (read.code, read.kind, read.recoverable) == ("USER:KeyError", Origin.USER, True)
     assert (read.timestamp_ns, read.worker) == (START_NS, "w-1")
     assert read.error_uri == reader.errors_uri == f"{attempt.uri}/firstfault/errors"

@@ -18,8 +18,10 @@ from firstfault.cli._watch import _Progress
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.model import Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.retry import never
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
+from tests.seals import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +87,9 @@ def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setattr(FsspecStore, "list", look)
     monkeypatch.setattr("firstfault.cli._watch._SEALING_S", 0.05)
 
-    def watch(*steps: Callable[[], object], options: tuple[str, ...] = ("--interval", "0.005")) -> tuple[int, str, str]:
+    def watch(
+        *steps: Callable[[], object], options: tuple[str, ...] = ("--interval", "0.005"), uri: str = attempt.uri
+    ) -> tuple[int, str, str]:
         ended = threading.Event()
 
         def happen() -> None:
@@ -102,7 +106,7 @@ def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: 
         thread.start()
         try:
             with pytest.raises(SystemExit) as caught:
-                main(["watch", attempt.uri, *options])
+                main(["watch", uri, *options])
         finally:
             ended.set()
             looks.release(3)
@@ -241,12 +245,51 @@ def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch, monkeypat
     assert out.count("root cause:") == 1
 
 
-def test_what_cannot_be_watched(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
-    """Watching a single document is a usage error that says what to watch instead."""
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("error.pb",), "follow an output prefix or an errors/ folder"), (("--follow", "run"), "ends in its number")],
+    ids=["a document", "no attempt"],
+)
+def test_what_cannot_be_watched(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be followed is a usage error that says what to name instead."""
     with pytest.raises(SystemExit) as caught:
-        main(["watch", f"{attempt.uri}/error.pb"])
+        main(["watch", *arguments])
     assert caught.value.code == EXIT.USAGE
-    assert "follow an output prefix or an errors/ folder" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+def test_the_last_answer_is_that_of_show(attempt: Attempt, watching: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is decided is what show prints, with the decision that the pods sealed."""
+    attempt.write(root(kind=Kind.RECOVERABLE))
+    attempt.join(node(0), node(1))
+    conclusion = attempt.reader(retry_policy=never()).conclude()
+    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    code, out, _ = watching()
+    with pytest.raises(SystemExit) as shown:
+        main(["show", attempt.uri])
+    assert (code, out) == (shown.value.code, capsys.readouterr().out)
+    assert code == EXIT.ROOT_CAUSE, "the policy says never"
+
+
+@pytest.mark.parametrize(
+    ("plans", "code", "roots"),
+    [((Kind.RECOVERABLE, Kind.NON_RECOVERABLE), EXIT.ROOT_CAUSE, 2), ((None, Phase.SUCCEEDED), EXIT.OK, 0)],
+    ids=["retried", "vanished"],
+)
+def test_follow_goes_on_with_the_next_attempt(
+    attempt: Attempt, watching: Watch, plans: tuple[Kind | Phase | None, ...], code: int, roots: int
+) -> None:
+    """A retried attempt, or one whose pods all vanished without a report, is followed by the next one."""
+    for number, plan in enumerate(plans):
+        here = replace(attempt, folder=attempt.folder / str(number))
+        if isinstance(plan, Kind):
+            here.write(root(kind=plan, attempt=number))
+        if plan is not None:
+            phase = plan if isinstance(plan, Phase) else Phase.FAILED
+            here.join(*(node(at, phase, attempt=number) for at in range(2)))
+    found, out, err = watching(uri=f"{attempt.uri}/0", options=("--follow", "--interval", "0.005", "--timeout", "60"))
+    assert (found, out.count("root cause: ValueError, rank 1 on w-1: bad batch")) == (code, roots)
+    assert [f"watching {attempt.uri}/{number}/" in err for number in range(3)] == [True, True, False]
 
 
 # --- follow ---------------------------------------------------------------------------------------------------------

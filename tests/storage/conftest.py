@@ -16,7 +16,6 @@ import stamina
 
 from firstfault.layout import ERRORS, error_key_for
 from firstfault.store import Store, open_store
-from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from tests.faulty_proxy import faulty_proxy_before
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from tests.s3_server import S3
 
 T = TypeVar("T")
-
-
-CROWD = 1_050
 
 
 # --- firstfault's own side ------------------------------------------------------------------------------------------
@@ -73,28 +69,6 @@ def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
     return put
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """The output prefix of a job with more documents than a page of a listing."""
-
-    uri: str
-    names: list[str]
-
-
-@pytest.fixture(scope="session")
-def crowd(s3: S3, write: Callable[..., list[str]]) -> Crowd:
-    """Write 1,050 documents to S3; that of rank 0 is the earliest, and is listed last."""
-    uri = s3.uri("crowd")
-    options = {"key": s3.access_key, "secret": s3.secret_key, "endpoint_url": s3.endpoint}
-    names = write(uri, *(make_error(rank, node=f"worker-{rank}", at_ms=rank) for rank in range(1, CROWD)), **options)
-    client = s3.client()
-    with contextlib.closing(client):
-        last = "zzz.pb"
-        document = encode(make_error(0, node="worker-0", at_ms=-1))
-        client.put_object(Bucket=s3.bucket, Key=f"{urlsplit(uri).path.strip('/')}/{ERRORS}/{last}", Body=document)
-    return Crowd(uri, [*names, last])
-
-
 # --- other parties --------------------------------------------------------------------------------------------------
 
 
@@ -121,10 +95,6 @@ class Peer:
         return {
             key.removeprefix(prefix): self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read() for key in keys
         }
-
-    def first_page_is_all(self, uri: str) -> bool:
-        """Whether the server puts everything below a folder into one page."""
-        return not self.client.list_objects_v2(Bucket=self.bucket, Prefix=self._key(uri) + "/")["IsTruncated"]
 
     def _key(self, uri: str) -> str:
         return urlsplit(uri).path.strip("/")

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ERRORS, ErrorKey
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import attempt as reading
 from firstfault.reading.listing import list_everything
 from firstfault.store import CLIENT_VARIABLE
 from tests.benchmarks.cascade import Cascade, put_all
-from tests.faulty_proxy import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from firstfault.store import Store
     from tests.faulty_proxy import FaultyProxy
     from tests.s3_server import S3
-    from tests.storage.conftest import Crowd, Peer
+    from tests.storage.conftest import Peer
 
 WORKERS = 1_040
 CULPRIT = Cascade(WORKERS).culprit
@@ -74,34 +72,6 @@ def test_evidence_opens_a_few(large: str, faulty_proxy: FaultyProxy) -> None:
     assert _listings(faulty_proxy) == 3
     assert len(faulty_proxy.requests) < 3 + WORKERS // 8 + 40
     assert not any(request.startswith("HEAD") for request in faulty_proxy.requests)
-
-
-@pytest.mark.parametrize("strategy", ["earliest", "evidence"])
-def test_a_document_of_another_writer_is_found(crowd: Crowd, s3_environ: S3, strategy: str) -> None:
-    """The earliest failure is found, although its name is of no grammar and sorts behind all keys."""
-    verdict = MultiErrorFileOutputReader(crowd.uri, strategy=strategy).verdict()
-    assert verdict is not None
-    assert verdict.root is not None
-    assert verdict.root.rank == 0
-    assert verdict.document_count == len(crowd.names)
-
-
-@pytest.mark.usefixtures("no_waiting")
-@pytest.mark.parametrize("strategy", ["earliest", "evidence"])
-def test_a_storage_that_slows_down(large: str, faulty_proxy: FaultyProxy, strategy: str) -> None:
-    """SlowDown during the listing does not change the verdict."""
-    faulty_proxy.plan("pass", "503", "503", "pass", "drop")
-    verdict = MultiErrorFileOutputReader(large, strategy=strategy).verdict()
-    assert verdict is not None
-    assert verdict.ranks == (CULPRIT,)
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_a_page_that_cannot_be_read(large: str, faulty_proxy: FaultyProxy) -> None:
-    """If the listing fails behind its first page, an error is raised."""
-    faulty_proxy.plan(Fault("503", path="list-type=2", after=2))
-    with pytest.raises(StoreUnavailableError, match="cannot list"):
-        MultiErrorFileOutputReader(large).verdict()
 
 
 def test_documents_that_are_gone(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
-
-from firstfault.store import _obstore
 
 if TYPE_CHECKING:
     from tests.s3_server import S3
@@ -55,21 +51,3 @@ def test_a_process_ends_right_after_its_requests(s3: S3, code: str) -> None:
         ]
         ended += [(process.communicate()[1], process.returncode) for process in four]
     assert ended == [("", 0)] * 8
-
-
-def test_the_end_waits_for_a_thread_that_python_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that holds a frame and is none of `threading`'s is waited for; without one there is no wait."""
-    monkeypatch.setattr(_obstore, "_THREADS_S", 60.0)
-    ended = []
-    before = frozenset(sys._current_frames())
-
-    def work() -> None:
-        time.sleep(0.15)
-        ended.append(time.monotonic())
-
-    _thread.start_new_thread(work, ())
-    _obstore._await_threads(before)
-    assert ended
-    began = time.monotonic()
-    _obstore._await_threads(before)
-    assert time.monotonic() - began < 30

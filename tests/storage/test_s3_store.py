@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from firstfault.layout import ERRORS
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.sync import run_sync
 from firstfault.testing import StoreTests
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.s3_server import S3
-    from tests.storage.conftest import Crowd, Peer
+    from tests.storage.conftest import Peer
 
 
 @pytest.fixture(autouse=True, params=["fsspec", "obstore"])
@@ -62,22 +60,6 @@ def test_only_objects_directly_in_the_folder_are_listed(
     assert with_store(uri, names) == ["a.pb", "b.pb"]
 
 
-def test_what_others_write_and_remove_is_seen_at_once(s3_environ: S3, peer: Peer) -> None:
-    """One store, opened once, lists every change that another client makes."""
-    uri = s3_environ.uri()
-    peer.put(f"{uri}/first.pb", b"x")
-
-    async def look() -> list[list[str]]:
-        async with open_store(uri) as store:
-            seen = [await names(store)]
-            peer.put(f"{uri}/second.pb", b"x")
-            seen += [await names(store)]
-            peer.delete(f"{uri}/first.pb")
-            return [*seen, await names(store)]
-
-    assert asyncio.run(look()) == [["first.pb"], ["first.pb", "second.pb"], ["second.pb"]]
-
-
 def test_a_listing_that_fsspec_remembers_is_not_used(
     s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
 ) -> None:
@@ -98,12 +80,6 @@ def test_a_listing_that_fsspec_remembers_is_not_used(
         assert with_store(uri, names) == ["first.pb", "second.pb"]
     finally:
         type(shared).clear_instance_cache()
-
-
-def test_more_than_one_page(s3_environ: S3, peer: Peer, crowd: Crowd, with_store: Callable[..., Any]) -> None:
-    """More objects than one page has are all listed, in order."""
-    assert not peer.first_page_is_all(crowd.uri)
-    assert with_store(f"{crowd.uri}/{ERRORS}", names) == sorted(crowd.names)
 
 
 def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., Any]) -> None:
@@ -148,22 +124,6 @@ def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Cal
         return len(await store.list())
 
     assert with_store(uri, use) == 64
-
-
-def test_many_threads(s3_environ: S3, with_store: Callable[..., Any]) -> None:
-    """Eight threads, each with a store of its own, write and list at the same time."""
-    uri = s3_environ.uri()
-
-    def work(number: int) -> bool:
-        async def use(store: Store) -> bool:
-            await store.put(f"{number}.pb", b"x")
-            return f"{number}.pb" in await names(store)
-
-        return bool(with_store(uri, use))
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(work, range(8)))
-    assert len(with_store(uri, names)) == 8
 
 
 def test_inside_a_running_event_loop(s3_environ: S3, peer: Peer) -> None:
