@@ -87,34 +87,33 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
     [
         (b"<html>404</html>", "not readable: error.pb is not an error document"),
         (b"", "not readable: error.pb is empty"),
+        (None, "a node reported a failure, but its error documents are missing"),
     ],
+    ids=["another program's", "empty", "missing"],
 )
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_an_unreadable_document_alone_is_no_root_cause(
-    attempt: Attempt, run: Run, options: tuple[str, ...], data: bytes, said: str
+def test_no_readable_document_is_no_root_cause(
+    attempt: Attempt, run: Run, options: tuple[str, ...], data: bytes | None, said: str
 ) -> None:
-    """An error.pb of another program has an exit code of its own, and one line says what it is and what to do."""
-    attempt.put("error.pb", data)
+    """It has an exit code of its own, and one line says what is there and what to do."""
+    if data is None:
+        attempt.join(make_presence())
+    else:
+        attempt.put("error.pb", data)
     ran = run("show", attempt.uri, *options)
     assert ran.code == EXIT.UNREADABLE
     (line,) = (line for line in ran.err.splitlines() if "no root cause in" in line)
     assert said in line
     assert line.endswith("read the nodes' logs")
-    assert "ErrorFileBadFormat" in ran.out or not options
-
-
-def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Run) -> None:
-    """A node that reported a failure whose documents are gone leaves no root cause either."""
-    attempt.join(make_presence())
-    ran = run("show", attempt.uri)
-    assert ran.code == EXIT.UNREADABLE
-    assert "a node reported a failure, but its error documents are missing; read the nodes' logs" in ran.err
+    assert "ErrorFileBadFormat" in ran.out or not options or data is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("show",), "Missing argument 'URI'"),
+        (("show",), "Missing argument 'URI'; name the attempt's output prefix, or use --last"),
+        (("show", "--last"), "there is no run below .firstfault/runs; name the attempt's output prefix"),
+        (("show", "--last", "uri"), "--last stands for the newest run; give it or a URI, not both"),
         (("show", ""), "URI is empty; name the attempt's output prefix"),
         (("watch", " "), "URI is empty; name the attempt's output prefix"),
         (("show", "out", "--expected-nodes", "0"), "0 is not in the range"),
@@ -139,8 +138,11 @@ def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Run) -> None
         (("show", "nosuchthing://bucket/out"), "unknown storage scheme 'nosuchthing'"),
     ],
 )
-def test_a_usage_error(run: Run, arguments: tuple[str, ...], reason: str) -> None:
+def test_a_usage_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], reason: str
+) -> None:
     """Invalid arguments have exit code 2, the reason in one line on stderr, and nothing on stdout."""
+    monkeypatch.chdir(tmp_path)
     ran = run(*arguments)
     assert ran.code == EXIT.USAGE
     (line,) = ran.err.splitlines()
@@ -214,24 +216,6 @@ def test_the_newest_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/runs/newer/1"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--last",), "there is no run below .firstfault/runs; name the attempt's output prefix"),
-        (("--last", "uri"), "--last stands for the newest run; give it or a URI, not both"),
-        ((), "Missing argument 'URI'; name the attempt's output prefix, or use --last"),
-    ],
-)
-def test_no_run_to_show(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
-) -> None:
-    """One line says what to give."""
-    monkeypatch.chdir(tmp_path)
-    ran = run("show", *options)
-    assert ran.code == EXIT.USAGE
-    assert said in ran.err
-
-
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_storage_error_is_one_line(attempt: Attempt, run: Run, options: tuple[str, ...]) -> None:
@@ -241,26 +225,19 @@ def test_a_storage_error_is_one_line(attempt: Attempt, run: Run, options: tuple[
     assert ran == Ran(EXIT.TOOL_FAILED, "", "firstfault: cannot list: refused\n")
 
 
-@pytest.mark.usefixtures("refused")
-@pytest.mark.parametrize("arguments", [("--debug", "show"), ("show", "--debug")])
-def test_debug_gives_a_traceback(attempt: Attempt, arguments: tuple[str, ...]) -> None:
-    """With --debug, before or after the command, the error is raised unchanged."""
-    with pytest.raises(AccessDeniedError):
-        main([*arguments, attempt.uri])
-
-
 def _bug(*arguments: object, **options: object) -> None:
     raise ZeroDivisionError("a bug")
 
 
 def test_a_bug_is_one_line(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unexpected error is one line with its name and a pointer to --debug."""
+    """An unexpected error is one line with its name; with --debug before or after the command it is raised."""
     monkeypatch.setattr(FsspecStore, "list", _bug)
     ran = run("show", attempt.uri)
     assert ran.code == EXIT.TOOL_FAILED
     assert ran.err == "firstfault: unexpected ZeroDivisionError: a bug (run with --debug for a traceback)\n"
-    with pytest.raises(ZeroDivisionError):
-        main(["show", attempt.uri, "--debug"])
+    for arguments in (["show", attempt.uri, "--debug"], ["--debug", "show", attempt.uri]):
+        with pytest.raises(ZeroDivisionError):
+            main(arguments)
 
 
 def test_an_interrupt(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,13 +268,16 @@ def test_json(attempt: Attempt, run: Run) -> None:
     assert document["schema"] == "firstfault.verdict/v1"
 
 
-@pytest.mark.parametrize("outputs", [True, False])
-def test_json_without_an_error(attempt: Attempt, run: Run, outputs: bool) -> None:
-    """Without an error, the object is the same with null for verdict and decision."""
-    if outputs:
-        attempt.put("outputs.pb", b"")
-    ran = run("show", attempt.uri, "--json")
-    assert json.loads(ran.out) == {"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}
+def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
+    """Without an error JSON has null for verdict and decision, and no page is written."""
+    nothing = {"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}
+    assert json.loads(run("show", attempt.uri, "--json").out) == nothing
+    attempt.put("outputs.pb", b"")
+    assert json.loads(run("show", attempt.uri, "--json").out) == nothing
+    said = "no error: the attempt has outputs\n"
+    assert run("show", attempt.uri, "--html", str(tmp_path / "report.html")) == Ran(EXIT.OK, said, "")
+    assert not (tmp_path / "report.html").exists()
+    assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", said)
 
 
 @pytest.mark.parametrize(
@@ -357,15 +337,6 @@ def test_html_beside_another_form(attempt: Attempt, run: Run, tmp_path: Path, op
     ran = run("show", attempt.uri, option, "--html", str(tmp_path / "report.html"))
     assert ran == Ran(EXIT.ROOT_CAUSE, alone.out, f"report: {tmp_path / 'report.html'}\n")
     assert (tmp_path / "report.html").exists()
-
-
-def test_html_of_success(attempt: Attempt, run: Run, tmp_path: Path) -> None:
-    """For an attempt without an error no page is written."""
-    attempt.put("outputs.pb", b"")
-    ran = run("show", attempt.uri, "--html", str(tmp_path / "report.html"))
-    assert ran == Ran(EXIT.OK, "no error: the attempt has outputs\n", "")
-    assert not (tmp_path / "report.html").exists()
-    assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", "no error: the attempt has outputs\n")
 
 
 @pytest.mark.parametrize(
@@ -527,11 +498,13 @@ def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", found)
 
 
-def test_another_distribution_adds_a_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of an entry point is listed and run, and its return value is the exit code."""
+def test_another_distribution_adds_a_command(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of an entry point is listed and run, and its value is the exit code; it cannot replace `show`."""
     _offered(monkeypatch, lambda: _theirs)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
     assert "  run       Do nothing.\n" in run("--help").out
+    monkeypatch.setattr(_Point, "name", "show")
+    assert run("show", attempt.uri).code == EXIT.NOTHING_FOUND
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")])
@@ -551,15 +524,6 @@ def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.Monkey
     assert "not available" in run("--help").out
 
 
-def test_another_distribution_cannot_replace_a_command(
-    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An entry point cannot replace `show`."""
-    _offered(monkeypatch, lambda: _theirs)
-    monkeypatch.setattr(_Point, "name", "show")
-    assert run("show", attempt.uri).code == EXIT.NOTHING_FOUND
-
-
 # --- as a process ---------------------------------------------------------------------------------------------------
 
 
@@ -567,16 +531,6 @@ def _process(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     """Run the command line as a program, with nothing in its environment but this."""
     program = [sys.executable, "-W", "error", "-c", "from firstfault.cli import main; main()"]
     return subprocess.run([*program, *arguments], capture_output=True, timeout=60, check=False, env=environment)
-
-
-def test_as_a_process(attempt: Attempt) -> None:
-    """As a program it prints the answer and exits with its code, without warnings."""
-    attempt.write(make_error(3, node="w-1", message="caf\u00e9", kind=Kind.RECOVERABLE))
-    ran = _process("show", attempt.uri, **os.environ)
-    assert ran.returncode == EXIT.ROOT_CAUSE_RETRYABLE
-    assert ran.stdout.startswith(b"ValueError rank 3 w-1 retry: caf")
-    assert ran.stderr == b""
-    assert b"\x1b" not in ran.stdout
 
 
 @pytest.mark.parametrize("options", [(), ("--html", "-")])

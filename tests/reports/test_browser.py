@@ -176,19 +176,6 @@ def test_copy_and_download(open_page: Callable[..., Page]) -> None:
     assert saved == json.loads(json_report(report))
 
 
-def test_print(open_page: Callable[..., Page]) -> None:
-    """In print all parts are open, interactive elements are hidden, and text is black on white."""
-    opened = open_page(page_of("rank"), color_scheme="dark")
-    opened.emulate_media(media="print")
-    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert opened.evaluate("[...document.querySelectorAll('details')].every(part => part.open)")
-    assert not opened.locator("nav").is_visible()
-    assert not opened.locator("#ff-copy").is_visible()
-    assert opened.evaluate("getComputedStyle(document.querySelector('h1')).color") == "rgb(0, 0, 0)"
-    mark = opened.locator(".ff-legend .ff-is-victim")
-    assert mark.evaluate("mark => getComputedStyle(mark).backgroundColor") == "rgb(255, 241, 214)"
-
-
 def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
     """Without scripts the answers, ranks, errors and evidence are shown, and elements that need scripts are hidden."""
     opened = open_page(page_of("rank"), java_script_enabled=False)
@@ -266,12 +253,6 @@ def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
         *(make_error(n, message=f"{n} {text}", fingerprint=print_.format(0 if one_fault else n)) for n in range(5_000))
     )
     assert len(page(report_on(job, strategy="earliest")).encode()) < _LARGEST
-
-
-def test_a_megabyte_of_markup_is_bounded() -> None:
-    """A megabyte of markup is cut in the page's text and in its JSON."""
-    report = report_on(make_job(make_error(3, message="<" * 1_000_000)), strategy="earliest")
-    assert len(page(report).encode()) < _LARGEST
 
 
 # --- 64 nodes of 8 ranks ----------------------------------------------------------------------------------------------

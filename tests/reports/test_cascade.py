@@ -116,13 +116,6 @@ def test_a_node_can_be_the_root_cause() -> None:
         assert report.answers.code == ""
 
 
-def test_a_later_death_by_the_same_signal_is_no_root_cause() -> None:
-    """The verdict names the first death; a later one is not a second root cause."""
-    job = make_job(_death(3), _death(5, 60_000))
-    assert _verdict(job).ranks == (3,)
-    assert [(item.rank, item.state) for item in _cascade(job).ranks] == [(3, State.ROOT), (5, State.SUSPECT)]
-
-
 def test_a_verdict_without_its_documents_has_ranks_too() -> None:
     """If a sealed verdict's documents are gone, the report still has the ranks that the verdict names."""
     verdict = _verdict(make_job(make_error(3, node="w-1")))

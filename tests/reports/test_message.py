@@ -22,7 +22,6 @@ from firstfault.model import (
     Scope,
     SentSignal,
     StackDump,
-    Subject,
     ThreadFailure,
     Verdict,
     WorkerError,
@@ -31,7 +30,7 @@ from firstfault.model import (
 from firstfault.report import flyte_message, report_of
 from firstfault.report.headline import first_line
 from firstfault.report.sections import sections_of
-from firstfault.report.words import FaultOwner, State
+from firstfault.report.words import FaultOwner
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
 from tests.cascades.replay import RECORDED, load
@@ -161,25 +160,6 @@ def _cascade() -> Verdict:
 def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
     """Each additional fact has its own line."""
     assert fact in _message(verdict, decision).splitlines()
-
-
-def test_what_is_not_known_is_not_a_fact() -> None:
-    """Missing numbers, a host with the node's name, no victims and no URI are not mentioned."""
-    agent = make_error(None, node="w-1", host="w-1", subject=Subject.AGENT, exception=None)
-    message = _message(_verdict(agent, roster=(make_presence(node="w-1", nodes=1),)), uri="")
-    names = (
-        "rank: ",
-        "pid: ",
-        "host: ",
-        "exit code: ",
-        "victims: ",
-        "code: ",
-        "in your code",
-        "clocks: ",
-        "firstfault ",
-    )
-    assert not [line for line in message.splitlines() if line.startswith(names)]
-    assert "rank: 3" not in _message(replace(_cascade(), root=None)), "of a verdict that was read without its root"
 
 
 def test_long_lists_are_counted() -> None:
@@ -347,12 +327,6 @@ def test_a_clock_an_hour_off_is_corrected() -> None:
     assert "60 min" not in report.followers
     assert report.clocks.startswith("times are known to within ")
     assert not any("clocks" in sentence for sentence in report.answers.unknown)
-
-
-def test_what_stopped_processes_is_the_signal_not_their_exit_code() -> None:
-    """A worker may answer SIGTERM by any exit code."""
-    group = next(group for group in _recorded("raise-rank0-of4").cascade.groups if group.state is State.STOPPED)
-    assert group.line == "SIGTERM, sent by their agents after the failure"
 
 
 def test_a_group_of_exceptions_says_what_is_in_it() -> None:

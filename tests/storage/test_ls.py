@@ -206,19 +206,6 @@ def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert notes["b"] == ""
 
 
-def test_the_seal_of_the_most_documents(tmp_path: Path) -> None:
-    """Of several sealed verdicts the one from the most documents counts, as in show, whatever the names."""
-
-    def change(verdict: dict[str, Any]) -> None:
-        verdict["category"] = "network"
-
-    files = _sealed(_error())
-    early = _resealed(_error(), change, count=1)["error.pb"]
-    _put(str(tmp_path / "0"), {f"error-{'1' * 32}.pb": early, f"error-{'2' * 32}.pb": files["error.pb"]})
-    ((attempt,), _) = failed_attempts(str(tmp_path))
-    assert attempt.category == "user_code"
-
-
 def test_errors_beat_outputs(tmp_path: Path) -> None:
     """An attempt with documents and outputs failed, as in show, unless a later round recovered."""
     error = _error()

@@ -222,17 +222,6 @@ def test_a_fault_that_stays(
         assert len(faulty_proxy.requests) - before in ({4, 8} if fault == "drop" else {4})
 
 
-@pytest.mark.usefixtures("no_waiting")
-def test_an_answer_that_is_cut_off(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any]) -> None:
-    """A truncated object is read again, and raises an error if it stays truncated."""
-    uri = s3_environ.uri()
-    with_store(uri, put_it)
-    faulty_proxy.plan("truncate")
-    assert with_store(uri, get_it) == b"data"
-    faulty_proxy.plan(Fault("truncate"))
-    refusal(StoreUnavailableError, lambda: with_store(uri, get_it))
-
-
 def test_a_bucket_in_another_region(
     s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any], client: str
 ) -> None:
