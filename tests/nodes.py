@@ -160,7 +160,9 @@ class Job:
         left = self.left_over()
         assert left == [], left
         reader = MultiErrorFileOutputReader(str(self.folder / "0"), **reading)
-        return Ended(self.folder, [process.exitcode for process in self.processes], reader.conclude(), reader.job())
+        conclusion = reader.conclude()
+        job = conclusion.job if conclusion is not None else reader.job()
+        return Ended(self.folder, [process.exitcode for process in self.processes], conclusion, job)
 
     def left_over(self) -> list[str]:
         """Return which processes, sockets, FIFOs and folders of the job remain after a while."""
@@ -210,9 +212,8 @@ def _node(  # noqa: PLR0917 - arguments of a process
     os.environ.update(environment)
     tempfile.tempdir = None
     os.chdir(folder)
-    log = os.open(folder / f"node-{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    for descriptor, stream in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"node-{number}.{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     settings = LaunchConfig(**{"min_nodes": 2, "max_nodes": 2, **config})
     engine = PlainEngine(str(folder), node=f"node-{number}")
     try:

@@ -129,18 +129,6 @@ def test_one_of_the_failed_pods_notifies(prefix: Prefix, master: Phase, monkeypa
     assert [event["data"]["root"]["message"] for event in events] == (["bad batch"] if master != Phase.FAILED else [])
 
 
-@pytest.mark.parametrize("code", [3, "a text", ["a", "list"]])
-def test_an_exit_with_an_error(code: object, prefix: Prefix) -> None:
-    """sys.exit() with an error is recorded, and still ends the process."""
-    error = SystemExit(code)
-    with pytest.raises(SystemExit) as caught:
-        _execute(_raiser(error))
-    assert caught.value is error
-    (failure,) = prefix.failures()
-    assert failure.exception is not None
-    assert failure.exception.type == "SystemExit"
-
-
 @pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), IgnoreOutputs()], ids=repr)
 def test_no_failure(error: BaseException, prefix: Prefix) -> None:
     """A clean exit, and IgnoreOutputs for a pod without outputs, are not failures."""
@@ -157,18 +145,6 @@ def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
         _execute(_raiser(error))
     assert caught.value is error
     assert not prefix.folder.exists()
-
-
-def test_a_store_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """The pod seals a verdict from its own failure, which says what was not uploaded."""
-    prefix.errors.parent.mkdir(parents=True)
-    prefix.errors.touch()
-    with pytest.raises(VerdictSealedError) as caught:
-        _execute(_raiser(ValueError("bad batch")))
-    sealed = ErrorDocument.FromString(caught.value.published.document).error
-    assert "bad batch" in sealed.message
-    assert "was not uploaded: cannot write" in sealed.message
-    assert "was not uploaded: cannot write" in caplog.text
 
 
 def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

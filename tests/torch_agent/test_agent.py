@@ -49,7 +49,7 @@ from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
 from firstfault_torch.agent import launch as launch_module
-from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
+from firstfault_torch.agent.agent import ReportingAgent
 from firstfault_torch.agent.death_documents import (
     Death,
     KeptException,
@@ -71,7 +71,6 @@ from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.worker.in_flight import Moment
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -366,34 +365,29 @@ def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     return at_torchs_look
 
 
+@pytest.mark.parametrize("half", ["", '{"message": {"mess', '{"message": {"extraInfo": {"timestamp": "1"}}}'])
 def test_who_was_stopped(
-    start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
+    half: str, start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
 ) -> None:
-    """The document of the other worker says that it was stopped; that of the dead worker, torch's result, does not."""
+    """The document of the other worker says that it was stopped; that of the dead worker, torch's result, does not.
+
+    A worker that ended while torch wrote its file about it does not make the agent fail.
+    """
     agent = start()
+    if half:
+        for file in agent._pcontext.error_files.values():  # type: ignore[union-attr]
+            Path(file).write_text(half)
+        for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
+            Path(file).touch()
     dies(agent)
-    assert set(_look(agent).failures) == {3}, "torch's own result"
+    result = _look(agent)
+    assert set(result.failures) == {3}, "torch's own result"
+    assert "rank      : 3" in str(ChildFailedError("train", result.failures))
     found = _by_rank(prefix)
     assert set(found) == {2, 3}
     assert (found[3].signal, found[3].code, found[3].stopped_by_agent) == ("SIGKILL", "USER:SIGKILL", False)
     assert (found[2].signal, found[2].code, found[2].stopped_by_agent) == ("SIGTERM", "USER:Stopped", True)
     assert found[2].sent_signals[0].reason == STOPPED
-
-
-@pytest.mark.parametrize("half", ['{"message": {"mess', '{"message": {"extraInfo": {"timestamp": "1"}}}'])
-def test_half_a_file_of_torchs(
-    half: str, start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
-) -> None:
-    """A worker that ended while torch wrote about it does not make the agent fail; its death is the failure."""
-    agent = start()
-    for file in agent._pcontext.error_files.values():  # type: ignore[union-attr]
-        Path(file).write_text(half)
-    for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
-        Path(file).touch()
-    dies(agent)
-    result = _look(agent)
-    assert "rank      : 3" in str(ChildFailedError("train", result.failures))
-    assert {rank: failure.code for rank, failure in _by_rank(prefix).items()} == {2: "USER:Stopped", 3: "USER:SIGKILL"}
 
 
 def test_the_log_names_the_failed_worker(
@@ -534,27 +528,6 @@ def test_the_other_node_is_notified(start: Callable[..., ReportingAgent], others
     assert others.failure == FirstFailure("SIGKILL", "worker-1", group_rank=1, rank=3)
     os.kill(_processes(agent._pcontext)[0].pid, signal.SIGKILL)
     thread.join(LONG_S)
-
-
-@pytest.mark.parametrize("fatal", [True, False])
-def test_another_node_has_failed(
-    fatal: bool, start: Callable[..., ReportingAgent], others: FailureBroadcast, prefix: Prefix
-) -> None:
-    """A fatal failure on another node stops the workers and the agent here; a restart there does not."""
-    agent = start()
-    others.send(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
-    until(lambda: agent.node.peers.broadcast.outcome)
-    if not fatal:
-        assert agent._monitor_workers(agent._worker_group).state is WorkerState.HEALTHY
-        return
-    with pytest.raises(PeerFailedError, match="rank 1 on worker-0 failed: ValueError"):
-        agent._monitor_workers(agent._worker_group)
-    agent.close()
-    assert [entry.phase for entry in prefix.roster() if entry.phase is not Phase.JOINED] == [Phase.FAILED]
-    found = prefix.failures()
-    assert {failure.rank for failure in found} == {2, 3}
-    assert {failure.caused_by for failure in found} == {CausedBy(1, "worker-0", "e1-the-root.pb")}
-    assert all(failure.stopped_by_agent for failure in found)
 
 
 # --- launching ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.report.headline import first_line
 from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, launch, watchdog
 from firstfault_torch.agent.agent import ReportingAgent
+from tests.nodes import Job
+from tests.torch_agent.trainings import prints_and_leaves
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -57,41 +59,6 @@ def _failed(folder: Path, function: Callable[..., Any], *args: Any, **fields: An
 
 
 # --- the workers' environment -----------------------------------------------------------------------------------------
-
-DOCUMENTED = {
-    "LOCAL_RANK": "1",
-    "RANK": "1",
-    "GROUP_RANK": "0",
-    "ROLE_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "WORLD_SIZE": "2",
-    "GROUP_WORLD_SIZE": "1",
-    "ROLE_WORLD_SIZE": "2",
-    "ROLE_NAME": "trainer",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_MAX_RESTARTS": "3",
-    "TORCHELASTIC_RUN_ID": "job",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    "MY_OWN": "kept",
-    "OMP_NUM_THREADS": "3",
-}
-
-
-def _environment() -> dict[str, str]:
-    return dict(os.environ)
-
-
-def test_the_documented_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker has every variable that torch documents, and those of its agent, also those that the user gave."""
-    monkeypatch.setenv("MY_OWN", "kept")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    found = _run(tmp_path, _environment, role="trainer", max_restarts=3)[1]
-    assert {name: found.get(name) for name in DOCUMENTED} == DOCUMENTED
-    assert int(found["MASTER_PORT"]) > 0
-    assert found["MASTER_ADDR"]
-    assert found["TORCHELASTIC_ERROR_FILE"].endswith("/attempt_0/1/error.json")
-    assert found["TORCHELASTIC_USE_AGENT_STORE"] in {"True", "False"}
-    assert not {"TORCHELASTIC_TIMER_FILE", "FIRSTFAULT_TIMERS"} & found.keys(), "there is no watchdog"
 
 
 def _fail_on_rank_1() -> None:
@@ -140,20 +107,26 @@ def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
 
 
 def test_redirected_and_teed_output(tmp_path: Path) -> None:
-    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same."""
-    command = [sys.executable, str(Path(__file__).parent / "redirected.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    conclusion = MultiErrorFileOutputReader(f"{tmp_path}/0").conclude()
-    assert conclusion is not None
-    tails = {failure.rank: failure.log_tail for failure in conclusion.job.failures}
+    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same.
+
+    Rank 0's streams are redirected, rank 1's are teed, rank 2's are shown, rank 3's are filtered out.
+    """
+    logs = DefaultLogsSpecs(f"{tmp_path}/logs", {0: Std.ALL}, {1: Std.ALL}, local_ranks_filter={0, 1, 2})
+    prefix = "[${node} ${group_rank} $$ ${role_name}${rank}] "
+    fields = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 4, "role": "trainer", "logs_specs": logs}
+    fields["log_line_prefix_template"] = prefix
+    with Job(tmp_path, prints_and_leaves, config=fields).start() as job:
+        ended = job.end()
+    assert ended.codes == [1]
+    tails = {failure.rank: failure.log_tail for failure in ended.job.failures}
     assert tails == {rank: f"stderr of rank {rank}\nits reason" for rank in range(4)}
-    assert "[worker-0 0 $ trainer1] stdout of rank 1\n" in done.stdout
-    assert "[worker-0 0 $ trainer1] stderr of rank 1\n" in done.stderr
-    assert done.stdout.count("\nstdout of rank 2\n") + done.stdout.startswith("stdout of rank 2\n") == 1
-    assert "\nstderr of rank 2\n" in f"\n{done.stderr}"
+    out, err = (f"\n{(tmp_path / f'node-0.{stream}.log').read_text()}" for stream in ("out", "err"))
+    assert "[node-0 0 $ trainer1] stdout of rank 1\n" in out
+    assert "[node-0 0 $ trainer1] stderr of rank 1\n" in err
+    assert out.count("\nstdout of rank 2\n") == 1
+    assert "\nstderr of rank 2\n" in err
     for rank in (0, 3):
-        assert f"of rank {rank}\n" not in done.stdout
+        assert f"of rank {rank}\n" not in out
     (folder,) = (tmp_path / "logs").glob("job_*")
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.log")}
     assert files == {
@@ -220,7 +193,7 @@ def test_events_go_to_the_users_handler(tmp_path: Path) -> None:
     logger = logging.getLogger("torchelastic-events-console")
     logger.addHandler(handler)
     try:
-        _run(tmp_path, _environment, event_log_handler="console", nproc_per_node=1)
+        _run(tmp_path, os.getpid, event_log_handler="console", nproc_per_node=1)
     finally:
         logger.removeHandler(handler)
     events = [json.loads(call.args[0].getMessage()) for call in handler.handle.call_args_list]
@@ -237,7 +210,7 @@ def test_no_agent_outlives_its_run(tmp_path: Path, fails: bool) -> None:
     gc.disable()  # objects end only when no reference is left
     try:
         with pytest.raises(NodeFailedError) if fails else contextlib.nullcontext():
-            _run(tmp_path, _fail_on_rank_1 if fails else _environment)
+            _run(tmp_path, _fail_on_rank_1 if fails else os.getpid)
         assert not [item for item in gc.get_objects() if type(item) in {ReportingAgent, TCPStore}]
     finally:
         gc.enable()

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -185,20 +184,6 @@ def test_a_store_that_fails(
     assert spooled.receipt == receipt
 
 
-def test_a_storage_library_that_raises_anything(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A storage library's own exception is the reason in the receipt."""
-
-    def refuse(*_: object) -> None:
-        raise LookupError("no default credentials")
-
-    monkeypatch.setattr(recorder, "put_file", refuse)
-    receipt = record_error(_failure(), prefix.recording(), None, LONG_S)
-    assert receipt.error == "LookupError: no default credentials"
-    assert len(caplog.records) == 1
-
-
 def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the node's disk hangs as well as the storage, the wait is one deadline, not one for each."""
     release = threading.Event()
@@ -251,16 +236,6 @@ def test_a_file_that_the_recorder_could_not_upload(blocked: str, caplog: pytest.
     with node_recorder(recording_at(blocked)) as recording:
         assert not put_on_node("firstfault/errors/x.pb", b"data", recording, LONG_S)
     assert "firstfault/errors/x.pb was not uploaded: cannot write" in caplog.text
-
-
-def test_a_document_that_is_held_back(prefix: Prefix, tmp_path: Path) -> None:
-    """A held document is only in the spool, and its receipt is not durable."""
-    spool = Spool(tmp_path)
-    receipt = record_error(_failure(), prefix.recording(), spool, LONG_S, held=True)
-    assert (receipt.durable, receipt.rank) == (False, 1)
-    assert "held back" in receipt.error
-    assert prefix.failures() == []
-    assert [document.name for document in spool.documents(held=True)] == [receipt.name]
 
 
 # --- what leaves a task function ------------------------------------------------------------------------------------
@@ -564,14 +539,6 @@ def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix) ->
     assert early.what == late.what == "ValueError"
 
 
-def test_success_leaves_nothing(prefix: Prefix, error_file: Path) -> None:
-    """A task function that returns writes no document."""
-    with recorded(PlainEngine()):
-        pass
-    assert prefix.failures() == []
-    assert not error_file.exists()
-
-
 class _SignalledError(Exception):
     """Raises the agent's signal when its text is read."""
 
@@ -614,41 +581,6 @@ def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> N
     assert exception.type.endswith("BlockingError")
     assert exception.message == "<no text: reading the exception took too long>"
     assert 1 <= took < 2 + TOLERANCE_S
-
-
-_WITHOUT_THREADS = """
-import os, resource, sys, threading
-
-from firstfault_torch.engine import PlainEngine
-from firstfault_torch.worker.recording import recorded
-
-size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-threading.stack_size(2**31)
-resource.setrlimit(resource.RLIMIT_AS, (size + 2**30, size + 2**30))
-try:
-    threading.Thread(target=print).start()
-except RuntimeError as error:
-    print(error)
-uri, *folders = sys.argv[1:]
-for os.environ["FIRSTFAULT_NODE_FOLDER"] in folders:
-    try:
-        with recorded(PlainEngine(uri)):
-            raise ValueError("the fault")
-    except ValueError as error:
-        print(error)
-"""
-
-
-def test_no_thread_can_be_started(prefix: Prefix) -> None:
-    """The exception is recorded whole, through the recorder; without one it waits in the spool for the agent."""
-    with node_recorder(prefix.recording()) as lives, node_recorder(prefix.recording()) as has_ended:
-        end_node_recorder(has_ended)
-        command = [sys.executable, "-c", _WITHOUT_THREADS, prefix.uri, lives.node_folder, has_ended.node_folder]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)
-    assert ended.stdout == "can't start new thread\n" + 2 * "the fault\n"
-    assert ended.stderr.count("was not uploaded: the system allows no further thread") == 1
-    _, exception = _recorded(prefix)
-    assert exception.message == "the fault"
 
 
 def test_a_document_too_large_is_cut(prefix: Prefix) -> None:

@@ -6,8 +6,10 @@ import ctypes
 import datetime as dt
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,7 @@ LONG_S = 1000.0
 ALONE_S = 60.0
 CLEAN_UP_S = 2.5
 SLOW_S = 6.0
-DEADLINE_S = 12.0
+DEADLINE_S = 6.0
 
 
 def _meet() -> int:
@@ -140,6 +142,30 @@ def disturbed(folder: str, how: str, verdict: Verdict, context: RetryContext) ->
 def disturbing(folder: Path, how: str) -> Any:
     """Return a retry policy that disturbs the node that asks it first."""
     return partial(disturbed, str(folder), how)
+
+
+def prints_and_leaves(folder: str) -> None:
+    """Print to both streams, then exit."""
+    del folder
+    rank = os.environ["RANK"]
+    print(f"stdout of rank {rank}", flush=True)
+    print(f"stderr of rank {rank}\nits reason", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def prints_and_raises(folder: str) -> None:
+    """Rank 1 prints 400 lines and fails while rank 0 waits, after it printed its exception's traceback too."""
+    del folder
+    if os.environ["RANK"] == "0":
+        threading.Event().wait()
+    for step in range(400):
+        print(f"step {step} of shard-{step:03}", file=sys.stderr)
+    print("password=hunter22", file=sys.stderr)
+    try:
+        raise ValueError("bad sample")  # noqa: TRY301 - printed before it leaves
+    except ValueError:
+        traceback.print_exc()
+        raise
 
 
 # --- several rounds -------------------------------------------------------------------------------------------------
