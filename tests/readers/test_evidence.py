@@ -66,6 +66,7 @@ TOLD = {"caused_by": FROM_3, "sent_signals": (SentSignal("SIGTERM", "rank 3 fail
 SENT = (SentSignal("SIGTERM", "rank 0 failed"),)
 STOPPED = {"sent_signals": SENT}
 ASSERT = "RuntimeError: CUDA error: device-side assert triggered"
+TRACE = 'Traceback (most recent call last):\n  File "/app/train.py", line 12, in step\n    return row["label"]\n'
 RECORDING = STACK.format("/x/site-packages/firstfault_torch/worker/recording.py", "record_end")
 
 
@@ -361,6 +362,14 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     },
     "ranks 0 3 medium: signal, own-fault": {
         "one aborted, one was aborting when stopped": done(aborted(0), aborted(3, **STOPPED), victim(1), victim(2)),
+    },
+    "ranks 0 3 medium: user_code, own-fault": {
+        "two printed one exception, and one was stopped while it exited": done(
+            died(0, "", 1, log_tail=f"{TRACE}KeyError: 'label'"),
+            replace(stopped(3), signal="", exit_code=1, log_tail=f"{TRACE}KeyError: 'label'\n"),
+            replace(stopped(1), signal="", exit_code=1, log_tail=f"{TRACE}RuntimeError: {PEER.format(0)}"),
+            stopped(2),
+        ),
     },
     "ranks 0 3 high: gpu_kernel, own-fault": {
         "a kernel's failed check, also at a rank that was being stopped": done(

@@ -19,7 +19,8 @@ from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.first_cause import causes_of, first_cause, own_frames
 from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
-from firstfault.exceptions.tracebacks import library_of, place_of
+from firstfault.exceptions.stderr import last_line, last_printed
+from firstfault.exceptions.tracebacks import library_of, place_of, short_name
 from firstfault.model import Subject
 
 if TYPE_CHECKING:
@@ -240,7 +241,9 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
     text, of_first = message_of(fault.failure), message_of(first.failure)
-    if is_fault and fault.failure.crashed_while_stopped and fault.specific and fault.signature == first.signature:
+    # the fingerprint of a stopped process has its position
+    is_crash = fault.failure.crashed_while_stopped or first.failure.crashed_while_stopped
+    if is_fault and is_crash and fault.specific and fault.signature == first.signature:
         return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
     if not is_fault or not fingerprint or fault.failure.fingerprint != fingerprint:
         return False
@@ -259,13 +262,16 @@ def _has_own_text(fault: ClassifiedFailure) -> bool:
 
 
 def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
-    """Return the ranks that were stopped while they failed where `first` did.
+    """Return the ranks that were stopped while they failed as `first` did.
 
-    Their exceptions were on their way out, or they crashed.
+    Their exceptions were on their way out, or they crashed, or were exiting.
     """
-    exception = first.failure.exception
+    exception, exit_code = first.failure.exception, first.failure.exit_code or 0
     if crashed_at := place_of_crash(first.failure):
         return [item for item in _stopped(first, classified) if place_of_crash(item.failure) == crashed_at]
+    if exit_code > 0 and (said := _last_words(first.failure)):
+        alike = (item for item in _stopped(first, classified) if item.failure.exit_code == exit_code)
+        return [item for item in alike if _last_words(item.failure) == said]
     if exception is None or causes_of(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
     frames = first_cause(exception).frames
@@ -279,6 +285,16 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
         if raised_at == (place_of_raise(item.failure) or (where.frame if where.finalises else "")):
             found.append(item)
     return found
+
+
+def _last_words(failure: WorkerError) -> tuple[str, str] | None:
+    """Return the type and text of the last exception that a process printed, else its last line."""
+    printed = last_printed(failure.log_tail)
+    if printed is not None:
+        cause = first_cause(printed.exception)
+        return short_name(cause), normalized(cause.message)
+    line = last_line(failure.log_tail)
+    return ("", normalized(line)) if line else None
 
 
 def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:

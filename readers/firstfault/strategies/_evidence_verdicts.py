@@ -75,7 +75,7 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     if len(found.same) + more > 1:
         why.append(Reason(f"{len(found.same) + more} failed in the same way", failures_of(found.same)))
     why += [Reason(_after(diagnosis, first, other), (other.failure,)) for other in found.others[:3]]
-    why += _about_stopped(raising, near)
+    why += _about_stopped(first, raising, near)
     why += _about_victims(diagnosis, [item for item in classified if id(item) not in are_raising])
     if named := diagnosis.accusations.of(first):
         ranks = {None, first.failure.rank}
@@ -136,7 +136,9 @@ def _may_follow_an_error(first: ClassifiedFailure) -> bool:
     return failure.exception.type == "SystemExit" and failure.exception.message in {"", "0", "None"}
 
 
-def _about_stopped(raising: Sequence[ClassifiedFailure], near: Sequence[ClassifiedFailure]) -> list[Reason]:
+def _about_stopped(
+    first: ClassifiedFailure, raising: Sequence[ClassifiedFailure], near: Sequence[ClassifiedFailure]
+) -> list[Reason]:
     """Return the reasons about ranks that were stopped where the root cause was raised."""
     found = []
     if raising:
@@ -144,6 +146,8 @@ def _about_stopped(raising: Sequence[ClassifiedFailure], near: Sequence[Classifi
         text = f"{len(raising)} more {were} stopped while an exception raised at the same line was on its way out"
         if place_of_crash(raising[0].failure):
             text = f"{len(raising)} more crashed at the same line while stopped"
+        elif (first.failure.exit_code or 0) > 0:
+            text = f"{len(raising)} more {were} stopped after the same last words, and ended with the same exit code"
         found.append(Reason(text, failures_of(raising)))
     if near:
         at = place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
