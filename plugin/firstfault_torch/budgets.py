@@ -22,6 +22,8 @@ ANSWER_S = Limit(0.5, "the agent's loop, for an answer that is usually there", "
 
 # a worker
 SIBLINGS_S = Limit(10.0, "a forked worker, for its siblings to be forked", "it starts; a fork takes milliseconds")
+FOLDER_S = Limit(5.0, "torchrun's agent, for the folder of its run", "its documents go to a temporary folder")
+FOLDER_TAKEN_S = Limit(15.0, "torchrun's agent, for the nodes to agree on the run's name", "it has a name of its own")
 SPOOL_S = Limit(0.5, "a process that writes into the spool, at least", "it uploads without the spool")
 RECEIPT_S = Limit(0.5, "a process that writes a receipt", "the agent uploads the document again")
 READING_SETUP_S = Limit(0.25, "the agent, for files about GPUs and sources", "the report does without them")

@@ -113,6 +113,10 @@ class PlainEngine:
     """The node's name."""
     is_folder_shared: bool = True
     """False: the folder is this node's alone; the nodes hand each other what they wrote."""
+    namespace: str = ""
+    """The Kubernetes namespace, for reports."""
+    task: str = ""
+    """What runs, for reports."""
 
     def identity(self) -> Identity:
         """Return the attempt's folder and this node's name.
@@ -132,6 +136,8 @@ class PlainEngine:
             engine="plain",
             attempt=attempt,
             node=self.node or os.environ.get("FIRSTFAULT_NODE", "") or socket.gethostname(),
+            namespace=self.namespace,
+            task=self.task,
             handover_uri=join(folder, str(attempt)),
             previous_handover_uri=join(folder, str(attempt - 1)) if attempt else "",
             is_folder_shared=self.is_folder_shared,

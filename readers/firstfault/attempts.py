@@ -17,6 +17,7 @@ from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import snapshot_of_document
 from firstfault.report.data import AttemptSummary, summary_of
 from firstfault.report.words import counted
+from firstfault.runs import runs_in
 from firstfault.store import is_remote, join, open_store
 from firstfault.sync import gathered, run_sync
 from firstfault.text import one_line
@@ -70,7 +71,8 @@ class ReadAttempt:
 def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
     """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
 
-    A local folder in which no attempt is found may be the log folder of a torchrun without firstfault.
+    If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
+    may be the log folder of a torchrun without firstfault.
 
     Args:
         uri: of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task.
@@ -93,7 +95,13 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
             continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    return found or _log_folder(uri, reader_of) or here
+    return found or _newest_run(uri, reader_of) or _log_folder(uri, reader_of) or here
+
+
+def _newest_run(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
+    """Return the last attempt of the last run in a local folder of runs; None if `uri` is not one."""
+    runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
+    return read_attempt(str(runs[0]), reader_of) if runs else None
 
 
 def _log_folder(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:

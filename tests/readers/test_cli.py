@@ -21,6 +21,7 @@ from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.errors import AccessDeniedError
 from firstfault.layout import error_key_for
 from firstfault.model import Kind
+from firstfault.runs import MARK, begin_run
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode
@@ -112,7 +113,7 @@ def test_no_readable_document_is_no_root_cause(
     ("arguments", "reason"),
     [
         (("show",), "Missing argument 'URI'; name the attempt's output prefix, or use --last"),
-        (("show", "--last"), "there is no run below .firstfault/runs; name the attempt's output prefix"),
+        (("show", "--last"), "there is no run below .firstfault/torchrun or .firstfault/runs; name"),
         (("show", "--last", "uri"), "--last stands for the newest run; give it or a URI, not both"),
         (("show", ""), "URI is empty; name the attempt's output prefix"),
         (("watch", " "), "URI is empty; name the attempt's output prefix"),
@@ -207,13 +208,16 @@ def test_the_folder_of_attempts_without_a_failure(run: Run, tmp_path: Path) -> N
 
 
 def test_the_newest_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--last finds the newest run of this folder."""
+    """--last finds the newest run of this folder, of torchrun or of `firstfault run`; so does the folder of runs."""
     monkeypatch.chdir(tmp_path)
-    for seconds, name in ((1_000, "older"), (2_000, "newer")):
-        folder = tmp_path / ".firstfault" / "runs" / name
+    for seconds, name in ((1_000, "runs/older"), (2_000, "torchrun/newer"), (1_500, "torchrun/other")):
+        folder = tmp_path / ".firstfault" / name
+        os.close(begin_run(folder))
         _attempts(folder)
-        os.utime(folder, (seconds, seconds))
-    assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/runs/newer/1"
+        os.utime(folder / MARK, (seconds, seconds))
+    assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/torchrun/newer/1"
+    assert json.loads(run("show", "--json", ".firstfault/torchrun").out)["uri"] == ".firstfault/torchrun/newer/1"
+    assert (tmp_path / ".firstfault" / ".gitignore").read_text() == "*\n"
 
 
 @pytest.mark.usefixtures("refused")

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firstfault_torch.compat import warn_once
 from firstfault_torch.error_file import is_readable, read_traceback
+from firstfault_torch.guard import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -252,6 +254,36 @@ def forget_shared_store(handler: Any) -> None:
     for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
         if name in vars(handler):
             setattr(handler, name, None)
+
+
+def job_store(handler: Any) -> Any:
+    """Return the store that the nodes of a job share before their first round; None if this rendezvous has none.
+
+    A static one meets the other nodes here; if that fails, its first round fails with the same error.
+    """
+    backend = handler.get_backend()
+    if backend == "static":
+        _meet(handler)
+    return getattr(handler, "_store", None) if backend in {"c10d", "static"} else None
+
+
+def _meet(handler: Any) -> None:
+    """Wait for the other nodes as torch does, which returns at once the second time; a signal ends the wait."""
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def meet() -> None:
+        _, error = caught(handler.next_rendezvous)
+        errors.extend(filter(None, [error]))
+        done.set()
+
+    def fail() -> Any:
+        raise errors[0]
+
+    threading.Thread(target=meet, name="firstfault-rendezvous", daemon=True).start()
+    done.wait()
+    if errors:
+        handler.next_rendezvous = fail
 
 
 def worker_processes(context: Any) -> Sequence[WorkerProcess]:

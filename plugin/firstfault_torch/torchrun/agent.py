@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
-import socket
 import sys
-import tempfile
-import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from firstfault.store import join
+from firstfault.store import split_name
 from firstfault_torch.agent.launch import Job, Prepared, results_of
 from firstfault_torch.budgets import TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
+from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.guard import guarded
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
+from firstfault_torch.torchrun.folder import chosen_folder
+from firstfault_torch.torchrun.identity import who
 from firstfault_torch.torchrun.settings import drop_invalid, options_of
 from firstfault_torch.worker.recording import RecordedFunction
 
@@ -55,7 +54,7 @@ def stand_in() -> None:
     create = registry.create_handler
 
     def noting(parameters: RendezvousParameters) -> RendezvousHandler:
-        TorchrunAgent.min_nodes = parameters.min_nodes
+        TorchrunAgent.min_nodes, TorchrunAgent.max_nodes = parameters.min_nodes, parameters.max_nodes
         handler: RendezvousHandler = create(parameters)
         return handler
 
@@ -70,7 +69,9 @@ class TorchrunAgent(LocalElasticAgent):
     firstfault's lines.
     """
 
-    min_nodes = 1
+    min_nodes = max_nodes = 1
+    _mark: int | None = None
+    """Descriptor of the lock on the run's folder."""
 
     def __init__(self, spec: WorkerSpec, **arguments: Any) -> None:
         super().__init__(spec=spec, **arguments)
@@ -81,13 +82,9 @@ class TorchrunAgent(LocalElasticAgent):
         spec: WorkerSpec = self._arguments["spec"]
         is_program = isinstance(spec.entrypoint, str) or getattr(spec.entrypoint, "__name__", "") == _RUN_PATH
         engine: PlainEngine | None = None
-        with guarded("preparing to record"):
+        with guarded("preparing to record", through=(KeyboardInterrupt,)):
             drop_invalid()
-            folder = _folder(spec.rdzv_handler.get_run_id())
-            is_shared = bool(os.environ.get("FIRSTFAULT_FOLDER"))
-            made = (TorchrunEngine if is_program else PlainEngine)(folder, is_folder_shared=is_shared)
-            made.identity()
-            engine = made
+            engine = self._engine(TorchrunEngine if is_program else PlainEngine, spec.rdzv_handler)
         if engine is None:
             return super().run(role)
         if callable(spec.entrypoint):
@@ -104,20 +101,19 @@ class TorchrunAgent(LocalElasticAgent):
             if is_program and failed.verdict is not None:
                 raise SystemExit(_FAILED) from None
             raise failed.error from None
+        finally:
+            if self._mark is not None:
+                os.close(self._mark)
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
-
-def _folder(run_id: str) -> str:
-    """Return the folder of this job's documents, or of this node's if there is no common one."""
-    given = os.environ.get("FIRSTFAULT_FOLDER", "")
-    if given:
-        return join(given, run_id) if run_id not in {"", "none"} else given
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"
-    with contextlib.suppress(OSError):
-        folder = Path.cwd() / ".firstfault" / "torchrun" / name
-        folder.mkdir(parents=True)
-        return str(folder)
-    return str(Path(tempfile.gettempdir()) / ".firstfault" / "torchrun" / name)
+    def _engine(self, kind: type[PlainEngine], handler: RendezvousHandler) -> PlainEngine:
+        """Return the engine of this node, whose folder is chosen by now."""
+        this = who(handler.get_run_id())
+        chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
+        self._mark = chosen.mark
+        run, attempt = split_name(chosen.folder)
+        told = this.told(split_name(run)[1])
+        return kind(run, int(attempt), this.node.value, chosen.is_shared, this.namespace.value, told)
 
 
 class TorchrunEngine(PlainEngine):

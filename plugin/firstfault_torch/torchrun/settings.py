@@ -53,7 +53,8 @@ _SETTINGS = (
         "a path that all nodes see, or s3://...: where the documents about a failure go. Default: a folder on each "
         "node, .firstfault/torchrun",
     ),
-    _Setting("--ff-attempt", "FIRSTFAULT_ATTEMPT", _count, "number of this attempt, from 0"),
+    _Setting("--ff-job", "FIRSTFAULT_JOB", str, "name of the job. Default: the scheduler's, else --rdzv-id"),
+    _Setting("--ff-attempt", "FIRSTFAULT_ATTEMPT", _count, "number of this attempt, from 0. Default: the scheduler's"),
     _Setting("--ff-node", "FIRSTFAULT_NODE", str, "name of this node. Default: the host's"),
     _Setting("--ff-strategy", _STRATEGY, _strategy, "finds the root cause. Default: " + DEFAULT_STRATEGY),
     _Setting(

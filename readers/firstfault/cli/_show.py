@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
-_RUNS = Path(".firstfault", "runs")
-"""Where `firstfault run` leaves its runs, unless it is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
 
 @click.command()
 @uri_argument(required=False)
-@click.option("--last", is_flag=True, help="Show the newest run below .firstfault/runs, instead of a URI.")
+@click.option("--last", is_flag=True, help="Show the newest run below .firstfault, instead of a URI.")
 @reader_options
 @click.option("--fresh", is_flag=True, help="Open every document, not the copies that the pods left.")
 @click.option(
@@ -136,10 +134,12 @@ def _uri(uri: str | None, *, last: bool) -> str:
         return uri
     if not last:
         raise click.UsageError("Missing argument 'URI'; name the attempt's output prefix, or use --last")
-    runs = [folder for folder in _RUNS.glob("*") if folder.is_dir()]
+    from firstfault.runs import FOLDERS, began, runs_in  # noqa: PLC0415 - as above
+
+    runs = [run for name in FOLDERS for run in runs_in(Path(name))]
     if not runs:
-        raise click.UsageError(f"there is no run below {_RUNS}; name the attempt's output prefix")
-    return str(max(runs, key=lambda folder: folder.stat().st_mtime))
+        raise click.UsageError(f"there is no run below {' or '.join(FOLDERS)}; name the attempt's output prefix")
+    return str(max(runs, key=began))
 
 
 def _stdin() -> bytes:

@@ -1,0 +1,130 @@
+"""Who a node of torchrun is, and in which folder it records."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.attempts import read_attempt
+from firstfault_torch.torchrun.folder import chosen_folder
+from firstfault_torch.torchrun.identity import SOURCES, Source, who
+
+DOCS = Path(__file__).parents[2] / "docs" / "torchrun.md"
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.of}-{source.variables[0]}")
+def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row of the table gives a name if its variables are set, and comes before the rows below it."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "train-3")
+    below = [row for row in SOURCES[SOURCES.index(source) :] if row.of == source.of]
+    names = {name for row in below for name in row.variables} - {"HOSTNAME"}
+    run_id = "7" if names & {"--rdzv-id", "PET_RDZV_ID"} else ""
+    environment = {name: {"JOB_COMPLETION_INDEX": "3"}.get(name, "7") for name in names}
+    value = {"HOSTNAME": "train-3", "JOB_COMPLETION_INDEX": "train"}.get(source.variables[-1])
+    found = getattr(who(run_id, environment), source.of)
+    assert found.value == (source.value or value or "_".join("7" for _ in source.variables))
+    assert found.source == ("the host's name" if source.variables == ("HOSTNAME",) else " and ".join(source.variables))
+
+
+def test_the_table_on_the_page() -> None:
+    """docs/torchrun.md has the table of the code."""
+    rows = [
+        f"| {source.of} | {' and '.join(f'`{name}`' for name in source.variables)} | {source.launcher} |"
+        for source in SOURCES
+    ]
+    assert re.findall(r"^\| (?:job|attempt|node|namespace) \|.*$", DOCS.read_text(), re.MULTILINE) == rows
+
+
+@pytest.mark.parametrize(
+    ("value", "cleaned"),
+    [
+        ("local_cwd://torchx/train-abc", "local_cwd-torchx-train-abc"),
+        ("../../etc", "etc"),
+        ("a b/c", "a-b-c"),
+        ("..", None),
+        ("none", None),
+        ("0c2e1c9e-7a06-4d2b-9d3a-0a5e6a4f1b11", None),
+    ],
+)
+def test_names_of_folders(value: str, cleaned: str | None) -> None:
+    """A name is one folder below the user's; a name that torchrun drew is none."""
+    assert who(value, {}).job.value == (cleaned or "")
+
+
+def test_an_attempt_that_is_not_a_number() -> None:
+    """One line names the variable."""
+    with pytest.raises(ValueError, match="FIRSTFAULT_ATTEMPT must be 0 or more, not 'two'"):
+        who("", {"FIRSTFAULT_ATTEMPT": "two"})
+
+
+def _folder(monkeypatch: pytest.MonkeyPatch, root: object, meet: object = None, **environment: str) -> str:
+    monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
+    chosen = chosen_folder(who(environment.pop("run_id", ""), environment), meet)  # type: ignore[arg-type]
+    if chosen.mark is not None:
+        os.close(chosen.mark)
+    return chosen.folder
+
+
+def test_runs_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A requeue is the next attempt beside the first; another run of the same name has a folder of its own."""
+    first = _folder(monkeypatch, tmp_path, SLURM_JOB_ID="4711")
+    again = _folder(monkeypatch, tmp_path, SLURM_JOB_ID="4711")
+    requeued = _folder(monkeypatch, tmp_path, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="1")
+    assert (first, requeued) == (f"{tmp_path}/4711/0", f"{tmp_path}/4711/1")
+    assert re.fullmatch(rf"{tmp_path}/4711-\d{{8}}-\d{{6}}-{HOST}-\d+/0", again)
+
+
+def test_runs_on_a_storage_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage is not asked: what an allocation left on its node, or the time, tells runs apart."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    root = "s3://bucket/runs"
+    names = [_folder(monkeypatch, root, SLURM_JOB_ID="4711") for _ in range(2)]
+    assert names[0] == f"{root}/4711/0"
+    assert names[1].startswith(f"{root}/4711-")
+    assert _folder(monkeypatch, root, run_id="train").startswith(f"{root}/train-")
+
+
+def test_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of a run take the name that the first one claimed, also if nothing names the job."""
+    store = dist.HashStore()
+    folders = {_folder(monkeypatch, tmp_path, lambda: store) for _ in range(3)}
+    assert len(folders) == 1
+    assert _folder(monkeypatch, tmp_path, dist.HashStore) not in folders
+
+
+def test_nodes_that_cannot_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a store before the first round, variables name the folder; without those one line says what to set."""
+    assert _folder(monkeypatch, tmp_path, lambda: None, JOBSET_NAME="a", JOBSET_RESTART_ATTEMPT="2").endswith("/a/2")
+    assert not caplog.messages
+    _folder(monkeypatch, tmp_path, lambda: None)
+    assert "set FIRSTFAULT_JOB to a new name for each run" in caplog.text
+
+
+@pytest.mark.jobs
+def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure of the requeued job is found in the common folder, and its report tells where its name came from."""
+    first = _folder(monkeypatch, tmp_path / "ff", SLURM_JOB_ID="4711")
+    program = "import sys; sys.exit('no licence')"
+    command = [sys.executable, "-m", "firstfault", "torchrun", "--no-python", sys.executable, "-c", program]
+    environment = {**os.environ, "FIRSTFAULT_FOLDER": "ff", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    assert f"more: firstfault show {tmp_path}/ff/4711/1" in ended.stderr
+    read = read_attempt(str(tmp_path / "ff"), MultiErrorFileOutputReader)
+    assert (first, read.uri) == (f"{tmp_path}/ff/4711/0", f"{tmp_path}/ff/4711/1")
+    assert read.conclusion is not None
+    told = read.reader.report(read.conclusion).identity.task
+    assert told == "job 4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT)"
