@@ -5,15 +5,14 @@ CI runs two of the 24 combinations; ``make matrix`` runs all and prints their ti
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.plugin.running import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,39 +70,27 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
         print("\nfault_to_durable fault_to_verdict total (s)  case", *lines, sep="\n")
 
 
-def _run(case: Case, store: str, environment: dict[str, str]) -> tuple[int, dict[str, Any]]:
-    pods = {"MATRIX_START_METHOD": case.start_method, "MATRIX_MONITOR_INTERVAL": case.monitor_interval}
-    if case.multi_file:
-        pods["_F_DES"] = "Earliest"
-    arguments = [sys.executable, "-m", "firstfault", "run", str(TRAINING), "train", "--store", store, "--json"]
-    arguments += ["--inputs", json.dumps({"kind": case.kind, "rank": case.rank}), "--retries", "0"]
-    for name, value in pods.items():
-        arguments += ["--env", f"{name}={value}"]
-    done = subprocess.run(
-        arguments, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150, check=False
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.jobs
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.s3] * (case.store == "s3")) for case in CHOSEN], ids=str
 )
 def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: Path, table: list[str]) -> None:
     """The verdict, and the error that stock Flyte reads, name the rank that raised; its type decides the retry."""
-    store, environment = str(tmp_path), {}
+    environment: dict[str, str] = {}
+    options = [f"MATRIX_START_METHOD={case.start_method}", f"MATRIX_MONITOR_INTERVAL={case.monitor_interval}"]
+    options += ["_F_DES=Earliest"] * case.multi_file
+    options = [option for variable in options for option in ("--env", variable)]
     if case.store == "s3":
         server = request.getfixturevalue("s3")
-        store, environment = server.uri("matrix"), server.environment()
-
-    code, result = _run(case, store, environment)
-
-    attempt = result["attempts"][-1]
-    verdict, decision, seen = attempt["verdict"], attempt["decision"], attempt["engine"]["error_seen"]
-    seconds = attempt["seconds"]
+        environment = server.environment()
+        options += ["--store", server.uri("matrix")]
+    inputs = {"kind": case.kind, "rank": case.rank}
+    with running(TRAINING, "train", tmp_path, inputs, *options, environment=environment, cwd=tmp_path) as run:
+        ended = run.end()
+    verdict, decision, seen = ended.verdict, ended.attempt["decision"], ended.attempt["engine"]["error_seen"]
+    seconds = ended.attempt["seconds"]
     recoverable = case.kind in {"recoverable", "subclass"}
-    assert len(result["attempts"]) == 1
+    assert len(ended.result["attempts"]) == 1
     assert verdict["scope"] == "rank"
     assert verdict["ranks"] == [case.rank]
     # the rendezvous assigns group ranks: the pod's name and the rank may have different numbers
@@ -118,14 +105,14 @@ def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: 
     assert decision["kind"] == ("RECOVERABLE" if recoverable else "NON_RECOVERABLE")
     assert decision["origin"] == "USER"
     assert decision["enforced"]
-    assert code == (11 if recoverable else 10)
-    # stock Flyte reads the same when the job ends
-    assert attempt["engine"]["job"] == "Succeeded"
-    assert seen["code"] == verdict["code"]
-    assert seen["kind"] == decision["kind"]
-    assert seen["origin"] == decision["origin"]
-    assert seen["worker"] == verdict["node"]
-    assert seen["timestamp"] == verdict["timestamp"]
+    assert ended.status == (11 if recoverable else 10)
+    assert (ended.attempt["engine"]["job"], seen["code"], seen["worker"], seen["timestamp"]) == (
+        "Succeeded",
+        verdict["code"],
+        verdict["node"],
+        verdict["timestamp"],
+    ), "stock Flyte reads the same when the job ends"
+    assert (seen["kind"], seen["origin"]) == (decision["kind"], decision["origin"])
     first_line = seen["message"].splitlines()[0]
     what = "recoverable" if case.kind == "recoverable" else TYPES[case.kind]
     assert first_line.startswith(f"{what} rank {case.rank} worker-")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
+from tests.plugin.running import running
 
 if TYPE_CHECKING:
     from tests.s3_server import S3
@@ -20,26 +17,16 @@ _LOST_S = 60.0
 RESTARTING = Path(__file__).parent / "jobs" / "restarting.py"
 
 
-def _run(server: S3, folder: Path) -> tuple[int, dict[str, Any]]:
-    arguments = [sys.executable, "-m", "firstfault", "run", str(RESTARTING), "train", "--store", server.uri("restarts")]
-    arguments += ["--inputs", json.dumps({"faulty_rounds": 3}), "--json", "--retries", "0"]
-    environment = {**os.environ, **server.environment()}
-    done = subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.jobs
 def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     """Of three failed rounds, the last is judged and the others are history; the HTML report is written locally."""
-    code, result = _run(s3_environ, tmp_path)
-
-    (attempt,) = result["attempts"]
-    assert code == 11
-    assert attempt["verdict"]["ranks"] == [1]
-    assert "round 2 is bad" in attempt["verdict"]["message"]
+    store = ("--store", s3_environ.uri("restarts"))
+    with running(RESTARTING, "train", tmp_path, {"faulty_rounds": 3}, *store, cwd=tmp_path) as run:
+        ended = run.end()
+    attempt = ended.attempt
+    assert ended.status == 11
+    assert ended.verdict["ranks"] == [1]
+    assert "round 2 is bad" in ended.verdict["message"]
     job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()
     assert job.round == 2
     assert {failure.place.round for failure in job.failures} == {2}
@@ -53,7 +40,7 @@ def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     assert all(0 < (record.lost_seconds or 0) < _LOST_S for record in job.restarts)
     assert {(record.world_size_before, record.world_size_after) for record in job.restarts} == {(2, 2)}
     # outputs go to a bucket, the report to the folder of the pods' logs
-    report = Path(result["report"])
+    report = Path(ended.result["report"])
     assert report.parent.parent == tmp_path / ".firstfault" / "logs"
     assert (report.parent / "attempt-0").is_dir()
     assert "round 2 is bad" in report.read_text(encoding="utf-8")

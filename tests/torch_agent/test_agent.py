@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import json
 import multiprocessing
 import os
 import pickle
@@ -58,7 +57,6 @@ from firstfault_torch.agent.death_documents import (
     Traces,
     about_agent,
     about_death,
-    kept_exception,
 )
 from firstfault_torch.agent.launch import RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
@@ -191,27 +189,6 @@ def test_what_was_seen_before_a_stop() -> None:
     assert (failure.collectives, failure.caused_by) == (seen.collectives, cause)
     crashed = about_death(_death(1, -11), PLACE, stop=stop, traces=Traces(fatal_stack="where it crashed"))
     assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
-
-
-@pytest.mark.parametrize(
-    ("extra", "text"),
-    [
-        ({"py_callstack": "Traceback of it", "timestamp": "1"}, "Traceback of it"),
-        ({"py_callstack": ""}, "ValueError: boom"),
-        ({}, "ValueError: boom"),
-        (None, "ValueError: boom"),
-        ("odd", "ValueError: boom"),
-    ],
-)
-def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -> None:
-    """The exception is read from torch's error.json, whatever extraInfo contains."""
-    path = tmp_path / "error.json"
-    path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
-    kept = kept_exception(str(path), "")
-    assert kept is not None
-    assert (kept.exception.type, kept.exception.message) == ("ValueError", "boom")
-    assert kept.traceback == text
-    assert kept_exception(str(tmp_path / "missing.json"), str(tmp_path / "missing")) is None
 
 
 # --- the agent itself -----------------------------------------------------------------------------------------------

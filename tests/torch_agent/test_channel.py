@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import socket
 import tempfile
 import threading
@@ -83,26 +81,6 @@ def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     }
     assert agent.channel.failed(0) == {}
     assert not agent.woken.acquire(blocking=False), "an answer is not a failure"
-
-
-def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
-    """A worker process is asked and answers while its main thread waits."""
-    context = multiprocessing.get_context("fork")
-    ready, done = context.Event(), context.Event()
-
-    def work() -> None:
-        WorkerChannel(NodeFolder(folder), 0, 0, lambda: {"pid": os.getpid()})
-        ready.set()
-        done.wait(LONG_S)
-        os._exit(0)
-
-    process = context.Process(target=work)
-    process.start()
-    assert ready.wait(LONG_S)
-    answers = agent.channel.ask(0, [0], LONG_S)
-    done.set()
-    process.join()
-    assert answers[0]["pid"] == process.pid
 
 
 def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., WorkerChannel], folder: Path) -> None:

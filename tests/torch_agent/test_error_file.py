@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
+from firstfault_torch.agent.death_documents import kept_exception
 from firstfault_torch.error_file import (
     error_file_data,
     read_error_file,
@@ -98,3 +99,24 @@ def test_traceback_file_of_another_kind(tmp_path: Path, content: object) -> None
     path = tmp_path / "traceback"
     path.write_bytes(pickle.dumps(content))
     assert read_traceback(path) == ""
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({"py_callstack": "Traceback of it", "timestamp": "1"}, "Traceback of it"),
+        ({"py_callstack": ""}, "ValueError: boom"),
+        ({}, "ValueError: boom"),
+        (None, "ValueError: boom"),
+        ("odd", "ValueError: boom"),
+    ],
+)
+def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -> None:
+    """The exception is read from torch's error.json, whatever extraInfo contains."""
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
+    kept = kept_exception(str(path), "")
+    assert kept is not None
+    assert (kept.exception.type, kept.exception.message) == ("ValueError", "boom")
+    assert kept.traceback == text
+    assert kept_exception(str(tmp_path / "missing.json"), str(tmp_path / "missing")) is None

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
-from flyteidl.core.execution_pb2 import ExecutionError
 
 from firstfault.layout import roster_key_for
-from firstfault.model import DocumentRef, Kind, Origin, Phase, Seal, Verdict, WorkerError
+from firstfault.model import DocumentRef, Kind, Phase, Seal, Verdict, WorkerError
 from firstfault.retry import never
 from firstfault.strategies import earliest, register_strategy, unregister_strategy
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
-from firstfault.wire.json_schemas import verdict_from_json
 from firstfault_torch import run
 from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
@@ -252,54 +248,6 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
 
 
 # --- the seal -------------------------------------------------------------------------------------------------------
-
-
-def test_flyte_reads_the_seal(prefix: Prefix) -> None:
-    """The sealed bytes are Flyte's error document: code, message, kind, origin, worker and nanoseconds of the root."""
-    root = _failure(1, at_ms=0.000123, message="bad batch", code="USER:Recoverable", kind=Kind.RECOVERABLE)
-    conclusion = _settled(prefix.recording(), root, _failure(0, at_ms=5))
-    data = sealed_of(conclusion, prefix.recording()).document
-    document = ErrorDocument.FromString(data).error
-    assert document.code == "USER:Recoverable"
-    assert document.kind == ContainerError.RECOVERABLE
-    assert document.origin == ExecutionError.USER
-    assert document.worker == "worker-1"
-    assert document.timestamp.ToNanoseconds() == root.timestamp_ns == 1_700_000_000_000_000_123
-    assert document.message.splitlines()[0].startswith("ValueError rank 1 worker-1 ")
-    assert "bad batch" in document.message
-    data = sealed_of(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording()).document
-    assert not ErrorDocument.FromString(data).error.HasField("timestamp"), "not 1970"
-
-
-def test_the_content_of_a_seal(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own reader finds strategy, digest, node, verdict and decision in the seal."""
-    own = _wrote(prefix.uri, _failure(1))
-    conclusion = _settled(prefix.recording(), own)
-    before_ns = time.time_ns()
-    monkeypatch.setenv("FIRSTFAULT_NODE", "worker-0")
-    sealed = sealed_of(conclusion, prefix.recording())
-    seal, data = sealed.seal, sealed.document
-    found = decode(data, DocumentRef("error.pb"))
-    assert isinstance(found, Seal)
-    assert (found.digest, found.count, found.strategy) == (conclusion.verdict.digest, 1, "earliest")
-    assert found.node == "worker-0"
-    assert before_ns <= found.timestamp_ns <= time.time_ns()
-    assert (found.kind, found.origin) == (Kind.NON_RECOVERABLE, Origin.USER)
-    assert verdict_from_json(found.json) == replace(conclusion.verdict, root=None)
-    assert json.loads(found.json)["decision"]["retry"] is False
-    assert seal.message == found.message
-
-
-def test_secrets_are_not_sealed(prefix: Prefix) -> None:
-    """No part of the seal contains a credential."""
-    secret = "AKIA" + "IOSFODNN7EXAMPLE"
-    lost = _failure(1, message=f"denied for {secret}", at_ms=0)
-    prefix.folder.mkdir()
-    stock = ErrorDocument(error=ContainerError(code="USER", message=f"Trace: {secret}", worker="worker-0"))
-    (prefix.folder / "error.pb").write_bytes(stock.SerializeToString())
-    data = sealed_of(_settled(prefix.recording(), lost), prefix.recording()).document
-    assert b"denied for" in data
-    assert secret.encode() not in data
 
 
 @pytest.mark.parametrize(

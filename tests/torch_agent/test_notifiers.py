@@ -82,16 +82,6 @@ def test_a_webhook_gets_the_report_as_an_event(webhook: Receiver) -> None:
     assert events_at(webhook)[2]["id"] != event["id"]
 
 
-def test_installed_notifiers_are_called_once_each(installed: Callable[..., None]) -> None:
-    """Each gets the report."""
-    seen: list[tuple[str, Report]] = []
-    installed(one=lambda report: seen.append(("one", report)), two=lambda report: seen.append(("two", report)))
-    report = SCOPE_SCENES["rank"]()
-    notify(report)
-    assert sorted(name for name, _ in seen) == ["one", "two"]
-    assert all(found is report for _, found in seen)
-
-
 @pytest.mark.parametrize("error", [ValueError("no channel"), SystemExit(3)])
 def test_a_notifier_that_fails(
     installed: Callable[..., None], caplog: pytest.LogCaptureFixture, error: BaseException

@@ -591,13 +591,3 @@ def test_a_document_too_large_is_cut(prefix: Prefix) -> None:
     (path,) = prefix.errors.iterdir()
     assert path.stat().st_size < 2 * 1024 * 1024
     assert isinstance(decode(path.read_bytes(), DocumentRef(path.name)), WorkerError)
-
-
-def test_an_error_file_that_cannot_be_written(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without torch's file and without a spool the document is uploaded, and the log names what failed."""
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/dev/null/1/error.json")
-    _leaving(ValueError("bad batch"))
-    assert len(prefix.failures()) == 1
-    assert "firstfault failed while writing torch's error.json (NotADirectoryError" in caplog.text

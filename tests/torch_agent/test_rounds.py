@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -239,24 +237,6 @@ def test_the_store_is_gone(
     one.outcome._outcome = RoundOutcome(lost="Connection reset by peer")
     with contextlib.nullcontext() if result else pytest.raises(RendezvousConnectionError, match="Connection reset"):
         assert one.await_all() is True
-
-
-def test_a_signal_ends_the_wait(node: Callable[[int], Node]) -> None:
-    """The main thread waits in Python: an exception of a signal handler ends the wait soon."""
-
-    class ToldError(Exception):
-        pass
-
-    def handle(*_: object) -> None:
-        raise ToldError
-
-    one = node(0)
-    signal.signal(signal.SIGTERM, handle)
-    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
-    began = time.monotonic()
-    with pytest.raises(ToldError):
-        one.await_all()
-    assert time.monotonic() - began < SOON_S
 
 
 def _until_counted(store: Any, nodes: int) -> None:
