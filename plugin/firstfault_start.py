@@ -48,6 +48,10 @@ def begin_worker() -> None:
                 from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - see the module
 
                 fails(args[2])
+            if type(args[2]) is KeyboardInterrupt:
+                # Python ends by SIGINT after it, unless other code, such as an import, was executed since
+                with contextlib.suppress(KeyboardInterrupt):
+                    exec("raise KeyboardInterrupt", {})  # noqa: S102 - the only way to set the mark again
 
     def ends() -> None:
         if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):

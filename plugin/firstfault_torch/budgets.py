@@ -81,6 +81,7 @@ STORE_S = Limit(2.0, "an agent, for the store to take or give a value", "the sto
 HOST_CLOSING_S = Limit(0.2, "an agent that lost the store, for its host to stop listening", "the host lives")
 FATAL_LOOK_S = Limit(0.5, "an agent, while a peer restarts its workers", "it looks for a fatal failure")
 BARRIER_LOOK_S = Limit(1.0, "the exit barrier", "it looks again")
+BARRIER_S = Limit(300.0, "the exit barrier, beside nodes without firstfault", "it counts as passed, as in torch")
 BARRIER_LOG_S = Limit(60.0, "the exit barrier", "it logs that it waits")
 CLOSING_S = Limit(2.0, "an agent, for listeners to end and the rendezvous to close", "it continues")
 COMING_BACK_S = Limit(60.0, "an agent that sees a failure in the roster, for a restart", "the failure counts")

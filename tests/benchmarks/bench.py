@@ -1,6 +1,6 @@
 """Everything that firstfault claims about speed, measured side by side in one run: ``make bench``.
 
-    python tests/benchmarks/bench.py [--repeat N] [--out FOLDER] [read memory write-ahead fail succeed imports]
+    python tests/benchmarks/bench.py [--repeat N] [--seconds N] [--out FOLDER] [PART...]
 
 Prints a table for each part; figures go to bench.json in the folder, the growth of reading to growth.svg.
 """
@@ -17,13 +17,14 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from tests.benchmarks import failing, reading, write_ahead  # noqa: E402 - only now all is found
+from tests.benchmarks import failing, launching, reading, write_ahead  # noqa: E402 - only now all is found
 from tests.s3_server import S3, serving  # noqa: E402
 
 if TYPE_CHECKING:
@@ -150,6 +151,36 @@ def imports(_s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
     return [{"what": name, "seconds": seconds} for name, seconds in taken.items()]
 
 
+def torchrun(_s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
+    """Let a job of torchrun succeed, with firstfault and without it in pairs."""
+    samples: dict[str, list[launching.Sample]] = {way: [] for way in launching.WAYS}
+    for number in range(repeat):
+        for way in list(launching.WAYS)[:: 1 if number % 2 else -1]:
+            samples[way].append(launching.run(way, 2.0))
+    ours, plain = samples["firstfault"], samples["torchrun"]
+    same = sum(one.output == other.output for one, other in zip(ours, plain, strict=True))
+    print(f"\ntorchrun: 2 x 2, {repeat} pairs; output the same in {same}")
+    for what in ("wall", "first_line"):
+        pairs = [(getattr(one, what), getattr(other, what)) for one, other in zip(ours, plain, strict=True)]
+        one, other = (statistics.median(values) for values in zip(*pairs, strict=True))
+        ratio, more = (statistics.median(f(*pair) for pair in pairs) for f in (float.__truediv__, float.__sub__))
+        print(f"{what:10} median ratio {ratio:.3f}, difference {more:+.3f} s ({one:.2f} s to {other:.2f} s)")
+    return [sample.as_dict() for taken in samples.values() for sample in taken]
+
+
+def healthy(_s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
+    """Train for a while with firstfault and without it at the same time; print what a node uses without its workers."""
+    with ThreadPoolExecutor(2) as pool:
+        samples = list(pool.map(launching.run, launching.WAYS, [launching.HEALTHY_S] * 2))
+    print(f"\nhealthy: 2 x 2 for {launching.HEALTHY_S:g} s; a node without its workers")
+    print(f"{'':12} {'RSS MB':>8} {'PSS MB':>8} {'CPU s start':>12} {'then':>8} {'threads':>8} {'processes':>10}")
+    for sample in samples:
+        for used in sample.used:
+            figures = f"{used.rss_mb:8.0f} {used.pss_mb:8.0f} {used.start_cpu_s:12.2f} {used.cpu_s:8.2f}"
+            print(f"{sample.way:12} {figures} {used.threads:8} {used.processes:10}")
+    return [sample.as_dict() for sample in samples]
+
+
 def _in_turn(names: tuple[str, ...], s3: S3, store: str, method: str, repeat: int) -> dict[str, list[failing.Sample]]:
     samples: dict[str, list[failing.Sample]] = {name: [] for name in names}
     for _ in range(repeat):
@@ -168,6 +199,8 @@ PARTS: dict[str, Callable[[S3, int, Path], list[dict[str, Any]]]] = {
     "fail": fail,
     "succeed": succeed,
     "imports": imports,
+    "torchrun": torchrun,
+    "healthy": healthy,
 }
 
 
@@ -176,8 +209,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="all by default")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of the part `healthy`")
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench")
     options = parser.parse_args(arguments)
+    launching.HEALTHY_S = options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     print(machine)

@@ -732,3 +732,10 @@ def test_a_folder_named_like_this_package() -> None:
     """A stack in a collective is one also if everything is installed below a folder with this package's name."""
     file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
     assert where_it_stood(stopped(1, STACK.format(file, "all_reduce"))).stood is Stood.COLLECTIVE
+
+
+def test_nodes_that_leave_no_trace() -> None:
+    """If all failures are consequences, the headline names the nodes that left no report."""
+    fields = {"group_rank": 0, "group_world_size": 3}
+    verdict = evidence(make_job(victim(0, **fields), victim(1, 50, **fields)))
+    assert verdict.headline.startswith("undetermined: no report from nodes 1, 2; 2 ranks: RuntimeError: ")

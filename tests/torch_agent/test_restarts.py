@@ -16,6 +16,7 @@ from firstfault.model import RestartKind, RestartRecord
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.restarts import Restarts
 from firstfault_torch.context import Identity, Recording, node_place
+from firstfault_torch.rounds import peers as peers_module
 from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
@@ -256,3 +257,29 @@ def test_agents_that_are_not_connected(agents: Callable[..., list[Agent]]) -> No
     found = agent.restarts.decided(agent.place(), 3, None, agent.own)
     assert found is not None
     assert (found.restart, found.is_agreed, agent.contexts) == (True, False, [])
+
+
+@pytest.mark.parametrize("joined", [2, 3])
+def test_nodes_without_firstfault_at_the_exit(
+    joined: int, agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Agents do not wait for a node that never joined: it may have failed. They wait for one that did."""
+    made = agents(3, joined)
+    monkeypatch.setattr(peers_module, "BARRIER_S", 0.5)
+    monkeypatch.setattr(peers_module, "BARRIER_LOOK_S", 0.25)
+    ended: list[FirstFailure | None] = []
+
+    def wait(agent: Agent) -> None:
+        ended.append(agent.peers.await_all(agent.woken, agent.recording))
+
+    waiting = [threading.Thread(target=wait, args=(agent,)) for agent in made[:2]]
+    for thread in waiting:
+        thread.start()
+    if joined == 3:
+        waiting[0].join(2.5)
+        assert not ended
+        made[2].peers.notify(replace(made[2].own, fatal=True, asks=False))
+    for thread in waiting:
+        thread.join(LONG_S)
+    assert [failure is None for failure in ended] == [joined == 2] * 2
+    assert ("some nodes run without firstfault" in caplog.text) is (joined == 2)

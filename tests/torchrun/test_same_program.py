@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -17,33 +18,56 @@ if TYPE_CHECKING:
 PROGRAM = Path(__file__).parent / "program.py"
 RAISES = {
     "hook": ("ValueError", "told by the user's hook"),
+    "broken-hook": ("ValueError", "told by the user's hook"),
+    "rich": ("ValueError", "drawn by rich"),
+    "chdir": ("ValueError", "far from its file"),
+    "atexit": ("ValueError", "before the last function"),
     "chained": ("RuntimeError", "training failed"),
 }
 if sys.version_info >= (3, 11):
     RAISES["group"] = ("ExceptionGroup", "two (2 sub-exceptions)")
-QUIET = ("none", "exit-text", "exit-7", "exit-none", "exit-list", "thread", "handled", "spawn")
+EXITS = (
+    *("exit-text", "exit-7", "exit-0", "exit-none", "exit-list", "exit-true", "exit-minus", "exit-259", "exit-large"),
+    *("exit-float", "exit-empty", "exit-bytes"),
+)
+QUIET = ("none", "thread", "handled", "spawn", "forkserver", "leave")
+TRACER = """
+import atexit, sys
+
+lines = 0
+def trace(frame, event, _):
+    global lines
+    lines += event == "line" and frame.f_code.co_filename.endswith("program.py")
+    return trace
+sys.settrace(trace)
+atexit.register(lambda: print(lines, "lines", flush=True))
+"""
+"""A `sitecustomize` that measures the lines which a program runs, as a tool for coverage does."""
 
 
 def _run(
-    command: list[str], how: str, folder: Path, prefix: Prefix | None = None
+    command: list[str], how: str, folder: Path, prefix: Prefix | None = None, typed: bytes = b"", **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0", **variables}
     if prefix is not None:
         environment |= {**prefix.recording().environment(), "FIRSTFAULT_WORKER": str(os.getpid())}
     return subprocess.run(
-        [sys.executable, *command, how],
+        [*([] if command[0].startswith("/bin/") else [sys.executable]), *command, how],
         cwd=folder,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         check=False,
     )
 
 
-def _same(command: list[str], how: str, folder: Path, prefix: Prefix) -> None:
-    ours, plain = _run(command, how, folder, prefix), _run(command, how, folder)
-    assert plain.stdout.startswith(b"{"), plain.stderr
+def _same(
+    command: list[str], how: str, folder: Path, prefix: Prefix, typed: bytes = b"", **variables: str
+) -> subprocess.CompletedProcess[bytes]:
+    ours, plain = (_run(command, how, folder, one, typed, **variables) for one in (prefix, None))
+    assert b"{" in plain.stdout, plain.stderr
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    return ours
 
 
 @pytest.mark.parametrize("how", RAISES)
@@ -62,6 +86,43 @@ def test_other_ends(how: str, tmp_path: Path, prefix: Prefix) -> None:
     """An exit, a thread's exception and a handled one are no exception that ends the process: its agent reports it."""
     _same([str(PROGRAM)], how, tmp_path, prefix)
     assert prefix.failures() == []
+
+
+def test_exits(tmp_path: Path, prefix: Prefix) -> None:
+    """`sys.exit` with any kind of argument ends the program with the same code and text."""
+    codes = {_same([str(PROGRAM)], how, tmp_path, prefix).returncode for how in EXITS}
+    assert codes == {0, 1, 3, 7, 255}
+    assert prefix.failures() == []
+
+
+@pytest.mark.parametrize("command", [["program.py"], ["-m", "program"]])
+def test_an_interrupt(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
+    """A program that SIGINT ends prints its traceback, and its exit code is the signal's."""
+    (tmp_path / "program.py").write_text(PROGRAM.read_text())
+    assert _same(command, "interrupt", tmp_path, prefix).returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("command", [[str(PROGRAM)], ["-m", "pdb", "-c", "continue", str(PROGRAM)]])
+def test_a_debugger(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
+    """A breakpoint reads its commands from stdin, also if the program runs under pdb."""
+    ended = _same(command, "breakpoint", tmp_path, prefix, b"p 6 * 7\ncontinue\n")
+    assert b"(Pdb) 42" in ended.stdout
+    assert prefix.failures() == []
+
+
+def test_tools_that_come_with_the_start(tmp_path: Path, prefix: Prefix) -> None:
+    """A `sitecustomize` on PYTHONPATH still runs, and a tracer counts the program's lines only."""
+    (tmp_path / "sitecustomize.py").write_text(TRACER)
+    ended = _same([str(PROGRAM)], "chained", tmp_path, prefix, PYTHONPATH=str(tmp_path))
+    assert b" lines\n" in ended.stdout
+    assert len(prefix.failures()) == 1
+
+
+def test_without_stdin(tmp_path: Path, prefix: Prefix) -> None:
+    """A program whose stdin is closed sees None, and its exception is recorded."""
+    ended = _same(["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(PROGRAM)], "chained", tmp_path, prefix)
+    assert b'"stdin": true' in ended.stdout
+    assert len(prefix.failures()) == 1
 
 
 @pytest.mark.parametrize(

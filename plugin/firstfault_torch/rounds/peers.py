@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -10,13 +11,13 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, CLOSING_S, STORE_S
+from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import NonBlocking, bounded, guarded, logger
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from firstfault_torch.rounds.rendezvous import has_shared_store, round_store
-from firstfault_torch.rounds.settlement import Reports, Settlement
+from firstfault_torch.rounds.settlement import Reports, Settlement, have_joined
 
 if TYPE_CHECKING:
     import threading
@@ -122,9 +123,10 @@ class Peers:
         """Wait until the workers of all nodes have succeeded; return the failure if one has not.
 
         Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
-        train makes the whole job succeed.
+        train makes the whole job succeed. Nodes without firstfault tell of no failure: beside them torch's limit holds.
         """
-        if await_all(self._group.store, self._group.group_world_size or 1, self.broadcast, wake, recording):
+        nodes = self._group.group_world_size or 1
+        if await_all(self._group.store, nodes, self.broadcast, wake, recording, given_up=self._gives_up):
             return None
         failure = self.broadcast.failure or self.broadcast.fatal_failure()
         if failure is None:  # another node wants to restart; it cannot, because this node has finished
@@ -136,6 +138,17 @@ class Peers:
             failure = restart or FirstFailure("the round ended without a reason", "")
         logger.warning("this node's workers had succeeded, but %s", failure.reason)
         return failure
+
+    def _gives_up(self, waited: float) -> bool:
+        """Whether other nodes run without firstfault. The nodes ask once, one after the other: the answer is large."""
+        nodes, own = self._group.group_world_size or 1, self._group.group_rank or 0
+        if waited != BARRIER_S + own:
+            return False
+        joined = bounded(partial(have_joined, self._store), STORE_S, "asking which nodes have firstfault")
+        if joined is None or joined >= nodes:
+            return False
+        logger.warning("some nodes run without firstfault, and may have failed; this one does not wait for them")
+        return True
 
     def leave(self, copies: Mapping[str, bytes]) -> None:
         """Announce in a decision on a restart, if the agents take one, that this node leaves."""
@@ -180,8 +193,18 @@ class Peers:
         self.broadcast.accept(FirstFailure(what, f"node {group_rank}", group_rank))
 
 
-def await_all(store: Any, nodes: int, broadcast: FailureBroadcast, wake: threading.Event, recording: Recording) -> bool:
+def await_all(  # noqa: PLR0913 - as keywords
+    store: Any,
+    nodes: int,
+    broadcast: FailureBroadcast,
+    wake: threading.Event,
+    recording: Recording,
+    *,
+    given_up: Callable[[float], bool] = lambda _seconds: False,
+) -> bool:
     """Wait until the workers of all nodes have succeeded; False if the round ended in another way.
+
+    `given_up` tells, after so many seconds, whether nothing would tell of a failure.
 
     The calling thread waits in Python, so that signals and `wake` reach it. The wait has no limit: this node has to
     stay while the others train.
@@ -209,7 +232,7 @@ def await_all(store: Any, nodes: int, broadcast: FailureBroadcast, wake: threadi
             return _all_succeeded(recording, nodes, ended.lost)
         if ended is not None:
             return ended.finished
-        if is_complete():
+        if is_complete() or given_up(waited):
             broadcast.send_finished()
             return True
         wake.wait(BARRIER_LOOK_S)

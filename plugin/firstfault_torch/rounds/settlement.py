@@ -309,6 +309,11 @@ class Settlement:
         return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in words]
 
 
+def have_joined(store: Any) -> int:
+    """Return how many agents of a round have called `Settlement.join`: torch's own do not."""
+    return len(dict(_frames(bytes(store.get(_JOINED))))) if store.check([_JOINED]) else 0
+
+
 def packed_for(nodes: int, copies: Mapping[str, bytes], first: Mapping[str, bytes] | None = None) -> bytes:
     """Return files, without the largest if they are too large to be handed over; `first`: to keep before others."""
     by_size = dict(sorted(copies.items(), key=lambda item: len(item[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from functools import partial
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from firstfault.store import split_name
+from firstfault_torch.agent.agent import PeerFailedError
 from firstfault_torch.agent.launch import Job, Prepared, results_of
 from firstfault_torch.budgets import TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
@@ -39,6 +42,9 @@ _ROWS = ("where", "code", "retry")
 """The rows of the report that a failed job ends with."""
 _RUN_PATH = "run_script_path"
 """torchrun's function that runs a program in a spawned process, for ``--run-path``."""
+_ERROR_FILES = "torch.distributed.elastic.multiprocessing.errors.error_handler"
+_NO_ERROR_FILE = "no error file defined for parent"
+"""In the line that torch logs on its way out."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
@@ -65,8 +71,8 @@ def stand_in() -> None:
 class TorchrunAgent(LocalElasticAgent):
     """torch's agent for its launcher, which makes it, calls `run`, and records its events.
 
-    A job of functions fails as under torch's agent. A job of programs ends this process: torch's own box would follow
-    firstfault's lines.
+    A job fails as under torch's agent: the launcher raises the same exception. If firstfault's lines have told of it,
+    nothing prints it again: torch's box would follow them.
     """
 
     min_nodes = max_nodes = 1
@@ -98,8 +104,16 @@ class TorchrunAgent(LocalElasticAgent):
         try:
             results = run_node(job, engine=engine, options=options_of(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
-            if is_program and failed.verdict is not None:
+            is_told = is_program and failed.verdict is not None
+            if isinstance(failed.error, ChildFailedError):
+                failures = failed.error.failures
+                if is_told:
+                    _print_no_more_of(failures)
+                return RunResult(WorkerState.FAILED, failures=failures)
+            if is_told and isinstance(failed.error, PeerFailedError):
                 raise SystemExit(_FAILED) from None
+            if is_told:
+                _print_no_more_of(failed.error)
             raise failed.error from None
         finally:
             if self._mark is not None:
@@ -114,6 +128,24 @@ class TorchrunAgent(LocalElasticAgent):
         run, attempt = split_name(chosen.folder)
         told = this.told(split_name(run)[1])
         return kind(run, int(attempt), this.node.value, chosen.is_shared, this.namespace.value, told)
+
+
+_told: list[Any] = []
+"""What firstfault's lines have told of: errors, or the failures of a ChildFailedError."""
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether firstfault's lines have told of an error that torch's launcher raises."""
+    return getattr(error, "failures", error) in _told
+
+
+def _print_no_more_of(told: Any) -> None:
+    """Let neither Python nor torch print an error that firstfault's lines have told of."""
+    _told.append(told)
+    if len(_told) == 1:
+        logging.getLogger(_ERROR_FILES).addFilter(lambda record: _NO_ERROR_FILE not in str(record.msg))
+        hook = sys.excepthook
+        sys.excepthook = lambda *raised: None if is_told(raised[1]) else hook(*raised)
 
 
 class TorchrunEngine(PlainEngine):

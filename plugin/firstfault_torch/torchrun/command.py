@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from functools import partial
 
 import click
 
@@ -30,7 +32,8 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - loads torch
     from torch.distributed.run import get_args_parser, run  # noqa: PLC0415 - loads torch
 
-    from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - loads torch
+    from firstfault_torch.guard import caught  # noqa: PLC0415 - loads torch
+    from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
     from firstfault_torch.torchrun.settings import add_options, set_variables  # noqa: PLC0415 - loads torch
 
     stand_in()
@@ -39,5 +42,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     add_options(parser)
     given = parser.parse_args(arguments)
     set_variables(given)
-    record(run)(given)
-    return 0
+    _, error = caught(partial(record(run), given), Exception)
+    if error is not None and not is_told(error):
+        traceback.print_exception(error)
+    return 0 if error is None else 1  # as torchrun's

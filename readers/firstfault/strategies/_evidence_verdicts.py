@@ -344,7 +344,7 @@ def not_known(diagnosis: Diagnosis, found: Sequence[Candidate] = ()) -> Verdict:
         undetermined(job, NAME),
         code="Undetermined",
         category="hang" if diagnosis.waits else "unknown",
-        headline=one_line(f"undetermined: {_alike(job) or _expired(job)}{hint}", HEADLINE),
+        headline=one_line(f"undetermined: {_silent(job)}{_alike(job) or _expired(job)}{hint}", HEADLINE),
         message=first.failure.message,
         why=tuple(reason.text for reason in why),
         sources=sources_of(why),
@@ -428,6 +428,13 @@ def _expired(job: JobErrors) -> str:
     ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
     which = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
     return f"{expired[0].expired.text} on {which}, in a collective; no rank stands out"
+
+
+def _silent(job: JobErrors) -> str:
+    """Return which nodes left no trace, as those on which firstfault does not run: "no report from node 1; "."""
+    places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
+    missing = sorted(set(range(job.coverage.expected or 0)) - {place.group_rank for place in places})
+    return f"no report from node{'s' if len(missing) > 1 else ''} {listed(missing)}; " if missing else ""
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""What firstfault costs a job of torchrun that succeeds, beside plain torchrun: 2 nodes of 2 workers.
+
+A node is its launcher and, with firstfault, the recorder; its workers do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODES = 2
+WAYS = {"firstfault": "1", "torchrun": "0"}
+"""The values of FIRSTFAULT."""
+HEALTHY_S = 600.0
+"""Length of a long training."""
+_LONG_S = 60.0
+"""From this length on, a training is looked at less often."""
+_LOOK_S = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+_RECORDER = b"firstfault.recorder"
+PROGRAM = """
+import time
+BEGAN = time.time()
+import os, sys
+import torch, torch.distributed as dist
+with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
+    print(BEGAN, file=file)
+dist.init_process_group("gloo")
+until = time.monotonic() + float(sys.argv[2])
+go_on = torch.ones(1)
+while go_on:
+    time.sleep(0.01)
+    go_on[0] = time.monotonic() < until
+    dist.broadcast(go_on, 0)
+print("rank", dist.get_rank(), "has finished", flush=True)
+print("and writes to stderr", file=sys.stderr, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the processes of a node use, without its workers."""
+
+    rss_mb: float
+    pss_mb: float
+    start_cpu_s: float
+    """Until all workers have run their first line."""
+    cpu_s: float
+    """Since then."""
+    threads: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run."""
+
+    way: str
+    wall: float
+    first_line: float
+    """Seconds from the launch until the last worker ran its first line."""
+    output: tuple[tuple[str, str], ...]
+    """What each node wrote to stdout and stderr, its lines in order."""
+    used: tuple[Usage, ...]
+    """By each node, when its workers have almost ended; empty if they were too quick."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures."""
+        return {**asdict(self), "output": None}
+
+
+def run(way: str, seconds: float) -> Sample:
+    """Train for so many seconds, and look at the nodes' processes until the training ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "train.py").write_text(PROGRAM)
+        began, port = time.time(), get_free_port()
+        nodes = [_node(way, node, port, Path(folder), seconds) for node in range(NODES)]
+        used: list[Usage] = []
+        start_cpu: list[float] = []
+        while any(node.poll() is None for node in nodes):
+            with contextlib.suppress(OSError):  # a process is about to end
+                if not start_cpu and len(list((Path(folder) / "began").iterdir())) == 2 * NODES:
+                    start_cpu = [_usage(node.pid, 0.0).cpu_s for node in nodes]
+                elif start_cpu and time.time() - began > seconds:
+                    found = [_usage(node.pid, cpu) for node, cpu in zip(nodes, start_cpu, strict=True)]
+                    if not used or found[0].threads >= used[0].threads:  # else they end already
+                        used = found
+            time.sleep(_LOOK_S if seconds < _LONG_S else 1.0)
+        wall = time.time() - began
+        assert [node.returncode for node in nodes] == [0] * NODES, (Path(folder) / "err-0").read_text()
+        first = max(float(file.read_text()) for file in (Path(folder) / "began").iterdir()) - began
+        return Sample(way, wall, first, tuple(_output(Path(folder), node) for node in range(NODES)), tuple(used))
+
+
+def _node(way: str, node: int, port: int, folder: Path, seconds: float) -> subprocess.Popen[bytes]:
+    (folder / "began").mkdir(exist_ok=True)
+    variables = {"FIRSTFAULT": WAYS[way], "FIRSTFAULT_NODE": f"host-{node}", "OMP_NUM_THREADS": "1"}
+    options = [f"--nnodes={NODES}", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    options += ["--rdzv-id=job", f"--rdzv-conf=is_host={int(node == 0)}"]
+    program = [str(folder / "train.py"), str(folder / "began"), str(seconds)]
+    with (folder / f"out-{node}").open("wb") as out, (folder / f"err-{node}").open("wb") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *options, *program],
+            cwd=folder,
+            env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
+
+
+def _output(folder: Path, node: int) -> tuple[str, str]:
+    """Return what a node wrote; its workers write in any order."""
+    out, err = ("\n".join(sorted((folder / f"{name}-{node}").read_text().splitlines())) for name in ("out", "err"))
+    return out, err
+
+
+def _usage(launcher: int, start_cpu: float) -> Usage:
+    children = [pid for pid in _children(launcher) if _RECORDER in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    pids = [launcher, *children]
+    rss = pss = cpu = threads = 0.0
+    for pid in pids:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        rss += int(re.search(r"^Rss:\s+(\d+)", rollup, re.MULTILINE)[1])  # type: ignore[index]
+        pss += int(re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE)[1])  # type: ignore[index]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu += (int(fields[11]) + int(fields[12])) / _TICKS
+        threads += int(fields[17])
+    return Usage(rss / 1024, pss / 1024, start_cpu, cpu - start_cpu, int(threads), len(pids))
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())
