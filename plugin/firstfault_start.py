@@ -1,10 +1,10 @@
-"""The way into torchrun's jobs: runs when Python starts in a worker, and when torch looks for rendezvous handlers.
+"""The way into jobs of programs: runs when Python starts in a worker, and when torch looks for rendezvous handlers.
 
 Other processes of the environment run it too, so it does nothing unless its variable is set, and imports the packages
 of firstfault only when a job needs them.
 
 - `begin_worker`: Python's `site` reads ``firstfault.pth`` at each start, which calls it if the agent has set
-  ``FIRSTFAULT_WORKER``.
+  ``FIRSTFAULT_WORKER``, or `firstfault_torch.record` for a rank that no agent starts.
 - `handler`: the entry point of torch's group ``torchrun.handlers``. If ``FIRSTFAULT`` is 1, it replaces torch's agent
   by firstfault's.
 """
@@ -20,12 +20,24 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 VARIABLE = "FIRSTFAULT"
 """Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
-"""The agent's process id, set by the agent for a worker that is a program: the process that it starts."""
+"""The agent's process id, set by the agent for a worker that is a program: the process that it starts. Or `RANK`, and
+`OWN_RANK`'s numbers: in a process that one of another rank has started, as Lightning does, a rank begins, too."""
+RANK = "rank"
+_LAUNCHERS = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH, Intel MPI
+    ("LOCAL_RANK", "LOCAL_RANK", "WORLD_SIZE"),  # Lightning
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # last: what runs within a task has them, too
+)
+"""The variables of a process's rank, local rank and world size, by launcher."""
+OWN_RANK: list[tuple[int | None, int, int]] = []
+"""What `rank_of` returned when this process began as a rank; the program may set other variables."""
 _PR_SET_PDEATHSIG = 1
 _GROUPS = "torch.distributed.distributed_c10d"
 """A worker that imports it has peers."""
@@ -33,10 +45,46 @@ _GROUPS = "torch.distributed.distributed_c10d"
 
 def begin_worker() -> None:
     """Record what ends this process, if it is a worker: before its first line runs, and without a frame in it."""
-    if os.environ.pop(WORKER_VARIABLE, "") != str(os.getppid()):
-        return  # a process that a worker has started, as a shell does
+    if os.environ.get(WORKER_VARIABLE, "").startswith(RANK):
+        begin_rank()
+    elif os.environ.pop(WORKER_VARIABLE, "") == str(os.getppid()):  # else a worker has started it, as a shell does
+        _end_with_parent()
+        _watch("script")
+
+
+def begin_rank() -> None:
+    """Record what ends this process, if it is a rank that no agent has started; its children are part of it."""
+    mine, inherited = rank_of(os.environ), os.environ.get(WORKER_VARIABLE, "").split()[1:]
+    at = int(mine[0] is None)  # without a rank, the local rank
+    if inherited[at : at + 1] != [str(mine[at])] and "FIRSTFAULT_OUTPUT_PREFIX" not in os.environ:
+        os.environ[WORKER_VARIABLE] = " ".join((RANK, *map(str, mine)))
+        OWN_RANK.append(mine)
+        _watch("rank")
+
+
+def rank_of(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
+    """Return rank, local rank and world size as a launcher's variables tell them; None, 0: not known."""
+
+    def number(name: str) -> int:
+        text = environment.get(name, "")
+        return int(text) if text.isdecimal() else 0
+
+    for rank, local, size in _LAUNCHERS:
+        if rank in environment:
+            is_known = rank != local or not number("NODE_RANK")
+            return number(rank) if is_known else None, number(local), number(size)
+    return None if number("NODE_RANK") else 0, 0, 0  # the process that starts Lightning's others
+
+
+def _watch(module: str) -> None:
+    """Let a module of `firstfault_torch.torchrun` record what ends this process."""
     worker, main = os.getpid(), threading.get_ident()
-    _end_with_parent()
+
+    def call(name: str, *args: Any) -> None:
+        with contextlib.suppress(Exception):  # an error of ours must not be one of the program's
+            from importlib import import_module  # noqa: PLC0415 - see the module
+
+            getattr(import_module(f"firstfault_torch.torchrun.{module}"), name)(*args)
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         # raised for each exception that nothing handles, also if the program has replaced `sys.excepthook`. If there is
@@ -44,10 +92,7 @@ def begin_worker() -> None:
         if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
             return
         if sys._getframe().f_back is None:  # noqa: SLF001 - the public way is slower
-            with contextlib.suppress(Exception):
-                from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - see the module
-
-                fails(args[2])
+            call("fails", args[2])
             if type(args[2]) is KeyboardInterrupt:
                 # Python ends by SIGINT after it, unless other code, such as an import, was executed since
                 with contextlib.suppress(KeyboardInterrupt):
@@ -55,15 +100,15 @@ def begin_worker() -> None:
 
     def ends() -> None:
         if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
-            with contextlib.suppress(Exception):
-                from firstfault_torch.torchrun.script import exits  # noqa: PLC0415 - as above
-
-                exits()
+            call("exits")
 
     sys.addaudithook(audit)
     atexit.register(ends)
+    if _GROUPS in sys.modules:
+        call("watch")
+        return
     finders: list[Any] = sys.meta_path
-    finders.insert(0, _WhenImported(_GROUPS))
+    finders.insert(0, _WhenImported(_GROUPS, lambda: call("watch")))
 
 
 def _end_with_parent() -> None:
@@ -77,13 +122,14 @@ def _end_with_parent() -> None:
 
 
 class _WhenImported:
-    """Begins to watch a worker as soon as a module has been imported. A finder of modules that finds none itself."""
+    """Calls a function as soon as a module has been imported. A finder of modules that finds none itself."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
+        self._then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec of the module with a loader that begins to watch."""
+        """Return the spec of the module with a loader that calls the function."""
         del path, target
         if name != self._name:
             return None
@@ -100,10 +146,7 @@ class _WhenImported:
             def then_watch(module: Any) -> None:
                 del loader.exec_module
                 execute(module)
-                with contextlib.suppress(Exception):  # an error of ours must not be one of torch's import
-                    from firstfault_torch.torchrun.script import watch  # noqa: PLC0415 - as above
-
-                    watch()
+                self._then()
 
             with contextlib.suppress(AttributeError):  # a loader of another kind
                 loader.exec_module = then_watch

@@ -1,4 +1,7 @@
-"""``FIRSTFAULT=1`` under launchers that end in torch's elastic agent; ``make frameworks`` runs them."""
+"""``FIRSTFAULT=1`` under launchers that end in torch's elastic agent, and ranks that Lightning starts without one.
+
+``make frameworks`` runs them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from tests.frameworks.pods import run
+from tests.prefix import Prefix
+from tests.torchrun.test_ranks import settled
 
 pytestmark = [
     pytest.mark.jobs,
@@ -91,3 +96,31 @@ def test_pods_of_kfpytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert ended.exit_codes == [0, 0]  # Flyte's command has written the error
     assert ended.outputs == {}
     assert ended.logs.count("root cause: KeyError, rank 1 on ") == 2, ended.logs
+
+
+@pytest.mark.parametrize(("way", "fault"), [("module", "raise"), ("import", "none")])
+def test_lightnings_own_launcher(way: str, fault: str, tmp_path: Path) -> None:
+    """Both ranks are recorded: the one that a person starts, and the one that Lightning starts from it."""
+    script = tmp_path / "training.py"
+    text = (HERE / "lightning_alone.py").read_text()
+    script.write_text(text if way == "module" else text.replace("import sys", "import firstfault_torch.record, sys", 1))
+    ended = subprocess.run(
+        [sys.executable, *(["-m", "firstfault_torch.record"] if way == "module" else []), str(script), fault],
+        env=os.environ | {"FIRSTFAULT_FOLDER": str(tmp_path), "FIRSTFAULT_NODE": "host", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+    prefix = Prefix(tmp_path / "0")
+    settled(prefix, 2)
+    assert ended.stdout.count("trained") == (2 if fault == "none" else 0), ended.stderr
+    assert "firstfault" not in ended.stderr
+    if fault == "none":
+        assert (ended.returncode, prefix.failures()) == (0, [])
+        return
+    assert ended.returncode != 0
+    verdict = MultiErrorFileOutputReader(prefix.uri).verdict()
+    assert verdict.headline == "ValueError, rank 1 on host: batch 7 has no labels"
+    assert verdict.coverage.expected == 2

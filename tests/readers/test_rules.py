@@ -10,7 +10,7 @@ import pytest
 
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.faults import with_faults
-from firstfault.model import Receipt, SentSignal, StackDump
+from firstfault.model import TERMINATED_ALONE, Phase, Receipt, SentSignal, StackDump
 from firstfault.strategies.rules import CONFIDENCES, RULES, as_markdown, judge
 from firstfault.testing import make_job, make_presence
 from tests.cascades.replay import RECORDED, load
@@ -142,6 +142,32 @@ def test_the_last_rule_always_applies() -> None:
 
     assert (verdict.rule, verdict.scope.value) == ("undetermined", "undetermined")
     assert [rule.name for rule in RULES] == [*CASES, "undetermined"]
+
+
+@pytest.mark.parametrize("how", ["lost", "waited", "stopped"])
+def test_a_rank_without_an_agent_that_ended(how: str) -> None:
+    """It is the root cause if all others lost a peer, waited or were stopped, but not if one has a fault of its own."""
+    sent = (SentSignal("SIGTERM", TERMINATED_ALONE),)
+    ends = {
+        "lost": victim,
+        "waited": waited,
+        "stopped": lambda rank: died(rank, "SIGTERM", None, rank, sent_signals=sent),
+    }
+    entry = make_presence(Phase.SUCCEEDED, node="host-1", group_rank=3, nodes=4, rank=3, ranks=(3,))
+    others = [ends[how](rank) for rank in range(3)]
+    verdict = judge(with_faults(diagnose(make_job(*others, roster=(entry,)))))
+    assert (verdict.rule, verdict.ranks, verdict.node, verdict.category) == ("returned", (3,), "host-1", "exit")
+    fault = judge(with_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
+    assert fault.ranks == (2,)
+
+
+def test_ranks_without_an_agent_that_were_all_terminated() -> None:
+    """No launcher does that because of one of them."""
+    sent = (SentSignal("SIGTERM", TERMINATED_ALONE),)
+    verdict = judge(
+        with_faults(diagnose(make_job(*(died(rank, "SIGTERM", None, 0, sent_signals=sent) for rank in range(4)))))
+    )
+    assert (verdict.rule, verdict.category) == ("terminated-node", "preemption")
 
 
 def test_the_rules_in_the_docs() -> None:

@@ -59,6 +59,14 @@ def has_process_group() -> bool:
     return bool(getattr(world, "pg_map", None))
 
 
+def rank_in_group() -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks; None: it has no process group."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not has_process_group() or not c10d.is_initialized():
+        return None
+    return c10d.get_rank(), c10d.get_world_size()
+
+
 def backends_that_abort() -> list[Callable[[], None]]:
     """Return the functions that abort the communicators of this process's groups: NCCL's; gloo has none that works."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - as above

@@ -42,6 +42,15 @@ def register_stacks(files: NodeFolder, round_: int, local_rank: int) -> None:
     files.stacks_ready(round_, local_rank).touch()
 
 
+def write_at_sigterm(files: NodeFolder, round_: int, local_rank: int) -> None:
+    """Let SIGTERM write the stacks before it ends this process; a handler of the program's stays."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    asked = _opened(files.stacks(round_, local_rank))
+    faulthandler.register(signal.SIGTERM, file=asked, all_threads=True, chain=True)
+    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))  # a pool ends its processes so
+
+
 def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
     """Return the stacks of the living workers that answer in time, by local rank.
 

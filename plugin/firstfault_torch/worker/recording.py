@@ -104,9 +104,17 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
         _monitors.remove(monitor)
 
 
-def monitor_of(engine: Engine, *, sends_stderr: bool = True) -> WorkerMonitor:
-    """Return the monitor of this process, which watches it from now on; `sends_stderr`: through its agent."""
-    monitor = WorkerMonitor(engine)
+def monitor_of(
+    engine: Engine, *, sends_stderr: bool = True, alone: tuple[Recording, Place] | None = None
+) -> WorkerMonitor:
+    """Return the monitor of this process, which watches it from now on.
+
+    Args:
+        engine: names the exceptions.
+        sends_stderr: through its agent.
+        alone: where and how a process without an agent records.
+    """
+    monitor = WorkerMonitor(engine, alone)
     with guarded("preparing to record"):
         monitor.open(sends_stderr=sends_stderr)
     _monitors.append(monitor)
@@ -134,13 +142,15 @@ class WorkerMonitor:
 
     Args:
         engine: names the exceptions.
+        alone: where and how a process without an agent records; None: as its agent tells.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, alone: tuple[Recording, Place] | None = None) -> None:
         self._engine = engine
-        self.recording = Recording.from_environment()
+        self._has_agent = alone is None
+        self.recording = Recording.from_environment() if alone is None else alone[0]
         """None: recording is off."""
-        self.place = worker_place(self.recording) if self.recording is not None else None
+        self.place = alone[1] if alone is not None else worker_place(self.recording) if self.recording else None
         """This process's; None: recording is off."""
         self._channel: WorkerChannel | None = None
         self._undo: list[Callable[[], None]] = []
@@ -165,7 +175,8 @@ class WorkerMonitor:
                     redirect_stderr(files, round_, local_rank)
             with guarded("offering stacks"):
                 register_stacks(files, round_, local_rank)
-            self._channel = WorkerChannel(files, round_, local_rank, self.answer)
+            if self._has_agent:
+                self._channel = WorkerChannel(files, round_, local_rank, self.answer)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call `call` when the task function has ended."""

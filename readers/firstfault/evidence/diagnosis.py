@@ -12,14 +12,14 @@ from firstfault.evidence.clocks import Clocks
 from firstfault.exceptions.first_cause import first_cause
 from firstfault.exceptions.tracebacks import short_name
 from firstfault.layout import ErrorKey
-from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_BY, Phase, Subject
+from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_ALONE, TERMINATED_BY, Phase, Subject
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from firstfault.evidence.texts import Pointer
-    from firstfault.model import CausedBy, JobErrors, WorkerError
+    from firstfault.model import CausedBy, JobErrors, NodePresence, WorkerError
 
 ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
@@ -231,10 +231,21 @@ def _in_name(name: str) -> str:
     return key.fingerprint if key is not None else ""
 
 
+def ended_alone(job: JobErrors) -> list[NodePresence]:
+    """Return the entries of ranks without an agent that ended by themselves, with any exit code."""
+    return [entry for entry in job.roster if entry.phase is Phase.SUCCEEDED and entry.place.rank is not None]
+
+
 def terminated_nodes(job: JobErrors) -> list[Candidate]:
-    """Return the nodes whose workers were stopped because their agent was terminated, if the agent left no document."""
+    """Return the nodes whose workers were stopped because their agent was terminated, if the agent left no document.
+
+    Ranks without an agent may also be terminated by their launcher, because one of them has ended.
+    """
+    if ended_alone(job):
+        return []
+    reasons = {TERMINATED, TERMINATED_ALONE}
     workers: Counter[str] = Counter(
-        failure.node for failure in job.failures if any(sent.reason == TERMINATED for sent in failure.sent_signals)
+        failure.node for failure in job.failures if any(sent.reason in reasons for sent in failure.sent_signals)
     )
     return [
         Candidate(f"{count} of its workers were stopped because it was terminated", None, node, None, "preemption")

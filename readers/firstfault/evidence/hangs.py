@@ -19,7 +19,7 @@ from firstfault.evidence.classification import (
     FailureClass,
     is_own_fault,
 )
-from firstfault.evidence.diagnosis import Candidate
+from firstfault.evidence.diagnosis import Candidate, ended_alone
 from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.first_cause import all_links
 from firstfault.exceptions.stack_position import Stood, where_it_stood
@@ -169,6 +169,11 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
 
     A rank that destroys its process group at its end, or just leaves, closes its connections.
     """
+    if left := ended_alone(diagnosis.job):
+        why = "its process had ended by itself, and the others waited for it or lost a peer"
+        victims = [item for item in diagnosis.workers if item.waited or item.failure_class is FailureClass.CONSEQUENCE]
+        is_cause = len(left) <= min(_MANY, len(victims)) and len(victims) == len(diagnosis.workers)
+        return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
     workers = [] if diagnosis.waits else diagnosis.workers
     gone = [judged.failure for judged in workers if where_it_stood(judged.failure).returned]
     lost = [judged for judged in workers if judged.failure.exception is not None]

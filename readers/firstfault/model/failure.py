@@ -133,7 +133,7 @@ class Place:
     namespace: str = ""
     """Kubernetes' namespace of the pod; empty: not known."""
     engine: str = ""
-    """The engine that ran the attempt: "flyte", "plain"; empty: a file of Flyte's own, or not known, so "flyte"."""
+    """The engine that ran the attempt: "flyte", "plain", "alone" (none, nor an agent); empty: not known, so "flyte"."""
     machine: str = ""
     """Name of the machine; empty: not known. `host` is the name that the machine or the pod gives itself."""
     gpu: str = ""
@@ -151,6 +151,9 @@ class SentSignal:
 
 TERMINATED = "its agent was terminated"
 """Why an agent stopped its workers when its pod was terminated. Stored in documents."""
+
+TERMINATED_ALONE = "terminated from outside, perhaps by its launcher"
+"""The same of a rank that no agent started. Stored in documents."""
 
 TERMINATED_BY = "terminated by"
 """Begins what an agent of a terminated pod sends to its peers; the signal's name follows. Stored in documents."""

@@ -40,16 +40,18 @@ def start_recorder(
     deadline_seconds: float,
     parent: str | None = None,
     environment: Mapping[str, str] | None = None,
+    own_session: bool = False,
 ) -> RecorderProcess:
     """Start the recorder of this node and return at once; clients that connect wait until it is ready.
 
-    It is in this process's group and session, ignores the signals that terminate a pod, and ends with this process.
+    It ignores the signals that terminate a pod, and ends with this process.
 
     Args:
         output_prefix: URI below which it uploads.
         deadline_seconds: longest upload of each document after this process has died.
         parent: where to make its folder; None: the folder of temporary files.
         environment: its environment variables; None: those of this process.
+        own_session: outlive a SIGKILL to this process's group; else the recorder is in its group and session.
 
     Raises:
         UsageError: `parent` is too long for the path of a socket.
@@ -68,6 +70,7 @@ def start_recorder(
                 close_fds=True,
                 pass_fds=(listener.fileno(),),
                 env=environment,
+                start_new_session=own_session,
             )
     except BaseException:
         folder.remove()
@@ -91,6 +94,10 @@ class RecorderProcess:
     def alive(self) -> bool:
         """Whether the recorder is running."""
         return self._process.poll() is None
+
+    def leave(self) -> None:
+        """Let the recorder end with this process, which will not wait for it."""
+        self._process.returncode = 0  # else Python warns of it at its end
 
     def end(self, timeout_seconds: float = RECORDER_END_S) -> None:
         """Let the recorder finish its uploads, kill it after `timeout_seconds`, and remove the folder.

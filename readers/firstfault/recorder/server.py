@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.layout import ERRORS, ROSTER, RosterKey, error_key_for, roster_key_for
-from firstfault.model import DocumentRef, Receipt, Resources, WorkerError, Writer
+from firstfault.model import DocumentRef, Receipt, Resources, Subject, WorkerError, Writer
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
 from firstfault.recorder.client import RECEIVED, Target
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, Spool
@@ -202,6 +202,10 @@ class _Server:
         failure = replace(
             failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=Writer.RECORDER, resources=resources
         )
+        if failure.subject is Subject.WORKER:  # a rank that no agent has started
+            from firstfault.recorder.lone_rank import with_its_end  # noqa: PLC0415 - as above
+
+            failure = with_its_end(failure, self._folder)
         target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
         return await self._in_time(target, self._uploads.put(target, encode(failure))), failure.place.round
 

@@ -11,7 +11,7 @@ from firstfault.layout import execution_of
 from firstfault.model import NodeSetup, Scope, Subject
 from firstfault.model.failure import explain_signal
 from firstfault.report.cascade import later_text, world_size
-from firstfault.report.words import State, counted, duration, few, shown_time, size
+from firstfault.report.words import State, counted, duration, engine_of, few, shown_time, size
 from firstfault.text import one_line
 from firstfault.wire.json_schemas import format_timestamp
 
@@ -229,6 +229,7 @@ def identity_of(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) ->
     setups = {entry.place.node: entry.setup for entry in job.roster if entry.setup != NodeSetup()}
     first = next(iter(setups.values()), NodeSetup())
     versions = verdict.root.versions if verdict.root is not None else ()
+    hosts = len({place.node for place in places})
     return JobIdentity(
         task=first.task,
         execution=execution_of(uri) or "",
@@ -236,7 +237,7 @@ def identity_of(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) ->
         started_ns=started_ns,
         seconds=took_ns / _NS if took_ns >= 0 else None,
         ranks=world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
-        nodes=verdict.coverage.expected or len(cascade.nodes),
+        nodes=hosts if engine_of(job, verdict).reporter else verdict.coverage.expected or len(cascade.nodes),
         gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
         gpus=sum(setup.gpus for setup in setups.values()),
         all_gpus=len(setups) == verdict.coverage.expected,

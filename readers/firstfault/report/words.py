@@ -115,11 +115,13 @@ class EngineWords:
     enforcer: str = ""
     """The part that carries out decisions; empty: there is none."""
     has_kubectl: bool = False
+    reporter: str = ""
+    """What reports for itself, if that is not a node."""
 
     @property
     def nodes(self) -> str:
-        """What its nodes are, plural."""
-        return f"{self.node}s"
+        """What its nodes are, or whatever reports, plural."""
+        return f"{self.reporter or self.node}s"
 
     def enforced(self, decision: Decision) -> tuple[str, str]:
         """Return a label and a value: whether the decision will be carried out."""
@@ -146,7 +148,9 @@ class EngineWords:
 
 FLYTE = EngineWords("its pod's log", "its pod's events", "pod", enforcer="Flyte", has_kubectl=True)
 PLAIN = EngineWords("its node's log", "its node's system log", "node")
-_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN}
+ALONE = EngineWords("its process's log", "its node's system log", "node", reporter="rank")
+"""Ranks that no agent started: each reports for itself."""
+_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE}
 
 
 def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:

@@ -1,0 +1,132 @@
+"""Records the end of a rank that no agent has started. `firstfault_start` imports and calls it.
+
+The rank counts as a node of its own, with one worker. Its recorder outlives it, and then uploads what the rank has left
+in its folder. Its last words tell of a process that was killed, until `fails` or `exits` replaces them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from firstfault.model import NodePresence, Phase, Subject, Writer
+from firstfault.recorder import start_recorder
+from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.store import join
+from firstfault.strategies import DEFAULT_STRATEGY
+from firstfault.wire.documents import encode, encode_presence
+from firstfault_start import OWN_RANK
+from firstfault_torch.budgets import ANNOUNCING_S
+from firstfault_torch.compat.torch_worker import rank_in_group
+from firstfault_torch.context import Recording, node_address, setup_of_node, worker_place
+from firstfault_torch.engine import PlainEngine
+from firstfault_torch.error_classes import ErrorClass, failure_record
+from firstfault_torch.guard import WORKER_SIGNALS, begun, guarded, logger, undisturbed
+from firstfault_torch.node.document_writer import as_entry, put_on_node
+from firstfault_torch.node.stack_dumps import write_at_sigterm
+from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
+
+if TYPE_CHECKING:
+    from firstfault.model import Place
+
+_SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
+
+
+def watch() -> None:
+    """Begin to watch this process, and announce it to readers."""
+    with guarded("preparing to record"):
+        _monitor()
+
+
+def fails(error: BaseException) -> None:
+    """Make a document about the exception that ends this process durable."""
+    with guarded("recording an exception"), undisturbed(WORKER_SIGNALS, handled_only=True):
+        monitor = _monitor()
+        if monitor is not None and monitor.recording is not None and monitor.place is not None:
+            monitor.place = _in_group(monitor.place)
+            monitor.fails(error)
+            setup = setup_of_node(monitor.recording.identity)
+            _leave(monitor.recording, replace(_presence(Phase.FAILED, monitor.place), setup=setup))
+
+
+def exits() -> None:
+    """Note that this process ends by itself."""
+    with guarded("recording an exit"):
+        monitor = current_monitor()
+        if monitor is not None and monitor.recording is not None and monitor.place is not None:
+            monitor.in_flight.reconcile(None)
+            _leave(monitor.recording, _presence(Phase.SUCCEEDED, _in_group(monitor.place)))
+
+
+def _monitor() -> WorkerMonitor | None:
+    """Return the monitor of this process, which then has a recorder; None: there is no folder."""
+    known, engine = current_monitor(), _engine()
+    if known is not None or engine is None:
+        return known
+    identity = replace(engine.identity(), engine="alone")
+    recording = Recording(DEFAULT_STRATEGY, identity, incarnation=time.time_ns() // 1_000_000)
+    process = start_recorder(
+        recording.output_prefix, deadline_seconds=recording.upload_deadline_seconds, own_session=True
+    )
+    process.leave()
+    recording = replace(recording, node_folder=str(process.folder.path))
+    place = _place(recording)
+    monitor = monitor_of(engine, sends_stderr=False, alone=(recording, place))
+    write_at_sigterm(process.folder, place.round, place.local_rank or 0)
+    killed = failure_record(
+        ErrorClass.WORKER_FAILURE,
+        place,
+        code="USER:SIGKILL",
+        message=f"rank {place.rank} {_SILENT}",
+        writer=Writer.WORKER,
+        subject=Subject.WORKER,
+        signal="SIGKILL",
+    )
+    process.folder.last_words.add(DOCUMENT, encode(killed))
+    process.folder.last_words.add(PRESENCE, encode_presence(_presence(Phase.FAILED, place)))
+    begun(partial(_join, recording, place), "announcing this rank")
+    return monitor
+
+
+@cache
+def _engine() -> PlainEngine | None:
+    folder = os.environ.get("FIRSTFAULT_FOLDER", "")
+    if folder:
+        job = os.environ.get("FIRSTFAULT_JOB", "") or os.environ.get("SLURM_JOB_ID", "")
+        return PlainEngine(join(folder, job) if job else folder)
+    if OWN_RANK[-1][0] == 0:
+        logger.warning("firstfault records nothing: set FIRSTFAULT_FOLDER to a folder that all ranks can write to")
+    return None
+
+
+def _place(recording: Recording) -> Place:
+    """Return this rank's place as the launcher's variables told it."""
+    rank, local_rank, size = OWN_RANK[-1]
+    known = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": size, "GROUP_WORLD_SIZE": size}
+    return worker_place(recording, {name: str(number) for name, number in known.items()})
+
+
+def _in_group(place: Place) -> Place:
+    """Return this rank's place as torch tells it, if it has a group."""
+    rank, size = rank_in_group() or (place.rank, place.world_size)
+    return replace(place, rank=rank, group_rank=rank, world_size=size, group_world_size=size)
+
+
+def _presence(phase: Phase, place: Place) -> NodePresence:
+    return NodePresence(phase, place, () if place.rank is None else (place.rank,), timestamp_ns=time.time_ns())
+
+
+def _join(recording: Recording, place: Place) -> None:
+    path, data = as_entry(_presence(Phase.JOINED, replace(place, ip=node_address())))
+    put_on_node(path, data, recording, ANNOUNCING_S)
+
+
+def _leave(recording: Recording, presence: NodePresence) -> None:
+    """Let the recorder write this roster entry when the process has ended, and no document about a death."""
+    if recording.files is not None:
+        words = recording.files.last_words
+        words.add(PRESENCE, encode_presence(presence))
+        (words.folder / DOCUMENT).unlink(missing_ok=True)

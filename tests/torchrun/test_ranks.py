@@ -1,0 +1,211 @@
+"""Ranks that no agent starts, as those of srun and mpirun, record what ends them; readers find the root cause."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.model import Phase
+from firstfault_start import rank_of
+from tests.prefix import Prefix
+from tests.torchrun.test_same_program import PROGRAM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TRAINING = str(Path(__file__).parent / "rank_training.py")
+RECORD = ("-m", "firstfault_torch.record")
+LONGEST_S = 120
+RANKS = 4
+SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+OMPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
+NONE_SET = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "FIRSTFAULT_WORKER"))
+
+
+def _environment(**variables: str) -> dict[str, str]:
+    """Return this process's variables without those of a rank, and `variables`."""
+    return {name: value for name, value in os.environ.items() if name not in NONE_SET} | variables
+
+
+def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path, *, ends_all: bool) -> list[int]:
+    """Start four ranks on two hosts, as a launcher does; return their exit codes.
+
+    Args:
+        command: of each rank, after Python.
+        names: the launcher's variables of rank, local rank and world size.
+        folder: of the documents.
+        ends_all: terminate the others once one has failed, as ``srun --kill-on-bad-exit`` does.
+    """
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "OMP_NUM_THREADS": "1"}
+    ranks = []
+    for rank in range(RANKS):
+        own = dict(zip(names, map(str, (rank, rank % 2, RANKS)), strict=True))
+        environment = _environment(**common, **own, FIRSTFAULT_FOLDER=str(folder), FIRSTFAULT_NODE=f"host-{rank // 2}")
+        ranks.append(subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL))
+    deadline = time.monotonic() + LONGEST_S
+    try:
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+            if ends_all and any(rank.poll() for rank in ranks):
+                for rank in ranks:
+                    rank.terminate()
+            time.sleep(0.05)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [rank.wait() for rank in ranks]
+
+
+def settled(prefix: Prefix, count: int) -> None:
+    """Wait until so many ranks have a last roster entry: their recorders outlive them."""
+    deadline = time.monotonic() + LONGEST_S
+    while sum(entry.phase is not Phase.JOINED for entry in prefix.roster()) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize(
+    ("fault", "names", "ends_all", "headline"),
+    [
+        ("raise", SLURM, True, "ValueError, rank 3 on host-1: batch 7 has no labels"),
+        ("kill", OMPI, False, "SIGKILL, rank 3 on host-1: "),
+        ("hang", SLURM, True, "hang, rank 3 on host-1: it was at training.py:"),
+    ],
+)
+def test_a_fault(fault: str, names: tuple[str, str, str], ends_all: bool, headline: str, tmp_path: Path) -> None:
+    """The rank that failed is named, whether or not the launcher terminates the others."""
+    way = [*RECORD, TRAINING, fault] if names is SLURM else [TRAINING, fault, "import"]
+    codes = _ended(way, names, tmp_path, ends_all=ends_all)
+    assert 0 not in codes
+    prefix = Prefix(tmp_path / "0")
+    settled(prefix, RANKS)
+    verdict = MultiErrorFileOutputReader(prefix.uri).verdict()
+    assert verdict.ranks == (3,)
+    assert verdict.headline.startswith(headline)
+    assert verdict.coverage.expected == verdict.coverage.reported == RANKS
+    assert all(failure.place.local_rank == failure.place.rank % 2 for failure in prefix.failures())
+
+
+ENDS = {
+    "os.kill(os.getpid(), signal.SIGKILL)": ("SIGKILL", ""),
+    "os.abort()": ("SIGABRT", ""),
+    "os.kill(os.getpid(), signal.SIGTERM)": ("SIGTERM", ""),
+    "raise ValueError('no labels')": ("", "ValueError"),
+    "signal.signal(signal.SIGTERM, lambda *_: 1 / 0); os.kill(os.getpid(), signal.SIGTERM)": ("", "ZeroDivisionError"),
+    "sys.exit(7)": None,
+    "os.fork() or os.kill(os.getpid(), signal.SIGTERM); os.wait()": None,
+}
+"""How a rank ends: the signal and the exception that are recorded; None: it ends by itself."""
+
+
+def test_ends_of_a_rank(tmp_path: Path) -> None:
+    """A signal is told by the stacks that it wrote, and one that wrote none is SIGKILL; a program's handler stays."""
+    start = (
+        "import os, signal, sys, firstfault_torch.record; from firstfault_torch.torchrun import rank; rank.watch()\n"
+    )
+    start += "sys.modules['torch.distributed.distributed_c10d'] = os\n"  # torch is slow to import
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", start + code],
+            env=_environment(RANK=str(rank), WORLD_SIZE=str(len(ENDS)), FIRSTFAULT_FOLDER=str(tmp_path)),
+            stderr=subprocess.DEVNULL,
+        )
+        for rank, code in enumerate(ENDS)
+    ]
+    assert [rank.wait(LONGEST_S) for rank in ranks] == [-9, -6, -15, 1, 1, 7, 0]
+    prefix = Prefix(tmp_path / "0")
+    settled(prefix, len(ENDS))
+    found = {failure.rank: failure for failure in prefix.failures()}
+    phases = {entry.ranks: entry.phase for entry in prefix.roster() if entry.phase is not Phase.JOINED}
+    for rank, end in enumerate(ENDS.values()):
+        assert phases[rank,] is (Phase.FAILED if end else Phase.SUCCEEDED)
+        if end is None:
+            assert rank not in found
+            continue
+        exception = found[rank].exception
+        assert (found[rank].signal, exception.type if exception else "") == end
+        assert bool(found[rank].stack_dumps) is (end[0] in {"SIGABRT", "SIGTERM"})
+        assert found[rank].stopped_by_agent is (end[0] == "SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        (["program.py"], "chained"),
+        (["-u", "-O", "-X", "utf8", "program.py"], "hook"),
+        (["-m", "package.program"], "exit-7"),
+        (["program.py"], "spawn"),
+    ],
+)
+def test_same_program(command: list[str], how: str, tmp_path: Path) -> None:
+    """A program that `firstfault_torch.record` runs sees, prints and returns what it does without."""
+    (tmp_path / "package").mkdir()
+    for file in (tmp_path / "program.py", tmp_path / "package" / "program.py"):
+        file.write_text(PROGRAM.read_text())
+
+    def run(words: list[str], **variables: str) -> tuple[int, bytes, bytes]:
+        environment = _environment(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", **variables)
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        ended = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, check=False, **pipes)
+        return ended.returncode, ended.stdout, ended.stderr
+
+    at = command.index("program.py") if "program.py" in command else 0
+    recorded = [*command[:at], *RECORD, *command[at:], how]
+    if command[0] == "-u":
+        recorded = ["-O", "-X", "utf8", "-um", "firstfault_torch.record", "program.py", how]
+        command = ["-O", "-X", "utf8", "-u", "program.py"]
+    plain = run([*command, how])
+    assert run(recorded, FIRSTFAULT_FOLDER=str(tmp_path / "folder")) == plain
+    assert plain[1].startswith(b"{")
+    failures = Prefix(tmp_path / "folder" / "0").failures()
+    raised = [failure.exception.message for failure in failures if failure.exception is not None]
+    assert raised == {"chained": ["training failed"], "hook": ["told by the user's hook"]}.get(how, [])
+
+
+def test_without_a_folder() -> None:
+    """The first rank says once what to set, and the program runs as without firstfault."""
+    code = "from firstfault_torch.torchrun import rank; rank.watch(); rank.watch(); print('trains')"
+    for number, said in ((0, 1), (1, 0)):
+        ended = subprocess.run(
+            [sys.executable, *RECORD, "-c", code],
+            env=_environment(RANK=str(number), WORLD_SIZE="2"),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ended.stdout == "trains\n"
+        assert ended.stderr.count("set FIRSTFAULT_FOLDER") == said
+
+
+def test_without_a_program() -> None:
+    """`python -m firstfault_torch.record` alone explains how it is used."""
+    ended = subprocess.run([sys.executable, *RECORD], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("usage: python -m firstfault_torch.record train.py")
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 SLURM_PROCID=0 SLURM_NTASKS=1", (5, 1, 8)),
+        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=8 SLURM_PROCID=0", (5, 1, 8)),
+        ("PMI_RANK=5 MPI_LOCALRANKID=1 PMI_SIZE=8", (5, 1, 8)),
+        ("SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NTASKS=8", (5, 1, 8)),
+        ("LOCAL_RANK=1 WORLD_SIZE=8 NODE_RANK=0", (1, 1, 8)),
+        ("LOCAL_RANK=1 WORLD_SIZE=8 NODE_RANK=2", (None, 1, 8)),
+        ("RANK=5 WORLD_SIZE=many", (5, 0, 0)),
+        ("NODE_RANK=2", (None, 0, 0)),
+        ("", (0, 0, 0)),
+    ],
+)
+def test_ranks_by_launcher(variables: str, found: tuple[int | None, int, int]) -> None:
+    """Rank, local rank and world size are those of the launcher that is nearest to the process."""
+    assert rank_of(dict(item.split("=") for item in variables.split())) == found
