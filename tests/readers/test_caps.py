@@ -13,6 +13,7 @@ from firstfault.model import CollectiveProgress, DocumentRef, ExceptionInfo, Fra
 from firstfault.reading import fetch
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
+from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
 from firstfault_proto.v1 import errors_pb2 as pb
 
@@ -97,6 +98,8 @@ def _depth(exception: ExceptionInfo) -> int:
     [
         (lambda it: it.exception.members.extend(_MANY), lambda read: len(read.exception.members), 1_999),
         (lambda it: it.exception.causes.extend(_MANY), lambda read: len(read.exception.causes), 1_999),
+        (lambda it: setattr(it, "signal", "x" * 10_000), lambda read: len(read.signal), MAX_READ_LINE),
+        (lambda it: it.sent_signals.extend([pb.SentSignal()] * 500), lambda read: len(read.sent_signals), 50),
         (_nest, lambda read: _depth(read.exception), 6),
         (lambda it: it.exception.frames.extend([pb.Frame()] * 3_000), lambda read: len(read.exception.frames), 1_000),
         (lambda it: it.exception.text_frames.extend([pb.Frame()] * 999), lambda e: len(e.exception.text_frames), 100),

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from conftest import Attempt
 
 
-def test_user(attempt: Attempt) -> None:
-    """A non-recoverable user error is read as such."""
-    attempt.stock("error.pb", origin=FlyteExecutionError.USER, kind=ContainerError.NON_RECOVERABLE)
+@pytest.mark.parametrize(
+    ("origin", "kind", "recoverable"),
+    [
+        (Origin.USER, ContainerError.NON_RECOVERABLE, False),
+        (Origin.SYSTEM, ContainerError.RECOVERABLE, True),
+    ],
+)
+def test_one_file(attempt: Attempt, origin: Origin, kind: int, recoverable: bool) -> None:
+    """A user's error that is not recoverable, and the system's that is, are read as such."""
+    attempt.stock("error.pb", origin=FlyteExecutionError.ErrorKind.Value(origin.value), kind=kind)
     reader = attempt.reader()
     assert reader.is_error()
     assert reader.read_error() == ExecutionError(
-        "red", "hi", Origin.USER, recoverable=False, error_uri=f"{attempt.uri}/firstfault/errors"
+        "red", "hi", origin, recoverable=recoverable, error_uri=f"{attempt.uri}/firstfault/errors"
     )
-
-
-def test_system(attempt: Attempt) -> None:
-    """A recoverable system error is read as such, on the system's budget."""
-    attempt.stock("error.pb", origin=FlyteExecutionError.SYSTEM, kind=ContainerError.RECOVERABLE)
-    read = attempt.reader().read_error()
-    assert (read.code, read.message, read.kind, read.recoverable) == ("red", "hi", Origin.SYSTEM, True)
 
 
 @pytest.mark.parametrize("names", ["012", "201", "bca"])

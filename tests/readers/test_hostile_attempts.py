@@ -13,10 +13,6 @@ from hypothesis import strategies as st
 from firstfault.conclude import conclude
 from firstfault.layout import (
     error_key_for,
-    is_bundle,
-    is_error_file,
-    is_restart_record,
-    is_stock_error_file,
     roster_key_for,
 )
 from firstfault.model import (
@@ -88,19 +84,6 @@ def test_no_attempt_makes_a_reader_raise(failures: list[WorkerError], entries: l
     _read(_files(failures, entries))
 
 
-@_SLOW
-@given(st.lists(_FAILURES, min_size=1, max_size=3))
-def test_a_copy_of_a_document_adds_no_failure(failures: list[WorkerError]) -> None:
-    """The same bytes under a second name are one failure with two documents; Flyte's own files are one each."""
-    ours = [replace(failure, writer=Writer.WORKER) for failure in failures]
-    files, again = _files(ours, []), _files(ours, [])
-    assert {path for path, _ in files}.isdisjoint(path for path, _ in again)
-    one, two = (_concluded(given, {}) for given in (files, [*files, *again]))
-    assert len(two.job.failures) == len(one.job.failures)
-    for name in ("scope", "ranks", "category"):
-        assert getattr(two.verdict, name) == getattr(one.verdict, name)
-
-
 @pytest.mark.parametrize("with_roster", [False, True])
 def test_an_attempt_with_a_document_cut_at_any_byte_has_failed(with_roster: bool) -> None:
     """Whatever is left of its only document: an attempt that failed is never one without an error."""
@@ -111,13 +94,6 @@ def test_an_attempt_with_a_document_cut_at_any_byte_has_failed(with_roster: bool
     for length in range(len(data) + 1):
         job = _concluded([(path, data[:length]), *others], {}).job
         assert job.failures or job.coverage.unreadable
-
-
-@given(st.text(max_size=200) | st.binary(max_size=100).map(lambda data: data.decode("utf-8", "surrogateescape")))
-def test_a_name_is_of_one_kind(name: str) -> None:
-    """No name in the roster's folder is read as two kinds of file, and nothing about a name raises."""
-    assert sum((is_error_file(name), is_bundle(name), is_restart_record(name))) <= 1
-    assert is_error_file(name) or not is_stock_error_file(name)
 
 
 @pytest.mark.parametrize("seconds", [-62_135_596_800, -1, 0, 1, _YEAR_9999, _YEAR_9999 + 1, -(2**63), 2**63 - 1])

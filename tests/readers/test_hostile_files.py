@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import math
-import re
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,6 @@ from firstfault.model import (
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, unpack
-from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.json_schemas import (
     MAX_RANKS,
     MAX_SENTENCES,
@@ -428,29 +426,6 @@ def test_roster_entries_beyond_a_readers_room_are_not_opened(attempt: Attempt, m
     job = attempt.reader().job()
     assert attempt.reader().is_error()
     assert {entry.place.group_rank for entry in job.roster} == set(range(20))
-
-
-def test_names_beyond_a_readers_limit_are_cut() -> None:
-    """A name or a line is drawn many times, so a reader keeps both ends of a long one; texts stay whole."""
-    long, most = "x" * 10_000, 0
-    document = pb.WorkerErrorDocument.FromString(encode(_RAISED))
-    place, failure = document.failure.place, document.failure
-    for field in place.DESCRIPTOR.fields:
-        if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-            setattr(place, field.name, long)
-    document.error.code = document.error.worker = document.error.message = long
-    failure.signal = failure.category = failure.fingerprint = failure.boot_id = failure.exception.type = long
-    for name in ("file", "function", "code"):
-        setattr(failure.exception.frames[0], name, long)
-    failure.exception.frames[0].context[:] = [long] * 5
-    failure.versions[long] = long
-    failure.sent_signals.extend([pb.SentSignal(signal=long, reason=long), *[pb.SentSignal()] * 500])
-    read = decode(document.SerializeToString(), DocumentRef("e1.pb"))
-    assert len(read.message) == len(long)
-    assert (len(read.sent_signals), len(read.place.node)) == (50, MAX_READ_LINE)
-    for text in re.findall("x+", repr(replace(read, message=""))):
-        most = max(most, len(text))
-    assert 1_000 < most <= MAX_READ_LINE
 
 
 def test_an_object_that_grew_after_it_was_listed() -> None:

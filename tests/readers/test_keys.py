@@ -107,20 +107,16 @@ def test_a_foreign_name_is_no_key(name: str) -> None:
     assert ErrorKey.parse(name) is None
 
 
-def test_the_key_of_an_error() -> None:
-    """The key of an error carries its round, time, ranks, fingerprint and incarnation."""
+def test_what_a_key_carries() -> None:
+    """The key of an error or an entry carries its round, time or phase, ranks, fingerprint and incarnation."""
     error = make_error(3, at_ms=1.5, round=2, group_rank=1, incarnation=1_700_000_000_123, fingerprint="1:0123456789ab")
     key = ErrorKey.parse(error_key_for(error))
     assert key is not None
     assert (key.round, key.timestamp_ns, key.rank, key.group_rank) == (2, START_NS + 1_500_000, 3, 1)
     assert (key.fingerprint, key.incarnation) == ("0123456789ab", 1_700_000_000_123)
-
-
-def test_the_key_of_a_roster_entry() -> None:
-    """The key of a roster entry carries its round, group rank, phase and incarnation."""
-    key = RosterKey.parse(roster_key_for(make_presence(Phase.SUCCEEDED, group_rank=4, round=7, incarnation=9)))
-    assert key is not None
-    assert (key.round, key.group_rank, key.phase, key.incarnation) == (7, 4, Phase.SUCCEEDED, 9)
+    entry = RosterKey.parse(roster_key_for(make_presence(Phase.SUCCEEDED, group_rank=4, round=7, incarnation=9)))
+    assert entry is not None
+    assert (entry.round, entry.group_rank, entry.phase, entry.incarnation) == (7, 4, Phase.SUCCEEDED, 9)
 
 
 def test_no_two_keys_are_the_same() -> None:

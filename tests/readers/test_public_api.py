@@ -10,7 +10,6 @@ import pytest
 
 import firstfault
 from firstfault import errors
-from firstfault.model import CATEGORIES
 
 _SECONDS = 0.2
 
@@ -93,8 +92,3 @@ def test_slugs_and_exit_codes() -> None:
     assert len(set(slugs)) == len(slugs)
     assert all(slug.replace("-", "").isalpha() and slug.islower() for slug in slugs)
     assert all(error.exit_code == (2 if issubclass(error, errors.UsageError) else 1) for error in _ERRORS)
-
-
-def test_every_category_has_a_meaning() -> None:
-    """Each category is one word and has a sentence that says what it means."""
-    assert all(name.isidentifier() and name.islower() and meaning for name, meaning in CATEGORIES.items())

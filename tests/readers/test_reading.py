@@ -355,19 +355,6 @@ def test_unopened_documents_that_were_uploaded_late(stored_at: int | None) -> No
     assert any("was not uploaded" in note for note in job.coverage.notes) is (stored_at is None)
 
 
-def test_another_nodes_entry_withdraws_nothing() -> None:
-    """A receipt of another node does not take the root cause's document out of a large cascade."""
-    cause = root()
-    snapshot = cascade(cause)
-    taken_back = Receipt(cause.documents[0].name, durable=True, withdrawn=True, rank=211)
-    roster = [
-        replace(entry, receipts=(taken_back,)) if entry.place.group_rank == 0 else entry for entry in snapshot.roster
-    ]
-    job, _ = read(replace(snapshot, roster=tuple(roster)))
-    assert run_strategy(get_strategy("evidence"), job).ranks == (211,)
-    assert job.document_count == MANY
-
-
 # --- earliest -------------------------------------------------------------------------------------------------------
 
 
@@ -417,15 +404,6 @@ def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> No
     job, _ = read(snapshot, "earliest")
     expected = run_strategy(get_strategy("earliest"), assemble(snapshot))
     assert run_strategy(get_strategy("earliest"), job).ranks == expected.ranks
-
-
-def test_an_earlier_incarnation_is_history() -> None:
-    """The first document of an earlier incarnation is not judged."""
-    old = root(3, at_ms=1, incarnation=1_000)
-    snapshot = cascade(root(), old)
-    again = make_presence(Phase.JOINED, node="w-0", group_rank=0, nodes=MANY // 8, incarnation=2_000)
-    job, _ = read(replace(snapshot, roster=(*snapshot.roster, again)), "earliest")
-    assert run_strategy(get_strategy("earliest"), job).ranks == (211,)
 
 
 # --- storages -------------------------------------------------------------------------------------------------------

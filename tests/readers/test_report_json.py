@@ -22,7 +22,7 @@ from firstfault.wire.json_schemas import (
     verdict_to_dict,
 )
 
-_TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028"), max_size=30)
+_TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028\udc80"), max_size=30)
 _COUNT = st.integers(0, 2**32)
 _LAST_NS = 253_402_300_800 * 10**9 - 1
 _VERDICTS = st.builds(
@@ -153,13 +153,6 @@ def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) ->
     assert decision_from_json(text) == decision
 
 
-def test_a_lone_surrogate_can_be_written() -> None:
-    """Invalid UTF-8 in a message does not raise."""
-    text = to_json(replace(_VERDICT, message="\udc80"), _DECISION)
-    text.encode()
-    assert verdict_from_json(text).message == "\udc80"
-
-
 def test_the_root_is_not_written() -> None:
     """The JSON does not have the root."""
     assert verdict_from_json(to_json(replace(_VERDICT, root=make_error()), _DECISION)) == _VERDICT
@@ -211,18 +204,11 @@ def test_keys_of_a_newer_report_are_tolerated() -> None:
     ],
 )
 def test_times(timestamp_ns: int | None, text: str | None) -> None:
-    """A time is RFC 3339 in UTC with nanoseconds, and survives the round trip."""
+    """A time is RFC 3339 in UTC with nanoseconds, and survives the round trip; fewer decimals are read."""
     assert format_timestamp(timestamp_ns) == text
     assert parse_timestamp(text) == timestamp_ns
-
-
-@pytest.mark.parametrize(
-    ("text", "timestamp_ns"),
-    [("2023-11-14T22:13:20Z", START_NS), ("2023-11-14T22:13:20.5Z", START_NS + 500_000_000)],
-)
-def test_shorter_times_are_read(text: str, timestamp_ns: int) -> None:
-    """A time with fewer decimals is read."""
-    assert parse_timestamp(text) == timestamp_ns
+    if text is not None and text.endswith("000000000Z"):
+        assert parse_timestamp(text[:-11] + "Z") == parse_timestamp(text[:-9] + "Z") == timestamp_ns
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from firstfault import strategies as registry
 from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
-from firstfault.model import JobErrors, Verdict
 from firstfault.strategies import (
     get_strategy,
     register_strategy,
@@ -23,6 +22,8 @@ from firstfault.testing import make_error, make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from firstfault.model import JobErrors, Verdict
 
 _BUILT_IN = ("evidence", "earliest")
 
@@ -118,15 +119,10 @@ def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
         get_strategy(strategy)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [mine, Callable_(), functools.partial(mine), lambda job, _depth=3: mine(job)],
-    ids=["function", "object", "partial", "with a default"],
-)
+@pytest.mark.parametrize("strategy", [functools.partial(mine), lambda job, _depth=3: mine(job)])
 def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
-    """A function, an object, a partial or a lambda with defaults is a strategy as it is."""
-    assert get_strategy(strategy) is strategy
-    assert isinstance(run_strategy(strategy, make_job(make_error())), Verdict)
+    """A partial, or a lambda with defaults, is a strategy as it is."""
+    assert run_strategy(get_strategy(strategy), make_job(make_error())).strategy == "mine"
 
 
 @pytest.mark.usefixtures("registered")

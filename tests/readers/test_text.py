@@ -42,13 +42,6 @@ def test_cleaning(text: str, stored: str) -> None:
     assert clean(text, 1_000) == stored
 
 
-@given(_ANY_TEXT)
-def test_whatever_is_cleaned_is_utf8(text: str) -> None:
-    """Any cleaned text can be encoded."""
-    assert "\x00" not in clean(text, 50)
-    clean(text, 50).encode()
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -66,14 +59,6 @@ def test_whatever_is_cleaned_is_utf8(text: str) -> None:
 def test_printable(text: str, shown: str) -> None:
     """Terminal control is dropped; letters, newlines and tabs stay."""
     assert printable(text) == shown
-
-
-@given(_ANY_TEXT)
-def test_nothing_printable_steers_a_terminal(text: str) -> None:
-    """No escape, carriage return or other control character but newline and tab is left."""
-    assert all(
-        character in "\n\t" or not (ord(character) < 32 or 127 <= ord(character) < 160) for character in printable(text)
-    )
 
 
 @pytest.mark.parametrize(

@@ -446,21 +446,6 @@ def _three_attempts() -> Report:
     return report_on(now.job, attempts=attempts)
 
 
-_EVIL = (
-    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
-    "[red]x[/red]`|*\x1b[31m\u202e"
-)
-
-
-def _hostile() -> Report:
-    root = process(
-        3, 0, raised(f"Evil{_EVIL}", _EVIL, notes=(_EVIL,)), log_tail=f"{_EVIL}\n{_EVIL}", signal="", host=_EVIL
-    )
-    root = replace(root, stack_dumps=(StackDump(4203, 3, _EVIL),), versions=((_EVIL, _EVIL),))
-    job = _cascade(root)
-    return report_on(job, attempts=(AttemptSummary(0, note=_EVIL), AttemptSummary(1, note=_EVIL)))
-
-
 def ten_thousand_ranks() -> Report:
     """Return an attempt of 1,250 nodes with eight ranks each, of which one failed by itself."""
     failures = []
@@ -501,7 +486,6 @@ HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
         "no-times": _no_times,
         "three-attempts": _three_attempts,
         "all-terminated": _all_terminated,
-        "hostile": _hostile,
         "ten-thousand-ranks": ten_thousand_ranks,
     }
 )

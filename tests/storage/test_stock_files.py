@@ -60,7 +60,7 @@ ELASTIC = Case(
 
 def named(store: str, case: Case, way: str, mode: dict[str, str]) -> Any:
     """Return a parameter set with an id that can be read."""
-    marks = [pytest.mark.s3] if store == "s3" else []
+    marks = ([pytest.mark.s3] if store == "s3" else []) + ([pytest.mark.jobs] if case is ELASTIC else [])
     return pytest.param(store, case, mode, marks=marks, id=f"{store}-{case.task}-{way}")
 
 
@@ -70,6 +70,7 @@ STARTED = [
     named("folder", CASES[1], "a-file-each", A_FILE_EACH),
     named("s3", CASES[2], "one-file", ONE_FILE),
     named("s3", CASES[3], "short-names", SHORT_NAMES),
+    named("s3", ELASTIC, "a-file-each", A_FILE_EACH),
 ]
 
 
@@ -111,44 +112,16 @@ def test_a_stock_error_is_read_as_it_was_written(
     mode: dict[str, str],
 ) -> None:
     """Code, message, kind, origin, time and worker of a stock error file arrive unchanged, and decide as in Flyte."""
-    check(case, store_uri, mode, execute, files_in)
-
-
-@pytest.mark.jobs
-@pytest.mark.parametrize(
-    ("store_uri", "case", "mode"),
-    [named("s3", ELASTIC, "a-file-each", A_FILE_EACH)],
-    indirect=["store_uri"],
-)
-def test_a_stock_elastic_error_is_read_as_it_was_written(
-    store_uri: str,
-    execute: Callable[..., None],
-    files_in: Callable[[str], dict[str, bytes]],
-    case: Case,
-    mode: dict[str, str],
-) -> None:
-    """The error that the stock elastic plugin leaves is read unchanged; its time has whole seconds only."""
-    check(case, store_uri, mode, execute, files_in)
-
-
-def check(
-    case: Case,
-    uri: str,
-    mode: dict[str, str],
-    execute: Callable[..., None],
-    files_in: Callable[[str], dict[str, bytes]],
-) -> None:
-    """Run a task and compare the reader's error with the case and with flyteidl's reading of the bytes."""
     before = time.time_ns() // SECOND * SECOND
-    execute(case, uri, mode)
+    execute(case, store_uri, mode)
     after = time.time_ns()
 
-    files = files_in(uri)
+    files = files_in(store_uri)
     (name,) = [name for name in files if name.startswith("error")]
     assert re.fullmatch(r"error-[0-9a-f]{32}\.pb" if mode else r"error\.pb", name)
     written = ErrorDocument.FromString(files[name]).error
 
-    reader = MultiErrorFileOutputReader(uri)
+    reader = MultiErrorFileOutputReader(store_uri)
     (failure,) = reader.job().failures
     worker = WORKER if mode else ""
     assert (failure.writer, failure.node, failure.worker) == (Writer.STOCK, worker, worker)
