@@ -243,6 +243,12 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         ),
         "others wait for a rank that returned": done(*waiting(0, 1, 2, collectives=(), world_size=4), LEFT),
     },
+    "rank 3 medium: exit, returned": {
+        "others lose a rank that exited with 0": done(
+            *(victim(rank, world_size=4) for rank in (0, 1, 2)),
+            roster=[entry(node, receipts=(Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
+        ),
+    },
     "rank 0 high: user_code, own-fault": {
         "a finaliser elsewhere": done(BUG, stopped(1, IN_FINALISER)),
         "a peer's error on its way out": done(BUG, raising(1, OF_A_PEER)),
@@ -495,6 +501,7 @@ WORDS = {
     "a checkpoint's thread that failed, while its rank trains": "its thread 'saver' ended with OSError: [Errno 28]",
     "a broadcast failure without a document": "its agent reported its failure to the other nodes (KeyError)",
     "a rank that is frozen": "it answered no signal",
+    "others lose a rank that exited with 0": "it had exited with code 0 when the others lost a peer",
     "others wait for a rank that returned": "its function had returned while the others waited for it",
 }
 """What the headline, a reason or a suspect of a job says."""

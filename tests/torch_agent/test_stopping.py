@@ -10,16 +10,22 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault.model import Place
 from firstfault_torch.agent import local_workers as workers
-from firstfault_torch.agent.local_workers import stop_processes
+from firstfault_torch.agent.death_documents import Death
+from firstfault_torch.agent.local_workers import LocalWorkers, stop_processes
+from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.compat.torch_agent import unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.prefix import Prefix
 
 _ONLY_ITS_MAIN_THREAD_EXITS = """
 import ctypes, threading, time
@@ -120,6 +126,27 @@ def test_one_that_is_exiting() -> None:
         assert not workers._is_running(process.pid)
         assert workers._is_running(os.getpid())
         process.kill()
+
+
+def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix) -> None:
+    """A worker that SIGTERM ended before its agent sent one was not stopped, even if its death is noticed later."""
+    processes = start(_plain, _plain)
+    processes[0].terminate()
+    _exit_codes(processes[:1])
+    local = LocalWorkers(
+        prefix.recording(),
+        Reporter(prefix.recording(), lambda rank: Place(node="worker-0", local_rank=rank)),
+        LONG_S,
+        lambda: None,
+    )
+    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=processes))
+
+    local.stop("another worker of this node had failed")
+
+    assert _exit_codes(processes) == [-signal.SIGTERM, -signal.SIGTERM]
+    now = time.monotonic_ns()
+    assert local.stopped is not None
+    assert [local.stopped.ended(Death(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)] == [False, True]
 
 
 def test_unfinished() -> None:

@@ -225,6 +225,14 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     return found if len(found) <= _MANY else []
 
 
+def without_failure(job: JobErrors) -> dict[int, str]:
+    """Return the ranks without a failure, with their nodes: a node that failed has reported its other ranks."""
+    known = {failure.rank for failure in job.failures} | {rank for group in job.unopened for rank in group.ranks}
+    ended = [entry for entry in job.roster if entry.phase is Phase.FAILED and entry.receipts]
+    known |= {receipt.rank for entry in ended for receipt in entry.receipts}
+    return {rank: entry.place.node for entry in ended for rank in entry.ranks if rank not in known}
+
+
 def _in_name(name: str) -> str:
     """Return the fingerprint in the name of a document; empty: it has none."""
     key = ErrorKey.parse(name)

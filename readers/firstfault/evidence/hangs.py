@@ -19,7 +19,7 @@ from firstfault.evidence.classification import (
     FailureClass,
     is_own_fault,
 )
-from firstfault.evidence.diagnosis import Candidate, ended_alone
+from firstfault.evidence.diagnosis import Candidate, ended_alone, without_failure
 from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.first_cause import all_links
 from firstfault.exceptions.stack_position import Stood, where_it_stood
@@ -167,7 +167,8 @@ def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
 def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks whose function had returned when all others lost a peer: those that left, with fewer batches.
 
-    A rank that destroys its process group at its end, or just leaves, closes its connections.
+    A rank that destroys its process group at its end, or just leaves, closes its connections. Of a program that exits
+    with 0 nothing is recorded.
     """
     if left := ended_alone(diagnosis.job):
         why = "its process had ended by itself, and the others waited for it or lost a peer"
@@ -178,11 +179,15 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     gone = [judged.failure for judged in workers if where_it_stood(judged.failure).returned]
     lost = [judged for judged in workers if judged.failure.exception is not None]
     size = max((judged.failure.place.world_size for judged in workers), default=0)
-    all_lost_it = len(workers) == size and all(judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
-    if not all_lost_it or not lost or len(gone) > _MANY:
+    silent = without_failure(diagnosis.job)
+    is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
+    all_lost_it = is_complete and all(judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
+    if not all_lost_it or not lost or len(gone) + len(silent) > _MANY:
         return []
     why = f"{_RETURNED} when the others lost a peer"
-    return [Candidate(why, failure.rank, failure.node, failure, "exit") for failure in gone]
+    found = [Candidate(why, failure.rank, failure.node, failure, "exit") for failure in gone]
+    why = "it had exited with code 0 when the others lost a peer"
+    return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
 
 def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
