@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 
 from tests.cascades.nccl_words import VERSIONS
 
-__all__ = ["CASES", "NCCL", "NOT_KNOWN", "Case"]
+__all__ = ["CASES", "NCCL", "NOT_KNOWN", "PROGRAMS", "Case", "Way"]
 
 NCCL = "nccl-"
 """How the names of faults under NCCL begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How torchrun starts a job of programs."""
+
+    door: str = "firstfault"
+    """"firstfault": ``firstfault torchrun``; "variable": torchrun with ``FIRSTFAULT=1``."""
+    rendezvous: str = "c10d"
+    """"c10d" or "static"."""
+    folder: str = "own"
+    """"own": each node has a working folder, and nothing in common with the others; "common": they share a folder."""
+
+    def __str__(self) -> str:
+        return f"{self.door}-{self.rendezvous}-{self.folder}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,8 @@ class Case:
     """"folder" or "s3"."""
     per_node: int = 2
     """Ranks of a node."""
+    way: Way | None = None
+    """None: the training is a task of Flyte's; else a program."""
 
     @property
     def is_nccl(self) -> bool:
@@ -45,7 +63,8 @@ class Case:
         clock = f"-clock{self.clock[1]:+g}" if self.clock is not None else ""
         extra = "".join(f"-{key}{value}" for key, value in sorted(self.inputs.items()))
         extra += "-s3" if self.store == "s3" else ""
-        return f"{self.fault}{clock}{extra}-rank{self.culprit}-of{self.per_node * self.nodes}"
+        way = f"-{self.way}" if self.way is not None else ""
+        return f"{self.fault}{clock}{extra}{way}-rank{self.culprit}-of{self.per_node * self.nodes}"
 
 
 _OF_A_RANK = (
@@ -189,7 +208,7 @@ def _under_nccl() -> list[Case]:
             culprit,
             nodes=nodes,
             scope=_UNDER_NCCL[fault],
-            task={(2, 2): "two_by_two", (4, 2): "four_by_two", (2, 8): "two_by_eight"}[nodes, per_node],
+            task={(2, 2): "nccl_two_by_two", (4, 2): "nccl_four_by_two", (2, 8): "nccl_two_by_eight"}[nodes, per_node],
             inputs={"version": VERSIONS[(place + 2 * (place // len(_UNDER_NCCL))) % len(VERSIONS)]},
             per_node=per_node,
         )
@@ -197,8 +216,32 @@ def _under_nccl() -> list[Case]:
     ]
 
 
+_WAYS = [Way(*way) for way in itertools.product(("firstfault", "variable"), ("c10d", "static"), ("own", "common"))]
+_RESTARTS = Way("variable"), Way("firstfault"), Way("firstfault", folder="common")
+"""torch's static rendezvous cannot restart workers."""
+
+
+def _of_programs() -> list[Case]:
+    """Return the cases of programs under torchrun: each fault once, in the ways in turn."""
+    cases = [case for case in _of_two_nodes(3) if not case.task]
+    cases += [Case(fault, 1, scope=scope) for fault, scope in _EVERYWHERE.items()]
+    cases += [Case("raise", 5, nodes=4), Case("SIGKILL", 2, nodes=4), Case("node-killed", 2, nodes=4, scope="node")]
+    cases += [Case("raise", 3, clock=(1, 5)), Case("SIGKILL", 0, clock=(1, -5)), Case("SIGKILL", 2, clock=(1, 600))]
+    cases += [case for case in _under_nccl() if case.nodes * case.per_node == 4 and case.culprit == 3]
+    cases = [replace(case, way=way) for case, way in zip(cases, itertools.cycle(_WAYS), strict=False)]
+    restarts = [("recoverable", 1, "none"), ("recoverable", 2, "rank"), ("SIGKILL", 1, "rank")]
+    cases += [
+        Case(fault, 3, task="restarted", inputs={"rounds": rounds}, scope=scope, way=way)
+        for (fault, rounds, scope), way in zip(restarts, _RESTARTS, strict=True)
+    ]
+    common = Way(folder="common")
+    return [*cases, Case("raise", 3, store="s3", way=common), Case("SIGKILL", 0, store="s3", way=common)]
+
+
 CASES = {case.name: case for case in _cases()}
-"""All cases, by name."""
+"""All cases whose training is a task of Flyte's, by name."""
+PROGRAMS = {case.name: case for case in _of_programs()}
+"""All cases whose training is a program under torchrun, by name."""
 NOT_KNOWN = {
     # all processes aborted, without a flight recorder and without counters in the words of the nccl2 backend
     "nccl-mismatch-operation-versionnccl2-rank2-of4",

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["descendants", "end_node", "hang_in_c", "marks", "rank", "truth"]
+__all__ = ["clock_variables", "descendants", "end_node", "hang_in_c", "marks", "rank", "truth"]
+
+RENDEZVOUS_S = 15.0
+"""The rendezvous drops a node whose clock is further off, so such a clock is set after the rendezvous."""
 
 
 def marks() -> Path:
@@ -58,3 +61,21 @@ def descendants(pid: int) -> set[int]:
         new = below - found
         found |= new
     return found
+
+
+def clock_variables(seconds: float, library: str, file: Path) -> dict[str, str]:
+    """Return the variables with which programs see a wall clock that is off.
+
+    Args:
+        seconds: by which it is off.
+        library: libfaketime.
+        file: from which the clock is read, so that a fault may set it while the job runs.
+    """
+    file.write_text(f"{seconds:+g}\n" if abs(seconds) < RENDEZVOUS_S else "+0\n")
+    return {
+        "LD_PRELOAD": library,
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "clock"), os.environ.get("PYTHONPATH", "")]),
+    }

@@ -1,10 +1,12 @@
 """The training loop of the lab's cascades under NCCL: steps that only enqueue, and one wait for the GPU in each.
 
-``firstfault run`` starts it; the task's inputs name the fault and the version of torch whose words are printed.
+``tasks.py`` calls it in a task of Flyte's. torchrun starts it as a program: ``nccl_training.py INPUTS``, in JSON. The
+inputs name the fault and the version of torch whose words are printed.
 """
 
 import ctypes
 import datetime as dt
+import json
 import os
 import queue
 import signal
@@ -16,9 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from flytekit import task
-
-from flytekitplugins.firstfault import Elastic
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # in a pod, only this folder is on the path
 
@@ -159,7 +158,7 @@ REDUCE: dict[str, Callable[[torch.Tensor], Any]] = {
 """What a faulty rank calls instead of the gradients' all-reduce."""
 
 
-def train(kind: str, culprit: int, version: str) -> int:
+def train(kind: str = "", culprit: int = 3, version: str = "2.7") -> int:
     """Train; one rank meets a fault."""
     gpu = install(version, marks())
     gpu.unblocks = kind == "rubbish"
@@ -190,19 +189,5 @@ def train(kind: str, culprit: int, version: str) -> int:
     return rank()
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
-def two_by_two(kind: str = "", culprit: int = 3, version: str = "2.7") -> int:
-    """Two nodes of two workers."""
-    return train(kind, culprit, version)
-
-
-@task(task_config=Elastic(nnodes=4, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
-def four_by_two(kind: str = "", culprit: int = 3, version: str = "2.7") -> int:
-    """Four nodes of two workers."""
-    return train(kind, culprit, version)
-
-
-@task(task_config=Elastic(nnodes=2, nproc_per_node=8, start_method="fork", increase_shared_mem=False))
-def two_by_eight(kind: str = "", culprit: int = 3, version: str = "2.7") -> int:
-    """Two nodes of eight workers."""
-    return train(kind, culprit, version)
+if __name__ == "__main__":
+    train(**json.loads(sys.argv[1]))

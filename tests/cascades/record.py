@@ -1,7 +1,8 @@
 """Runs the cases of the lab and records their documents: ``make cascades``.
 
 Each case becomes one zip file: the documents and the roster as they were in the storage, their times, and the truth as
-the injector wrote it. An existing file is not recorded again.
+the injector wrote it. An existing file is not recorded again. A program under torchrun that does not end as it should,
+or whose nodes print a wrong verdict, is not recorded.
 """
 
 from __future__ import annotations
@@ -27,26 +28,39 @@ from firstfault_proto.v1.errors_pb2 import RosterEntry, WorkerErrorDocument
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from tests.cascades.cases import CASES, NCCL, Case  # noqa: E402 - only now it is found
+from tests.cascades.cases import CASES, NCCL, PROGRAMS, Case  # noqa: E402 - only now it is found
+from tests.cascades.programs import (  # noqa: E402
+    complaints_of,
+    faketime,
+    files_of,
+    in_folder,
+    run_program,
+    truth_of,
+)
+from tests.cascades.replay import OF_PROGRAMS, RECORDED  # noqa: E402
 from tests.plugin.running import Ended, running  # noqa: E402
 from tests.s3_server import S3, serving  # noqa: E402
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-RECORDED = Path(__file__).parent / "recorded"
-TRAINING = Path(__file__).parent / "training.py"
-NCCL_TRAINING = Path(__file__).parent / "nccl_training.py"
+    from tests.cascades.replay import Files
+
+HERE = Path(__file__).parent
 
 
 def main(wanted: list[str]) -> int:
-    """Record the cases whose names begin with one of `wanted`, or all; return the number of failed recordings."""
-    RECORDED.mkdir(exist_ok=True)
+    """Record the missing cases whose names begin with one of `wanted`, or all; return the number of failed recordings.
+
+    "torchrun" stands for all programs.
+    """
+    OF_PROGRAMS.mkdir(exist_ok=True, parents=True)
     failed = 0
     with Lab() as lab:
-        for case in CASES.values():
-            file = RECORDED / f"{case.name}.zip"
-            if file.exists() or (wanted and not any(case.name.startswith(name) for name in wanted)):
+        for case in [*CASES.values(), *PROGRAMS.values()]:
+            file = (RECORDED if case.way is None else OF_PROGRAMS) / f"{case.name}.zip"
+            names = (case.name, "torchrun" if case.way is not None else case.name)
+            if file.exists() or (wanted and not any(name.startswith(tuple(wanted)) for name in names)):
                 continue
             began = time.monotonic()
             try:
@@ -68,7 +82,7 @@ class Run:
     """The injector's truth, by rank."""
     prefix: str
     """The output prefix."""
-    files: dict[str, tuple[bytes, int]]
+    files: Files
     """Content and time, nanoseconds, of every file below the output prefix's ``firstfault``."""
 
 
@@ -85,7 +99,18 @@ class Lab(contextlib.ExitStack):
             subprocess.TimeoutExpired: it did not end.
         """
         with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
-            _pack(case, file, self.run(case, Path(folder)))
+            if case.way is None:
+                run = self.run(case, Path(folder))
+                _pack(case, file, run.told, run.files, run.ended.attempt["engine"]["job"])
+                return
+            is_on_s3 = case.store == "s3"
+            job = run_program(case, Path(folder), self._started().uri("lab") if is_on_s3 else "")
+            files = _on_s3(self._started(), job.prefixes[0]) if is_on_s3 else files_of(job)
+            complaints = complaints_of(case, job, files)
+            if complaints:
+                texts = "\n".join(node.err[-3000:] for node in job.nodes)
+                raise ValueError("\n  ".join([*complaints, *texts.splitlines()]))
+            _pack(case, file, job.told, files, "torchrun")
 
     def run(self, case: Case, folder: Path) -> Run:
         """Run a case; its temporary files are in a folder.
@@ -105,7 +130,7 @@ class Lab(contextlib.ExitStack):
             for name, value in server.environment().items():
                 options += ["--env", f"{name}={value}"]
         inputs = {"kind": case.fault.removeprefix(NCCL), "culprit": case.culprit, **case.inputs}
-        with running(NCCL_TRAINING if case.is_nccl else TRAINING, task, folder, inputs, *options) as job:
+        with running(HERE / "tasks.py", task, folder, inputs, *options) as job:
             ended = job.end()
         told = [json.loads(path.read_text()) for path in sorted(job.marks.glob("truth-*.json"))]
         if not told:
@@ -113,7 +138,7 @@ class Lab(contextlib.ExitStack):
             raise ValueError(f"nothing was injected: {headline}; {ended.stderr[-500:]}")
         errors: str = ended.attempt["errors"]
         prefix = errors.removesuffix("/firstfault/errors")
-        files = _on_s3(self._started(), prefix) if case.store == "s3" else _in_folder(Path(prefix))
+        files = _on_s3(self._started(), prefix) if case.store == "s3" else in_folder(Path(prefix))
         return Run(ended, told, prefix, files)
 
     def _started(self) -> S3:
@@ -124,14 +149,7 @@ class Lab(contextlib.ExitStack):
         return self._server
 
 
-def _in_folder(prefix: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        str(path.relative_to(prefix)): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in sorted((prefix / "firstfault").glob("*/*.pb"))
-    }
-
-
-def _on_s3(server: S3, uri: str) -> dict[str, tuple[bytes, int]]:
+def _on_s3(server: S3, uri: str) -> Files:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     found = {}
     with contextlib.closing(server.client()) as client:
@@ -142,35 +160,11 @@ def _on_s3(server: S3, uri: str) -> dict[str, tuple[bytes, int]]:
     return found
 
 
-def faketime() -> Path:
-    """Return the library of Debian's `faketime`, which makes one process's clock wrong.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-    if not found:
-        raise ValueError("needs libfaketime; apt-get install faketime")
-    return found[0]
-
-
-def _pack(case: Case, file: Path, run: Run) -> None:
-    attempt = run.ended.attempt
-    truth = {
-        "fault": case.fault,
-        "scope": case.scope,
-        "ranks": [item["rank"] for item in run.told],
-        "nodes": sorted({item["node"] for item in run.told}),
-        "nodes_of_job": case.nodes,
-        "job": attempt["engine"]["job"],
-        "seconds": attempt["seconds"],
-        "times": {name: when for name, (_, when) in run.files.items()},
-    }
+def _pack(case: Case, file: Path, told: list[dict[str, Any]], files: Files, engine: str) -> None:
+    truth = {**truth_of(case, told), "job": engine, "times": {name: when for name, (_, when) in files.items()}}
     part = file.with_suffix(".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, (data, _) in run.files.items():
-            if not name.endswith(".pb"):
-                continue  # a bundle of copies
+        for name, (data, _) in files.items():
             archive.writestr(name, neutral(data, RosterEntry if "/roster/" in name else WorkerErrorDocument))
         archive.writestr("truth.json", json.dumps(truth, indent=1))
     shutil.move(part, file)

@@ -12,9 +12,9 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, Origin, Phase, Scope, Subject, Verdict
@@ -26,15 +26,19 @@ from firstfault.strategies._verdict import candidates
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
 from tests.cascades.calibration import Calibration
-from tests.cascades.cases import NCCL, NOT_KNOWN
+from tests.cascades.cases import NCCL, NOT_KNOWN, PROGRAMS
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
 
 RECORDED = Path(__file__).parent / "recorded"
+OF_PROGRAMS = RECORDED / "torchrun"
+"""Cascades of programs under torchrun."""
 TORCH = "ChildFailedError"
 LAST_WRITTEN = "last_written"
 STRATEGIES = ("evidence", "earliest", LAST_WRITTEN, TORCH)
+Files: TypeAlias = "dict[str, tuple[bytes, int | None]]"
+"""Content and time, nanoseconds, of files below an output prefix; None: a copy that another node has handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,28 @@ class Cascade:
 
 def load(file: Path) -> Cascade:
     """Read a recorded cascade as a reader finds it, with each node on its own machine."""
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(file) as archive:
         truth = json.loads(archive.read("truth.json"))
-        for name, when in truth["times"].items():
-            path = Path(archive.extract(name, folder))
-            os.utime(path, ns=(when, when))
-        job = MultiErrorFileOutputReader(folder, expected_nodes=truth["nodes_of_job"]).job()
-        return Cascade(file.stem, truth, replace(job, failures=tuple(map(_on_its_own_machine, job.failures))))
+        files = {name: (archive.read(name), when) for name, when in truth["times"].items()}
+    return Cascade(file.stem, truth, on_own_machines(job_of(files, truth["nodes_of_job"])))
+
+
+def job_of(files: Files, nodes: int) -> JobErrors:
+    """Return what a reader finds in files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (data, when) in files.items():
+            if when is not None:
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                os.utime(path, ns=(when, when))
+        copies = {name: data for name, (data, when) in files.items() if when is None}
+        return MultiErrorFileOutputReader(folder, expected_nodes=nodes, copies=copies).job()
+
+
+def on_own_machines(job: JobErrors) -> JobErrors:
+    """Return a job as if each node had its own machine and clock."""
+    return replace(job, failures=tuple(map(_on_its_own_machine, job.failures)))
 
 
 def _on_its_own_machine(failure: WorkerError) -> WorkerError:
@@ -146,38 +165,55 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--simulated", type=int, default=0, metavar="N", help="simulated cascades to calibrate on")
     parser.add_argument("--generated", nargs="*", type=Path, default=[], metavar="FOLDER", help="campaigns, likewise")
     options = parser.parse_args(arguments)
-    table: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    decisions: Counter[str] = Counter()
     calibration = Calibration()
     bad = 0
-    for file in sorted(RECORDED.glob("*.zip")):
-        if options.names and not any(file.stem.startswith(name) for name in options.names):
-            continue
-        cascade = load(file)
-        for strategy in STRATEGIES:
-            verdict = verdict_of(cascade, strategy)
-            outcome = judge(cascade.truth, verdict)
-            table[_row(cascade)][strategy][outcome] += 1
-            if outcome == "wrong" and verdict is not None and verdict.confidence == "high":
-                table[_row(cascade)][strategy]["sure"] += 1
-            decided = is_decided_right(cascade.truth, verdict)
-            decisions[strategy] += decided
-            if strategy != "evidence":
-                continue
-            if verdict is not None and verdict.scope is not Scope.UNDETERMINED:
-                calibration.add(_source(cascade), verdict.confidence, outcome)
-            is_good = decided and outcome == ("undetermined" if cascade.name in NOT_KNOWN else "right")
-            bad += not is_good
-            if options.verbose and (not is_good or options.names):
-                _explain(cascade, verdict, f"{outcome}, decision {'right' if decided else 'WRONG'}")
-    _print(table, decisions)
+    for folder in (RECORDED, OF_PROGRAMS):
+        tally = Tally()
+        for file in sorted(folder.glob("*.zip")):
+            if not options.names or file.stem.startswith(tuple(options.names)):
+                cascade = load(file)
+                for strategy in STRATEGIES:
+                    verdict = verdict_of(cascade, strategy)
+                    is_good = tally.add(cascade, strategy, verdict)
+                    if strategy == "evidence":
+                        bad += not is_good
+                        _count(calibration, cascade, verdict)
+                        if options.verbose and (not is_good or options.names):
+                            _explain(cascade, verdict)
+        _print(tally)
     _calibrate_on_others(calibration, options.incidents, options.simulated)
     _calibrate_on_generated(calibration, options.generated)
     print(f"\n{calibration.table()}")
     return 1 if bad or calibration.missed() else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of the verdicts on cascades."""
+
+    table: dict[str, dict[str, Counter[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+    """Outcomes, by row and strategy."""
+    decisions: Counter[str] = field(default_factory=Counter)
+    """Right decisions, by strategy."""
+
+    def add(self, cascade: Cascade, strategy: str, verdict: Verdict | None) -> bool:
+        """Count a strategy's verdict; return whether it and the decision are as expected."""
+        outcome, decided = judge(cascade.truth, verdict), is_decided_right(cascade.truth, verdict)
+        counts = self.table[_row(cascade)][strategy]
+        counts[outcome] += 1
+        counts["sure"] += outcome == "wrong" and verdict is not None and verdict.confidence == "high"
+        self.decisions[strategy] += decided
+        return decided and outcome == ("undetermined" if cascade.name in NOT_KNOWN else "right")
+
+
+def _count(calibration: Calibration, cascade: Cascade, verdict: Verdict | None) -> None:
+    if verdict is not None and verdict.scope is not Scope.UNDETERMINED:
+        calibration.add(_source(cascade), verdict.confidence, judge(cascade.truth, verdict))
+
+
 def _source(cascade: Cascade) -> str:
+    if cascade.name in PROGRAMS:
+        return "recorded, programs under torchrun"
     return "recorded, NCCL's behaviour" if cascade.truth["fault"].startswith(NCCL) else "recorded, gloo"
 
 
@@ -203,13 +239,21 @@ def _calibrate_on_generated(calibration: Calibration, folders: list[Path]) -> No
 
 
 def _row(cascade: Cascade) -> str:
-    """Return the table's row of a cascade: its fault and its options, without rank and number of nodes."""
+    """Return the table's row of a cascade: its fault and its options, without rank and number of nodes.
+
+    Of a program, how torchrun started it.
+    """
+    if cascade.name in PROGRAMS:
+        return f"torchrun: {PROGRAMS[cascade.name].way}"
     fault: str = cascade.truth["fault"]
     special = cascade.name.removeprefix(fault).partition("-rank")[0]
     return fault + special
 
 
-def _explain(cascade: Cascade, verdict: Verdict | None, outcome: str) -> None:
+def _explain(cascade: Cascade, verdict: Verdict | None) -> None:
+    outcome = (
+        f"{judge(cascade.truth, verdict)}, decision {'right' if is_decided_right(cascade.truth, verdict) else 'WRONG'}"
+    )
     print(
         f"\n{cascade.name}: {outcome}; truth {cascade.truth['scope']} {cascade.truth['ranks']} {cascade.truth['nodes']}"
     )
@@ -226,16 +270,16 @@ def _explain(cascade: Cascade, verdict: Verdict | None, outcome: str) -> None:
 _WIDTH = 31
 
 
-def _print(table: dict[str, dict[str, Counter[str]]], decisions: Counter[str]) -> None:
+def _print(tally: Tally) -> None:
     total: dict[str, Counter[str]] = defaultdict(Counter)
     print(f"\n{'':34}" + "".join(f"{name:>{_WIDTH}}" for name in STRATEGIES))
     print(f"{'fault':34}" + f"{'right  wrong (sure)  undeterm.':>{_WIDTH}}" * len(STRATEGIES))
-    for fault, row in sorted(table.items()):
+    for fault, row in sorted(tally.table.items()):
         print(f"{fault:34}" + "".join(_cell(row[name]) for name in STRATEGIES))
         for name in STRATEGIES:
             total[name] += row[name]
     print(f"{'all':34}" + "".join(_cell(total[name]) for name in STRATEGIES))
-    print(f"{'decided right':34}" + "".join(f"{decisions[name]:>{_WIDTH - 23}}{'':23}" for name in STRATEGIES))
+    print(f"{'decided right':34}" + "".join(f"{tally.decisions[name]:>{_WIDTH - 23}}{'':23}" for name in STRATEGIES))
 
 
 def _cell(counts: Counter[str]) -> str:

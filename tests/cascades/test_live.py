@@ -9,7 +9,8 @@ import pytest
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
 from tests.cascades.cases import CASES
-from tests.cascades.record import Lab, faketime
+from tests.cascades.programs import faketime
+from tests.cascades.record import Lab
 from tests.cascades.replay import is_decided_right, judge
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
 """The training loop of the cascade lab: every rank computes and reduces; one rank fails and writes down the truth.
 
-``firstfault run`` starts it; the task's inputs name the fault.
+``tasks.py`` calls it in a task of Flyte's. torchrun starts it as a program: ``training.py INPUTS``, in JSON.
 """
 
 import ctypes
 import datetime as dt
+import json
 import os
 import queue
 import resource
@@ -15,41 +16,28 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from flytekit import task
-from flytekit.exceptions.user import FlyteRecoverableException
-
-from flytekitplugins.firstfault import Elastic
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # in a pod, only this folder is on the path
 
-from tests.cascades.injecting import descendants, end_node, hang_in_c, marks, rank, truth
+from tests.cascades.injecting import clock_variables, descendants, end_node, hang_in_c, marks, rank, truth
 
-RENDEZVOUS_S = 15.0
+if TYPE_CHECKING or __name__ == "__main__":
+    from firstfault_torch import RecoverableError
+else:
+    from flytekit.exceptions.user import FlyteRecoverableException as RecoverableError
 
 
 def _set_clock() -> None:
-    """Restart this pod with a wrong wall clock, if the case asks for that.
-
-    The clock is read from a file, so that a fault may set it while the pod runs.
-    """
+    """Restart this pod with a wrong wall clock, if the case asks for that. The node of a program has it already."""
     pod, _, rest = os.environ.get("LAB_CLOCK", "").partition(" ")
     if not pod or not os.environ.get("HOSTNAME", "").endswith(pod) or "FAKETIME_TIMESTAMP_FILE" in os.environ:
         return
     seconds, _, library = rest.partition(" ")
-    file = marks() / "clock"
-    # the rendezvous drops a node whose clock is further off, so such a clock is set after the rendezvous
-    file.write_text(f"{seconds}\n" if abs(float(seconds)) < RENDEZVOUS_S else "+0\n")
-    clock = {
-        "LD_PRELOAD": library,
-        "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "clock"), os.environ.get("PYTHONPATH", "")]),
-    }
+    clock = clock_variables(float(seconds), library, marks() / "clock")
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **clock})  # noqa: S606 - the same command again
 
 
@@ -189,13 +177,13 @@ def chained() -> None:
         raise SystemError("training failed")  # noqa: B904 - a context, as people write it
 
 
-class ShardNotReady(FlyteRecoverableException):
+class ShardNotReadyError(RecoverableError):
     """A user's subclass of a recoverable exception."""
 
 
 def fetch() -> None:
     """Raise an exception that a retry may avoid."""
-    raise ShardNotReady("shard 7 is not there yet")
+    raise ShardNotReadyError("shard 7 is not there yet")
 
 
 def recoverable_from() -> None:
@@ -203,13 +191,13 @@ def recoverable_from() -> None:
     try:
         Path("/proc/1/shards/7").read_bytes()
     except OSError as error:
-        raise FlyteRecoverableException("shard 7 is not there yet") from error
+        raise RecoverableError("shard 7 is not there yet") from error
 
 
 def recoverable_in_finally() -> None:
     """Raise a recoverable exception, and clean up slowly."""
     try:
-        raise FlyteRecoverableException("shard 7 is not there yet")
+        raise RecoverableError("shard 7 is not there yet")
     finally:
         dist.destroy_process_group()
         time.sleep(CLEAN_UP_S)
@@ -227,7 +215,7 @@ def plain_from_recoverable() -> None:
     """Raise a plain exception from a recoverable one; the plain one counts."""
     try:
         fetch()
-    except FlyteRecoverableException as error:
+    except RecoverableError as error:
         raise ValueError("given up after 3 tries") from error
 
 
@@ -250,7 +238,7 @@ def set_clock_and_raise() -> None:
 
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": lambda: (_ for _ in ()).throw(ValueError("the batch has no labels")),
-    "recoverable": lambda: (_ for _ in ()).throw(FlyteRecoverableException("shard 7 is not there yet")),
+    "recoverable": lambda: (_ for _ in ()).throw(RecoverableError("shard 7 is not there yet")),
     "chained": chained,
     "loader": loader,
     "backward": in_backward,
@@ -325,7 +313,12 @@ def meet(kind: str, held: float = 0.0) -> None:
     FAULTS[name]()
 
 
-def _train(kind: str, culprit: int, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
+def train(
+    kind: str = "", culprit: int = 3, *, slow: int = -1, early: bool = False, held: float = 0.0, rounds: int = 0
+) -> float:
+    """Train; `culprit` fails, as `kind` says. If `rounds` is given, only in so many rounds."""
+    if rounds and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) >= rounds:
+        kind = ""
     if early and is_faulty(kind, culprit):
         time.sleep(1.0)  # by then the other ranks wait for this one
         meet(kind, held)
@@ -354,29 +347,5 @@ def _train(kind: str, culprit: int, slow: int = -1, early: bool = False, held: f
     return float(total)
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
-def two_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
-    """Two nodes of two workers."""
-    return _train(kind, culprit, slow, early, held)
-
-
-@task(task_config=Elastic(nnodes=4, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
-def four_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
-    """Four nodes of two workers."""
-    return _train(kind, culprit, slow, early, held)
-
-
-@task(
-    task_config=Elastic(
-        nnodes=2,
-        nproc_per_node=2,
-        start_method="fork",
-        max_restarts=1,
-        restarts_follow_policy=False,
-        increase_shared_mem=False,
-    )
-)
-def restarted(kind: str = "", culprit: int = 3, rounds: int = 2) -> float:
-    """Two nodes of two workers, with one restart; the fault comes in the first `rounds` rounds."""
-    again = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < rounds
-    return _train(kind if again else "", culprit)
+if __name__ == "__main__":
+    train(**json.loads(sys.argv[1]))

@@ -1,0 +1,190 @@
+"""Runs a job of programs on nodes that torchrun's own command line starts, and says what is wrong with its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.cascades.cases import Way
+
+__all__ = ["LONGEST_S", "Job", "Node", "run_job"]
+
+LONGEST_S = 150
+_LEAVING_S = 30
+"""The processes of a killed agent need a moment to end; one that stays would stay for minutes."""
+_DOORS = {"firstfault": ("-m", "firstfault", "torchrun"), "variable": ("-m", "torch.distributed.run")}
+_RENDEZVOUS = {
+    "static": "--master-addr=127.0.0.1 --master-port={port} --node-rank={node}",
+    "c10d": "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=job --rdzv-conf=is_host={is_host}",
+}
+_OF_TORCHS_BOX = (
+    "ChildFailedError",
+    "Root Cause (first observed failure)",
+    "torch.distributed.elastic.multiprocessing",
+)
+_MORE = "  more: firstfault show "
+_MOST_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The end of one node's launcher."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of firstfault, without the one that names this node's folder."""
+        lines = self.err.splitlines()
+        starts = [number for number, line in enumerate(lines) if line.startswith("firstfault: ")]
+        ends = [number for number, line in enumerate(lines) if line.startswith(_MORE)]
+        return lines[starts[-1] : ends[-1]] if starts and ends else []
+
+    @property
+    def prefix(self) -> str:
+        """The output prefix that it prints; empty if it prints none."""
+        return self.err.rpartition(_MORE)[2].split("\n")[0] if self.lines else ""
+
+    @property
+    def headline(self) -> str:
+        """What failed, and where; empty if the node says nothing."""
+        return self.lines[0].removeprefix("firstfault: ") if self.lines else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The end of a job."""
+
+    nodes: list[Node]
+    told: list[dict[str, Any]]
+    """The injector's truth, by rank."""
+    prefixes: list[str]
+    """Output prefixes: the common one, or each node's, as the nodes print them if the job failed."""
+    left: list[str]
+    """Command lines of processes that did not end."""
+
+    @property
+    def alive(self) -> list[Node]:
+        """The nodes whose agent was not killed."""
+        return [node for node in self.nodes if node.code != -signal.SIGKILL]
+
+    def complaints(self, killed: int = 0) -> list[str]:
+        """Return what is wrong with the end of a job that failed, of whose agents so many were killed."""
+        found = [f"left behind: {line}" for line in self.left]
+        if len(self.alive) != len(self.nodes) - killed:
+            found.append("an agent was killed that should not have been, or the other way round")
+        found += [f"exit code {node.code}" for node in self.alive if node.code != 1]
+        found += [f"printed {text}" for node in self.alive for text in _OF_TORCHS_BOX if text in node.err]
+        if any(not node.lines or len(node.lines) >= _MOST_LINES for node in self.alive):
+            found.append("a node has no lines, or too many")
+        if len({tuple(node.lines) for node in self.alive}) > 1:
+            found.append("the nodes differ: " + " | ".join(node.headline for node in self.alive))
+        return found
+
+
+def run_job(
+    folder: Path,
+    program: Sequence[str],
+    way: Way,
+    *,
+    nodes: int = 2,
+    options: Sequence[str] = (),
+    environments: Mapping[int, Mapping[str, str]] | None = None,
+    common: str = "",
+) -> Job:
+    """Run a job to its end, each node in a folder of its own and with two workers.
+
+    Args:
+        folder: for all files.
+        program: what torchrun starts: a script and its arguments, or options and these.
+        way: how.
+        nodes: their number.
+        options: of torchrun.
+        environments: variables of some nodes.
+        common: URI of the common folder, if it is not local.
+    """
+    port = get_free_port()
+    marks, temporary = folder / "marks", folder / "temporary"
+    for new in (marks, temporary):
+        new.mkdir(exist_ok=True)
+    started = []
+    for node in range(nodes):
+        own = folder / f"node-{node}"
+        own.mkdir()
+        environment = {
+            **os.environ,
+            "FIRSTFAULT_NODE": f"host-{node}",
+            "HOSTNAME": f"host-{node}",
+            "MARKS": str(marks),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            **({"FIRSTFAULT": "1"} if way.door == "variable" else {}),
+            **({"FIRSTFAULT_FOLDER": common or str(folder / "common")} if way.folder == "common" else {}),
+            **(environments or {}).get(node, {}),
+        }
+        rendezvous = _RENDEZVOUS[way.rendezvous].format(port=port, node=node, is_host=int(node == 0)).split()
+        command = [*_DOORS[way.door], f"--nnodes={nodes}", "--nproc-per-node=2", *rendezvous, *options, *program]
+        with (own / "out").open("wb") as out, (own / "err").open("wb") as err:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=own,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                )
+            )
+    try:
+        deadline = time.monotonic() + LONGEST_S
+        for process in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        left = _left_behind(marks)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    ended = [
+        Node(process.returncode, *((folder / f"node-{node}" / name).read_text() for name in ("out", "err")))
+        for node, process in enumerate(started)
+    ]
+    told = [json.loads(path.read_text()) for path in sorted(marks.glob("truth-*.json"))]
+    shown = dict.fromkeys(node.prefix for node in ended if node.prefix)
+    return Job(ended, told, [*shown] or [str(found.parent) for found in folder.glob("**/0/firstfault")], left)
+
+
+def _left_behind(marks: Path) -> list[str]:
+    """Wait until no process of the job lives; end those that stay, and return their command lines."""
+    deadline = time.monotonic() + _LEAVING_S
+    while (left := _processes(marks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return [*left.values()]
+
+
+def _processes(marks: Path) -> dict[int, str]:
+    """Return the command lines of the job's processes, which have its folder in their environment."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"\0MARKS={marks}\0".encode() in b"\0" + (process / "environ").read_bytes() + b"\0":
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+    return {pid: line for pid, line in found.items() if line}
