@@ -11,13 +11,11 @@ from flytekit.bin.entrypoint import setup_execution
 from flytekit.core.mock_stats import MockStats
 
 from firstfault_torch.options import Options
-from flytekitplugins.firstfault.entrypoints import run_forked
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint
 from flytekitplugins.firstfault.pytorch import run_in_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.prefix import Prefix
@@ -65,18 +63,8 @@ def _read() -> bytes | None:
     return found
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda _: run_forked(_read).return_value,
-        lambda prefix: run_in_pod(_read, FlyteEngine(prefix.uri, in_pod=True), Options()),
-    ],
-    ids=["worker", "pod"],
-)
-def test_a_task_that_reads_what_was_not_saved(
-    run: Callable[[Prefix], object], prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker of an Elastic task, and the pod of a PyTorch task, read None without preparing anything."""
+def test_a_task_that_reads_what_was_not_saved(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod of a PyTorch task reads None without preparing anything."""
     monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
     for name, value in {**prefix.recording().environment(), "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -85,4 +73,4 @@ def test_a_task_that_reads_what_was_not_saved(
         checkpoint_path=str(tmp_path / "checkpoint"),
         prev_checkpoint=str(tmp_path / "before"),
     ):
-        assert run(prefix) is None
+        assert run_in_pod(_read, FlyteEngine(prefix.uri, in_pod=True), Options()) is None

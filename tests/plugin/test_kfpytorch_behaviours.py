@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -131,7 +132,8 @@ def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         patched.delenv("OMP_NUM_THREADS", raising=False)
         # flytekit leaves its socket for statistics open, and its folder for checkpoints to the garbage collector
         patched.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
-        (folder / "before").write_bytes(b"of the attempt before")
+        if request.param == "spawn":
+            (folder / "before").write_bytes(b"of the attempt before")
         with setup_execution(
             raw_output_data_prefix=str(folder / "raw"),
             checkpoint_path=str(folder / "checkpoint"),
@@ -166,7 +168,7 @@ def test_workers_have_the_tasks_context(pod: Pod) -> None:
     assert pod.facts["restarts"]
     assert pod.facts["watchdog"]
     assert pod.facts["checkpoint"] == [str(pod.folder / "checkpoint"), str(pod.folder / "before")]
-    assert pod.facts["before"] == "of the attempt before"
+    assert pod.facts["before"] == ("of the attempt before" if (pod.folder / "before").exists() else "")
     written = [path for path in (pod.folder / "checkpoint").rglob("*") if path.is_file()]
     assert [path.read_bytes() for path in written] == [b"of this attempt"]
     assert "deck of rank 0" in pod.decks
@@ -442,9 +444,15 @@ CONFIGURATIONS = {
     ),
     "workers by their older name": lambda module: module.PyTorch(num_workers=2),
 }
+_DATA = V1VolumeMount(name="data", mount_path="/data")
+_VOLUME = V1Volume(name="data", empty_dir=V1EmptyDirVolumeSource())
+_WITH_VOLUME = PodTemplate(
+    pod_spec=V1PodSpec(containers=[V1Container(name="primary", volume_mounts=[_DATA])], volumes=[_VOLUME])
+)
 OPTIONS = {
     "plain": ({"increase_shared_mem": False}, {}),
     "increase_shared_mem": ({"increase_shared_mem": True}, {}),
+    "increase_shared_mem beside a volume": ({"increase_shared_mem": True}, {"pod_template": _WITH_VOLUME}),
     "shared_memory": ({"increase_shared_mem": True}, {"shared_memory": "2Gi"}),
     "everything": (
         {"increase_shared_mem": True},
@@ -473,10 +481,7 @@ def _task_of(module: Any, configuration: str, option: str) -> Any:
     fields, options = OPTIONS[option]
     config = CONFIGURATIONS[configuration](module)
     config.increase_shared_mem = fields["increase_shared_mem"]
-    if "pod_template" in options:
-        # each task changes its own copy
-        options = {**options, "pod_template": PodTemplate(labels={"a": "b"}, primary_container_name="primary")}
-    return task(task_config=config, **options)(train)
+    return task(task_config=config, **copy.deepcopy(options))(train)  # each task changes its template
 
 
 # both plugins warn of the older way to get shared memory; ours has its own test
@@ -525,34 +530,6 @@ def test_the_strategy_is_in_the_environment(
 
 def _containers(*names: str, **fields: Any) -> PodTemplate:
     return PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name=name, **fields) for name in names]))
-
-
-@pytest.mark.parametrize("kind", [Elastic, lambda: PyTorch(worker=Worker(replicas=1))])
-@pytest.mark.parametrize("template", [None, PodTemplate(), _containers("primary")], ids=["none", "empty", "primary"])
-def test_shared_memory(kind: Any, template: PodTemplate | None) -> None:
-    """By default a memory volume is mounted at /dev/shm of the primary container, with a warning of the newer way."""
-    with pytest.warns(DeprecationWarning, match=r"use @task\(shared_memory=True\) instead"):
-        own = task(task_config=kind(), pod_template=template)(train)
-    spec = own.pod_template.pod_spec
-    (container,) = spec.containers
-    (volume,) = [item for item in spec.volumes if item.name == container.volume_mounts[-1].name]
-    assert container.name == "primary"
-    assert container.volume_mounts[-1].mount_path == "/dev/shm"  # noqa: S108 - the path in question
-    assert volume.empty_dir.medium == "Memory"
-    spec.volumes.clear()
-    container.volume_mounts.clear()  # the template is one of the parameters
-
-
-def test_shared_memory_beside_other_volumes() -> None:
-    """The user's volumes and mounts are kept."""
-    data = V1VolumeMount(name="data", mount_path="/data")
-    template = _containers("primary", volume_mounts=[data])
-    template.pod_spec.volumes = [V1Volume(name="data", empty_dir=V1EmptyDirVolumeSource())]
-    with pytest.warns(DeprecationWarning, match="increase_shared_mem"):
-        own = task(task_config=Elastic(), pod_template=template)(train)
-    spec = own.pod_template.pod_spec
-    assert [mount.mount_path for mount in spec.containers[0].volume_mounts] == ["/data", "/dev/shm"]  # noqa: S108
-    assert [volume.name for volume in spec.volumes] == ["data", "shm"]
 
 
 @pytest.mark.parametrize(
