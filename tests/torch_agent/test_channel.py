@@ -47,12 +47,13 @@ class Agent:
 @pytest.fixture
 def agent(folder: Path) -> Iterator[Agent]:
     """Open an agent's channel; its thread does not outlive the test."""
+    before = set(threading.enumerate())
     one = Agent(folder)
+    (thread,) = {thread for thread in threading.enumerate() if thread.name == "firstfault-channel"} - before
     yield one
-    threads = [thread for thread in threading.enumerate() if thread.name == "firstfault-channel"]
     one.channel.close()
-    threads[0].join(LONG_S)
-    assert not threads[0].is_alive()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
