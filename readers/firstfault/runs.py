@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FOLDERS = (".firstfault/torchrun", ".firstfault/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs, unless they are told otherwise."""
+PRUNED = (*FOLDERS, ".firstfault/logs")
+"""The same, and where ``firstfault run`` leaves its logs if its store is remote."""
 MARK = "firstfault.run"
 """Has a line for each node that began the run: its host's name. The nodes hold locks on it while they run."""
 

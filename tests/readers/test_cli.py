@@ -126,11 +126,11 @@ def test_no_readable_document_is_no_root_cause(
         (("help", "shwo"), "unknown command 'shwo'; did you mean 'show'?"),
         (
             ("frobnicate",),
-            "unknown command 'frobnicate'; commands are classify, help, ls, run, show, torchrun and watch (see",
+            "unknown command 'frobnicate'; commands are classify, doctor, help, ls, prune, run, show",
         ),
         (
             (),
-            "missing command; commands are classify, help, ls, run, show, torchrun and watch (see 'firstfault --help')",
+            "missing command; commands are classify, doctor, help, ls, prune, run, show, torchrun and watch",
         ),
         (("--debug",), "missing command"),
         (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),

@@ -61,9 +61,9 @@ def test_names_of_folders(value: str, cleaned: str | None) -> None:
 
 
 def test_an_attempt_that_is_not_a_number() -> None:
-    """One line names the variable."""
-    with pytest.raises(ValueError, match="FIRSTFAULT_ATTEMPT must be 0 or more, not 'two'"):
-        who("", {"FIRSTFAULT_ATTEMPT": "two"})
+    """It does not count."""
+    found = who("", {"FIRSTFAULT_ATTEMPT": "two", "SLURM_RESTART_COUNT": "3"})
+    assert found.attempt == ("3", "SLURM_RESTART_COUNT")
 
 
 def _folder(monkeypatch: pytest.MonkeyPatch, root: object, meet: object = None, **environment: str) -> str:

@@ -17,6 +17,7 @@ is not collected.
 | `MultiprocessContext._ret_vals`, `_return_values`, `_worker_finished_event` | results, and that workers may end |
 | `DynamicRendezvousHandler._bootstrap_store_info`, `_shared_tcp_store_server` | a store for each round |
 | `_store` of `DynamicRendezvousHandler` and `StaticTCPRendezvous` | one name for a run on all its nodes |
+| `RendezvousHandlerRegistry._registry` | whether torch loads our entry point, for `firstfault doctor` |
 | ``torchelastic/agent/terminal_state`` | the keys of torch's exit barrier |
 | `distributed_c10d.destroy_process_group.__code__` | seeing an exception before the sockets close |
 | `distributed_c10d._world`, `_unregister_all_process_groups`, `ProcessGroup._get_backend` | restarts in a process |

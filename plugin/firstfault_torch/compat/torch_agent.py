@@ -6,16 +6,17 @@ import inspect
 import logging
 import os
 import signal
-import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from firstfault_torch.compat import warn_once
 from firstfault_torch.error_file import is_readable, read_traceback
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import begun, caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -249,6 +250,11 @@ def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
     return (*hooks, *attributes)
 
 
+def has_handler(name: str) -> bool:
+    """Whether torch has loaded a rendezvous handler of this name."""
+    return name in getattr(rendezvous_handler_registry, "_registry", {})
+
+
 def forget_shared_store(handler: Any) -> None:
     """Let the next rendezvous make a new store for the workers. A torch that makes one anyway has no such names."""
     for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
@@ -263,27 +269,14 @@ def job_store(handler: Any) -> Any:
     """
     backend = handler.get_backend()
     if backend == "static":
-        _meet(handler)
+        errors: list[BaseException | None] = []
+        # in a thread: a signal then ends the wait
+        begun(lambda: errors.append(caught(handler.next_rendezvous)[1]), "meeting the other nodes").wait()
+        if errors and errors[0] is not None:
+            failed: Future[Any] = Future()
+            failed.set_exception(errors[0])
+            handler.next_rendezvous = failed.result
     return getattr(handler, "_store", None) if backend in {"c10d", "static"} else None
-
-
-def _meet(handler: Any) -> None:
-    """Wait for the other nodes as torch does, which returns at once the second time; a signal ends the wait."""
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def meet() -> None:
-        _, error = caught(handler.next_rendezvous)
-        errors.extend(filter(None, [error]))
-        done.set()
-
-    def fail() -> Any:
-        raise errors[0]
-
-    threading.Thread(target=meet, name="firstfault-rendezvous", daemon=True).start()
-    done.wait()
-    if errors:
-        handler.next_rendezvous = fail
 
 
 def worker_processes(context: Any) -> Sequence[WorkerProcess]:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -14,17 +15,19 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
+from firstfault.runs import begin_run
 from firstfault.store import split_name
 from firstfault_torch.agent.agent import PeerFailedError
 from firstfault_torch.agent.launch import Job, Prepared, results_of
-from firstfault_torch.budgets import TORCHRUN_STOP_S
+from firstfault_torch.budgets import LEAVING_FILES_S, TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
-from firstfault_torch.torchrun.folder import chosen_folder
+from firstfault_torch.torchrun.folder import chosen_folder, fallback_folder
 from firstfault_torch.torchrun.identity import who
 from firstfault_torch.torchrun.settings import drop_invalid, options_of
 from firstfault_torch.worker.recording import RecordedFunction
@@ -105,6 +108,9 @@ class TorchrunAgent(LocalElasticAgent):
             results = run_node(job, engine=engine, options=options_of(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
             is_told = is_program and failed.verdict is not None
+            if is_told and failed.verdict is not None and not failed.verdict.durable:
+                sys.stdout.flush()
+                os._exit(_FAILED)  # Python's end would wait for a thread that waits for the folder
             if isinstance(failed.error, ChildFailedError):
                 failures = failed.error.failures
                 if is_told:
@@ -151,11 +157,36 @@ def _print_no_more_of(told: Any) -> None:
 class TorchrunEngine(PlainEngine):
     """`PlainEngine` for a job of programs: a few lines at the end of the output tell what failed."""
 
+    def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
+        """Write the verdict into the attempt's folder, or, if that cannot be written, into one for temporary files."""
+        published = PlainEngine.publish(self, verdict, **how)
+        if not published.durable:
+            bounded(partial(_leave, verdict, self._on_node), LEAVING_FILES_S, "leaving the verdict on this node")
+        return published
+
+    @property
+    def _on_node(self) -> Path:
+        run, attempt = split_name(self.identity().output_prefix)
+        return Path(fallback_folder(), split_name(run)[1], attempt)
+
     def announce(self, verdict: SealedVerdict) -> None:
         """Print what failed, where, whether to run the job again, and the command that shows the rest."""
         rows = dict(line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line)
         lines = [f"firstfault: {verdict.verdict.headline}"]
         lines += [f"  {name}: {rows[name]}" for name in _ROWS if name in rows]
-        lines.append(f"  more: firstfault show {self.identity().output_prefix}")
+        prefix = self.identity().output_prefix
+        if (self._on_node / ERROR_FILE).exists() and prefix != str(self._on_node):
+            lines.append(f"  stored: no, {prefix} could not be written; `firstfault doctor` tries it, and tells why")
+            prefix = str(self._on_node)
+        lines.append(f"  more: firstfault show {prefix}")
         sys.stderr.write("\n".join([*lines, ""]))
         sys.stderr.flush()
+
+
+def _leave(verdict: SealedVerdict, folder: Path) -> None:
+    """Write a verdict and the documents that it rests on."""
+    os.close(begin_run(folder.parent))
+    (folder / ROSTER).mkdir(parents=True, exist_ok=True)
+    if verdict.bundle:
+        (folder / ROSTER / bundle_name(verdict.bundle, of_nodes=True)).write_bytes(verdict.bundle)
+    (folder / ERROR_FILE).write_bytes(verdict.document)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from firstfault.cli._ls import ls
+from firstfault.cli._prune import prune
 from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
 from firstfault.cli._watch import watch
@@ -203,7 +204,7 @@ def _text(row: dict[str, Any], key: str, number: int) -> str:
     return value
 
 
-for _command in (classify, help_, ls, show, watch):
+for _command in (classify, help_, ls, prune, show, watch):
     group.add_command(_command)
 
 

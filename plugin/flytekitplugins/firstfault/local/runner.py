@@ -164,12 +164,24 @@ def run_task(
         StoreError: the store cannot be written or read.
     """
     plan = _plan(settings)
-    tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
     mark = begin_run(plan.folder)
-    try:
-        attempts = _attempts(plan, tell, look)
-    finally:
-        os.close(mark)
+    tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
+    attempts: list[Attempt] = []
+    used = {Origin.USER: 0, Origin.SYSTEM: 0}
+    while True:
+        attempt = _attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
+        attempts.append(attempt)
+        if attempt.status != "failed" or attempt.conclusion is None:
+            break
+        decision = attempt.conclusion.decision
+        budget, limit = Origin.USER, plan.retries
+        if decision.origin is Origin.SYSTEM:
+            budget, limit = Origin.SYSTEM, settings.system_retries
+        if not decision.retry or used[budget] >= limit:
+            break
+        used[budget] += 1
+        tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
+    os.close(mark)
     last = attempts[-1]
     outputs = {}
     if last.status == "succeeded":
@@ -206,28 +218,7 @@ def _plan(settings: RunSettings) -> _Plan:
     return _Plan(task, command, root, name, base, local, nodes, pods, retries, settings)
 
 
-# --- attempts -------------------------------------------------------------------------------------------------------
-
-
-def _attempts(
-    plan: _Plan, tell: Callable[[str], None], look: Callable[[Running], AbstractContextManager[object]]
-) -> list[Attempt]:
-    """Run attempts until one succeeds, or may not be followed by another one."""
-    attempts: list[Attempt] = []
-    used = {Origin.USER: 0, Origin.SYSTEM: 0}
-    while True:
-        attempt = _attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
-        attempts.append(attempt)
-        if attempt.status != "failed" or attempt.conclusion is None:
-            return attempts
-        decision = attempt.conclusion.decision
-        budget, limit = Origin.USER, plan.retries
-        if decision.origin is Origin.SYSTEM:
-            budget, limit = Origin.SYSTEM, plan.settings.system_retries
-        if not decision.retry or used[budget] >= limit:
-            return attempts
-        used[budget] += 1
-        tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
+# --- one attempt ----------------------------------------------------------------------------------------------------
 
 
 def _attempt(

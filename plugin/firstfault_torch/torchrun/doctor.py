@@ -1,0 +1,163 @@
+"""``firstfault doctor``: whether a job of torchrun would be recorded in this environment, and why not."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from firstfault.cli import EXIT, debug_option
+from firstfault.errors import StoreError
+from firstfault.store import is_remote, join, open_store
+from firstfault.sync import run_sync
+from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_STORAGE_S
+from firstfault_torch.context import WORKER_VARIABLE
+from firstfault_torch.guard import bounded, caught
+from firstfault_torch.torchrun.folder import VARIABLE, fallback_folder, given_folder, root_folder
+from firstfault_torch.torchrun.identity import who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
+"""The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""
+_PACKAGES = {"torch": "torch", "flytekit": "flytekit", "extra s3": "s3fs", "extra gcs": "gcsfs", "extra azure": "adlfs"}
+_OK, _NO, _FACT = "ok", "NO", "--"
+_Check = tuple[str, str, str]
+"""State, subject and text of a line. `_FACT` prevents nothing."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.doctor/v1).")
+@debug_option
+def doctor(as_json: bool) -> None:
+    """Tell whether torchrun's jobs are recorded in this environment, and as what.
+
+    Run it where the job will run: in its image, with its variables, in its working folder. It writes a small file into
+    the folder of the documents, lists the folder, and reads the file.
+
+    \b
+    Exit codes: 0 a job would be recorded, 1 it would not.
+
+    \b
+    Examples:
+      firstfault doctor
+      FIRSTFAULT=1 FIRSTFAULT_FOLDER=s3://bucket/runs firstfault doctor --json
+    """  # noqa: D301 - click's mark of lines to keep
+    checks = list(_checks())
+    refused = [name for state, name, _ in checks if state == _NO]
+    but = "; those of `firstfault torchrun` are" if refused == ["switch"] else ""
+    lines = [f"{state}  {name:10} {text}" for state, name, text in checks]
+    lines.append(f"torchrun's jobs are not recorded here{but}" if refused else "torchrun's jobs are recorded here")
+    if as_json:
+        ok = {_OK: True, _NO: False, _FACT: None}
+        rows = [{"name": name, "ok": ok[state], "text": text} for state, name, text in checks]
+        lines = [json.dumps({"schema": "firstfault.doctor/v1", "recorded": not refused, "checks": rows})]
+    click.echo("\n".join(lines))
+    sys.stdout.flush()
+    os._exit(EXIT.TOOL_FAILED if refused else EXIT.OK)  # a thread may wait for a folder that does not answer
+
+
+def _checks() -> Iterator[_Check]:
+    versions = {name: caught(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
+    others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+    own = importlib.metadata.version("firstfault")
+    yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
+    yield _switch()
+    yield _torch()
+    yield _workers()
+    yield _storage()
+    this = who(os.environ.get("PET_RDZV_ID", ""))
+    yield _FACT, "job", str(this.job) if this.job.value else f"{this.job} but torchrun's --rdzv-id"
+    yield _FACT, "attempt", f"{this.number} ({this.attempt.source})"
+    yield _FACT, "node", f"{this.node}; namespace: {this.namespace}"
+    run = this.job.value or "<time>-<host>-<process>"
+    yield _FACT, "documents", f"{join(root_folder(), run, this.number)}, if no run before has this name"
+
+
+def _switch() -> _Check:
+    value = os.environ.get("FIRSTFAULT", "")
+    if "FIRSTFAULT_OUTPUT_PREFIX" in os.environ:
+        return _NO, "switch", "this is a worker of a job under firstfault: a launcher in it is torch's own"
+    if value == "1":
+        return _OK, "switch", "FIRSTFAULT=1: torchrun runs under firstfault"
+    return _NO, "switch", f"FIRSTFAULT is {value or 'not set'}: set FIRSTFAULT=1, or start `firstfault torchrun`"
+
+
+def _torch() -> _Check:
+    if importlib.util.find_spec("torch") is None:
+        return _NO, "torch", "not installed in this Python: install firstfault's extra torch"
+    missing, error = caught(_missing_in_torch, Exception)
+    if missing is None or missing:
+        return _NO, "torch", f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}"
+    return _OK, "torch", "as firstfault expects it, and loads firstfault's entry point"
+
+
+def _missing_in_torch() -> list[str]:
+    """Return what firstfault does not find in this torch, which loads the entry points when it is imported."""
+    from firstfault_torch.compat.torch_agent import has_handler, missing_names  # noqa: PLC0415 - may not be installed
+
+    launcher = importlib.import_module("torch.distributed.launcher.api")
+    missing = [*missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
+    if not has_handler("firstfault"):
+        installed = importlib.metadata.entry_points(group="torchrun.handlers", name="firstfault")
+        how = "this torch loads none: start `firstfault torchrun`" if installed else "reinstall firstfault"
+        missing.append(f"firstfault's entry point in torchrun.handlers ({how})")
+    return missing
+
+
+def _workers() -> _Check:
+    """Look whether the Python of the workers reads firstfault.pth."""
+    python = os.environ.get("PYTHON_EXEC", sys.executable)
+    command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]
+    environment = {**os.environ, WORKER_VARIABLE: "doctor"}
+    start = partial(subprocess.run, command, env=environment, timeout=DOCTOR_PYTHON_S, capture_output=True, check=True)
+    _, error = caught(start, Exception)
+    if error is None:
+        return _OK, "workers", f"{python} reads firstfault.pth"
+    why = "" if isinstance(error, subprocess.CalledProcessError) else f" ({error})"
+    return _NO, "workers", f"{python} reads no firstfault.pth: is firstfault installed there? Is it python -S?{why}"
+
+
+def _storage() -> _Check:
+    folder, began = root_folder(), time.monotonic()
+    probe = partial(caught, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception)
+    _, error = bounded(probe, DOCTOR_STORAGE_S, "trying the storage") or (None, TimeoutError())
+    name = VARIABLE if given_folder() else f"{VARIABLE} is not set"
+    if error is None:
+        took = time.monotonic() - began
+        return _OK, "storage", f"{folder} was written, listed and read in {took:.2f} s ({name})"
+    why = f"no answer within {DOCTOR_STORAGE_S:g} s" if isinstance(error, TimeoutError) else str(error)
+    text = f"{folder}: {why} ({name}); documents would be in {fallback_folder()}"
+    return _NO if given_folder() else _FACT, "storage", text
+
+
+def _try_local(folder: str) -> None:
+    place = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
+    with tempfile.NamedTemporaryFile(dir=place, prefix=_PROBE) as file:
+        file.write(_TEXT)
+        file.flush()
+        os.fsync(file.fileno())
+        if Path(file.name) not in place.iterdir() or Path(file.name).read_bytes() != _TEXT:
+            raise OSError(f"{file.name} was written, and is not there")
+
+
+def _try_remote(folder: str) -> None:
+    async def look() -> None:
+        async with open_store(folder, attempts=1) as store:
+            await store.put(f"{_PROBE}/probe", _TEXT)
+            if not await store.list(_PROBE) or await store.get(f"{_PROBE}/probe") != _TEXT:
+                raise StoreError(f"{folder}/{_PROBE}/probe was written, and is not there")
+
+    run_sync(look())

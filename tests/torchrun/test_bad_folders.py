@@ -1,0 +1,96 @@
+"""Folders of documents that cannot be written: a job ends as it would, soon, and one line tells what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from firstfault import MultiErrorFileOutputReader
+
+LONGEST_S = 60
+"""A folder that answers nothing would hold a job up for ever."""
+HERE = Path(__file__).parent
+CHOOSE = """
+from firstfault_torch.torchrun.folder import chosen_folder
+from firstfault_torch.torchrun.identity import who
+print(chosen_folder(who("job", {}), None).folder)
+"""
+SUCCEEDS = "print('trained', flush=True)"
+FILLS = """
+import os
+try:
+    with open(os.environ['FIRSTFAULT_FOLDER'] + '/checkpoint', 'wb', 0) as file:
+        while True:
+            file.write(bytes(1024))
+except OSError:
+    raise ValueError('batch 7 has no labels') from None
+"""
+
+
+def _on(kind: str, tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with a bad folder of documents, and return how it ended."""
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    (tmp_path / "tmp").mkdir()
+    environment = {
+        **os.environ,
+        "FIRSTFAULT_FOLDER": str(folder),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    apart = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, str(HERE / "on_bad_folder.py")]
+    whole = [*apart, kind, str(folder), sys.executable, *command]
+    ended = subprocess.run(
+        whole, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False
+    )
+    if ended.returncode == 77 or "unshare" in ended.stderr:
+        pytest.skip(f"this machine forbids mounts: {ended.stderr}")
+    return ended
+
+
+def _torchrun(program: str) -> tuple[str, ...]:
+    launcher = ("-m", "firstfault", "torchrun", "--nproc-per-node", "2")
+    return (*launcher, "--no-python", sys.executable, "-c", program)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("read-only", r"cannot be written \(.*Read-only file system.*\)"),
+        ("full", r"cannot be written \(.*No space left on device.*\)"),
+    ],
+)
+def test_another_folder(kind: str, why: str, tmp_path: Path) -> None:
+    """A node that cannot write the folder records in one for temporary files, and one line says so."""
+    ended = _on(kind, tmp_path, "-c", CHOOSE)
+    other = tmp_path / "tmp" / ".firstfault" / "torchrun" / "job" / "0"
+    assert ended.stdout == f"{other}\n"
+    told = rf"{tmp_path}/documents {why}; this node's documents are in {other}\. Make it writable, or set .*\n"
+    assert re.fullmatch(told, ended.stderr)
+
+
+@pytest.mark.jobs
+def test_a_dead_folder(tmp_path: Path) -> None:
+    """A job that succeeds does so on a mount that answers nothing."""
+    ended = _on("dead", tmp_path, *_torchrun(SUCCEEDS))
+    assert (ended.returncode, ended.stdout) == (0, "trained\ntrained\n")
+    assert re.fullmatch(r".* did not answer within 5 s; this node's documents are in .*\n", ended.stderr)
+
+
+@pytest.mark.jobs
+def test_a_folder_that_fills(tmp_path: Path) -> None:
+    """A job that fills its folder fails with its verdict, and its documents are shown from another folder."""
+    ended = _on("small", tmp_path, *_torchrun(FILLS))
+    assert ended.returncode == 1
+    assert "firstfault: ValueError, rank" in ended.stderr
+    stored, more = ended.stderr.splitlines()[-2:]
+    assert stored.startswith(f"  stored: no, {tmp_path}/documents/")
+    folder = more.removeprefix("  more: firstfault show ")
+    verdict = MultiErrorFileOutputReader(folder).verdict()
+    assert (verdict.code, verdict.category) == ("USER:ValueError", "disk_full")

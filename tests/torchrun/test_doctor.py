@@ -1,0 +1,73 @@
+"""``firstfault doctor`` tells what is wrong with an environment, and as what a job in it would be recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOT_HERE = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main(['doctor', '--json'])"
+DOCTOR = ("-m", "firstfault", "doctor", "--json")
+
+
+def _doctor(folder: Path, *command: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code, and the checks that a job would not pass, by name; under "all" every text."""
+    ended = subprocess.run(
+        [sys.executable, *(command or DOCTOR)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    checks = json.loads(ended.stdout)["checks"]
+    refused = {check["name"]: check["text"] for check in checks if check["ok"] is False}
+    return ended.returncode, {**refused, "all": {check["name"]: check["text"] for check in checks}}
+
+
+def test_a_good_environment(tmp_path: Path) -> None:
+    """All is well, the folder is as before, and each part of the identity has its source."""
+    code, told = _doctor(tmp_path, FIRSTFAULT="1", SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2", POD_NAMESPACE="ml")
+    assert (code, set(told), list(tmp_path.iterdir())) == (0, {"all"}, [])
+    assert told["all"]["job"] == "4711 (SLURM_JOB_ID)"
+    assert told["all"]["attempt"] == "2 (SLURM_RESTART_COUNT)"
+    assert told["all"]["node"] == f"{socket.gethostname()} (the host's name); namespace: ml (POD_NAMESPACE)"
+    assert told["all"]["documents"].startswith(f"{tmp_path}/.firstfault/torchrun/4711/2")
+
+
+def test_a_bad_environment(tmp_path: Path) -> None:
+    """The variable, another Python for the workers, and a folder that is a file are all named."""
+    (tmp_path / "file").touch()
+    given = {"FIRSTFAULT_FOLDER": "file", "PYTHON_EXEC": "/bin/false"}
+    code, told = _doctor(tmp_path, FIRSTFAULT="", **given)
+    assert (code, set(told)) == (1, {"all", "switch", "workers", "storage"})
+    assert told["switch"] == "FIRSTFAULT is not set: set FIRSTFAULT=1, or start `firstfault torchrun`"
+    assert told["workers"].startswith("/bin/false reads no firstfault.pth")
+    assert "Not a directory" in told["storage"]
+
+
+def test_without_torch(tmp_path: Path) -> None:
+    """Where torch is not installed, it says so."""
+    code, told = _doctor(tmp_path, "-c", NOT_HERE, FIRSTFAULT="1")
+    assert (code, set(told)) == (1, {"all", "torch"})
+    assert told["torch"] == "not installed in this Python: install firstfault's extra torch"
+
+
+@pytest.mark.s3
+def test_a_storage(s3: Any, tmp_path: Path) -> None:
+    """A storage is written, listed and read; a bucket that does not exist is named."""
+    environment = {"FIRSTFAULT": "1", **s3.environment()}
+    folder = s3.uri("runs")
+    code, told = _doctor(tmp_path, **environment, FIRSTFAULT_FOLDER=folder)
+    assert (code, told["all"]["storage"].split(" was ")[0]) == (0, folder)
+    code, told = _doctor(tmp_path, **environment, FIRSTFAULT_FOLDER="s3://no-such-bucket/runs")
+    assert (code, set(told)) == (1, {"all", "storage"})
