@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.jobs
 
+ROOT = Path(__file__).parents[2]
 TRAINING = Path(__file__).parent / "training.py"
 CASCADES: dict[str, str | tuple[str, ...]] = {
     "raise-firstfault-c10d-own-rank3-of4": "ValueError, rank 3 on host-1: the batch has no labels",
@@ -88,3 +89,10 @@ def test_success(tmp_path: Path) -> None:
         (0, ["rank 2: 4", "rank 3: 4"], ""),
     ]
     assert job.left == []
+
+
+def test_the_example_of_readme(tmp_path: Path) -> None:
+    """The example prints the lines that README shows."""
+    job = run_job(tmp_path, [str(ROOT / "examples" / "script.py")], Way("firstfault", "c10d"))
+    assert "\n".join([*job.nodes[0].lines, "  more: "]) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert job.complaints() == []
