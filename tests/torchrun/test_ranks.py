@@ -48,6 +48,8 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path, *,
     ranks = []
     for rank in range(RANKS):
         own = dict(zip(names, map(str, (rank, rank % 2, RANKS)), strict=True))
+        if names is SLURM:
+            own |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_RESTART_COUNT": "1"}
         environment = _environment(**common, **own, FIRSTFAULT_FOLDER=str(folder), FIRSTFAULT_NODE=f"host-{rank // 2}")
         ranks.append(subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL))
     deadline = time.monotonic() + LONGEST_S
@@ -85,7 +87,7 @@ def test_a_fault(fault: str, names: tuple[str, str, str], ends_all: bool, headli
     way = [*RECORD, TRAINING, fault] if names is SLURM else [TRAINING, fault, "import"]
     codes = _ended(way, names, tmp_path, ends_all=ends_all)
     assert 0 not in codes
-    prefix = Prefix(tmp_path / "0")
+    prefix = Prefix(tmp_path / "4711.2" / "1" if names is SLURM else tmp_path / "0")
     settled(prefix, RANKS)
     verdict = MultiErrorFileOutputReader(prefix.uri).verdict()
     assert verdict.ranks == (3,)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from firstfault.model import NodePresence, Phase, Subject, Writer
 from firstfault.recorder import start_recorder
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
-from firstfault.store import join
+from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_start import OWN_RANK
@@ -27,6 +27,8 @@ from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.guard import WORKER_SIGNALS, begun, guarded, logger, undisturbed
 from firstfault_torch.node.document_writer import as_entry, put_on_node
 from firstfault_torch.node.stack_dumps import write_at_sigterm
+from firstfault_torch.torchrun.folder import given_folder
+from firstfault_torch.torchrun.identity import who
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
 
 if TYPE_CHECKING:
@@ -93,10 +95,14 @@ def _monitor() -> WorkerMonitor | None:
 
 @cache
 def _engine() -> PlainEngine | None:
-    folder = os.environ.get("FIRSTFAULT_FOLDER", "")
+    folder, this = given_folder(), who("")
     if folder:
-        job = os.environ.get("FIRSTFAULT_JOB", "") or os.environ.get("SLURM_JOB_ID", "")
-        return PlainEngine(join(folder, job) if job else folder)
+        job, step = this.job.value, os.environ.get("SLURM_STEP_ID", "")
+        if step and this.job.source.startswith("SLURM"):
+            job = f"{job}.{step}"  # each srun of an allocation is a run of its own
+        told = this.told(split_name(folder)[1])
+        run = join(folder, job) if job else folder
+        return PlainEngine(run, int(this.number), this.node.value, namespace=this.namespace.value, task=told)
     if OWN_RANK[-1][0] == 0:
         logger.warning("firstfault records nothing: set FIRSTFAULT_FOLDER to a folder that all ranks can write to")
     return None
