@@ -1,17 +1,64 @@
-"""Makes sealed verdicts, as a pod leaves them in its ``error.pb``."""
+"""A verdict, a decision and the record of a restart; and a sealed verdict, as a pod leaves it in its ``error.pb``."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from firstfault.model import Seal
+from firstfault.model import (
+    Coverage,
+    Decision,
+    Kind,
+    Origin,
+    RestartKind,
+    RestartRecord,
+    Scope,
+    Seal,
+    Suspect,
+    Verdict,
+    Victims,
+)
 from firstfault.testing import START_NS
 from firstfault.wire.documents import encode_seal
 from firstfault.wire.json_schemas import to_json
 
-if TYPE_CHECKING:
-    from firstfault.model import Decision, Verdict
+DECISION = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="because")
+VERDICT = Verdict(
+    scope=Scope.RANK,
+    code="USER",
+    category="data",
+    headline="ValueError, rank 3",
+    message="boom",
+    strategy="evidence",
+    rule="own-fault",
+    ranks=(3,),
+    node="w-1",
+    fingerprint="1:0123456789ab",
+    timestamp_ns=START_NS + 7,
+    confidence="high",
+    why=("it was first",),
+    suspects=(Suspect("it was near", rank=4), Suspect("it is silent", node="w-2"), Suspect("both", rank=5, node="w-3")),
+    victims=Victims(2, ((0, "peer"), (1, "peer"))),
+    coverage=Coverage(2, 1, 1, complete=False, notes=("a note",)),
+    settled=False,
+    digest="d1",
+    document_count=3,
+)
+RECORD = RestartRecord(
+    kind=RestartKind.ROUND,
+    number=2,
+    headline="ValueError, rank 3 on worker-1: boom",
+    restart=True,
+    reason="it may help",
+    rank=3,
+    node="worker-1",
+    fingerprint="1:0123456789ab",
+    category="user_code",
+    timestamp_ns=1_700_000_000_123_456_789,
+    lost_seconds=12.5,
+    world_size_before=8,
+    world_size_after=4,
+)
 
 
 def sealed(verdict: Verdict, decision: Decision, **changes: Any) -> bytes:

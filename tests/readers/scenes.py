@@ -87,3 +87,13 @@ def stock(message: str, at_ms: float) -> WorkerError:
     """A file of Flyte's own."""
     text = f"Trace:\n\n    Traceback (most recent call last):\n\nMessage:\n\n    {message}"
     return make_error(None, at_ms=at_ms, node="", exception=None, message=text, writer=Writer.STOCK)
+
+
+def count(enqueued: int, operation: str = "allreduce", completed: int | None = None) -> dict[str, Any]:
+    """How many collectives a rank had called."""
+    return {"collectives": (CollectiveProgress("default_pg", operation, enqueued, completed),)}
+
+
+def waiting(*ranks: int, **more: Any) -> list[WorkerError]:
+    """Workers that timed out in collective 6."""
+    return [waited(rank, **{**count(6), **more}) for rank in ranks]

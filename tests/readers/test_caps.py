@@ -9,13 +9,14 @@ import pytest
 
 from firstfault import model
 from firstfault.errors import BadDocumentError
-from firstfault.model import CollectiveProgress, DocumentRef, ExceptionInfo, FrameInfo, RestartRecord, WorkerError
+from firstfault.model import CollectiveProgress, DocumentRef, ExceptionInfo, FrameInfo, WorkerError
 from firstfault.reading import fetch
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
 from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
 from firstfault_proto.v1 import errors_pb2 as pb
+from tests.seals import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,15 +161,12 @@ def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
     assert any("16,385 workers" in note for note in job.coverage.notes)
 
 
-_RECORD = RestartRecord(model.RestartKind.ROUND, 0, "ValueError", restart=True, reason="it may help", timestamp_ns=1)
-
-
 def test_records_of_restarts_that_are_read(attempt: Attempt) -> None:
     """A record of more than 64 KiB is left out, and of very many the last 64 by name are read."""
     for number in range(100):
         name = f"firstfault/roster/decision-round-{number:05d}-0000000.json"
-        attempt.put(name, restart_to_json(replace(_RECORD, number=number)))
-    large = restart_to_json(replace(_RECORD, number=99)) + b" " * MAX_RESTART_BYTES
+        attempt.put(name, restart_to_json(replace(RECORD, number=number)))
+    large = restart_to_json(replace(RECORD, number=99)) + b" " * MAX_RESTART_BYTES
     attempt.put("firstfault/roster/decision-round-00099-0000000.json", large)
     assert [record.number for record in attempt.reader().restarts()] == list(range(36, 99))
 

@@ -10,7 +10,6 @@ import pytest
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.stderr import text_of_death
 from firstfault.model import (
     CausedBy,
     Collective,
@@ -287,18 +286,6 @@ def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
 def test_a_file_that_cannot_be_written(kind: str, text: str, category: str) -> None:
     """A refused file is no matter of credentials, and a failed write is not the program's fault."""
     assert evidence(make_job(make_error(2, exception=kind, message=text))).category == category
-
-
-def test_the_last_traceback_counts() -> None:
-    """Of two tracebacks the first was handled: the process continued after it."""
-    text = f"{TRACEBACK}ValueError: old\nepoch 2\n{TRACEBACK}ValueError: new"
-    assert text_of_death(text, "") == f"{TRACEBACK}ValueError: new"
-
-
-@pytest.mark.parametrize("part", [":1:", "[E1 ", "Assertion `", " ", "\n"])
-def test_the_time_for_any_stderr_is_bounded(part: str) -> None:
-    """Lines of any shape take linear time."""
-    text_of_death(part * 60_000, "SIGABRT")  # pytest-timeout would end it
 
 
 def test_deaths_by_one_signal_are_one_fault_only_if_they_say_the_same() -> None:

@@ -10,25 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.evidence.clocks import Clocks
-from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_raise_point, with_source
+from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.layout import ErrorKey
 from firstfault.model import (
     TERMINATED,
     CausedBy,
-    CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
     FrameInfo,
     Phase,
     Receipt,
-    Resources,
     SentSignal,
     StackDump,
     ThreadFailure,
     Writer,
 )
-from firstfault.strategies.earliest import clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 from tests.readers.scenes import (
@@ -40,6 +36,7 @@ from tests.readers.scenes import (
     STACK,
     WAITED,
     agent,
+    count,
     died,
     done,
     own,
@@ -49,12 +46,12 @@ from tests.readers.scenes import (
     stopped,
     victim,
     waited,
+    waiting,
 )
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, NodePresence, Verdict, WorkerError
 
-S = 1_000_000_000
 RAISED = FrameInfo("/app/train.py", 12, "step")
 IN_FINALISER = STACK.format("/x/site-packages/torch/utils/data/dataloader.py", "__del__")
 IN_STEP = STACK.format("/app/train.py", "step")
@@ -74,11 +71,6 @@ def told(verdict: Verdict) -> str:
     """Return what a verdict says of the root cause, in short: "rank 3 high: user_code, own-fault"."""
     who = " ".join(map(str, verdict.ranks)) or verdict.node or "-"
     return f"{verdict.scope.value} {who} {verdict.confidence}: {verdict.category}, {verdict.rule}"
-
-
-def count(enqueued: int, operation: str = "allreduce", completed: int | None = None) -> dict[str, Any]:
-    """How many collectives a rank had called."""
-    return {"collectives": (CollectiveProgress("default_pg", operation, enqueued, completed),)}
 
 
 def gloo(called: int) -> dict[str, Any]:
@@ -112,11 +104,6 @@ def entry(node: int, phase: Phase = Phase.FAILED, **more: Any) -> NodePresence:
     """A roster entry of one of two nodes."""
     place = {"node": f"worker-{node}", "group_rank": node, "nodes": 2, "ip": f"10.0.0.{node + 1}"}
     return replace(make_presence(phase, **place, ranks=(2 * node, 2 * node + 1)), **more)
-
-
-def waiting(*ranks: int, **more: Any) -> list[WorkerError]:
-    """Workers that timed out in collective 6."""
-    return [waited(rank, **{**count(6), **more}) for rank in ranks]
 
 
 def documented(failure: WorkerError) -> WorkerError:
@@ -261,7 +248,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             own(3), *(saved(rank, ExceptionInfo("RuntimeError", PEER.format(1))) for rank in (0, 2)), stopped(1)
         ),
         "a retry after a peer's fault": done(own(3, 0, **gloo(4)), retried(0, 40), retried(2, 41)),
-        "a fault and its victims": done(victim(0, -900), own(3), victim(2, -800), stopped(1)),
         "a rank with a fault is named": done(own(0, 0, "RuntimeError", HOSTILE_WORDS), own(3, 5)),
         "a text about a preemption": done(own(3, 0, "ValueError", "the job got preempted")),
     },
@@ -273,7 +259,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "dead threads of ranks that wait": done(
             waited(0, **DEAD), stopped(1, IN_COLLECTIVE, **DEAD), *(stopped(rank, IN_COLLECTIVE) for rank in (2, 3))
         ),
-        "all waited and none stands out": done(*(waited(rank, 6000 + rank, **count(7)) for rank in range(4))),
         "a crash during a stop after a wait": done(*waiting(0, 1, 2), crashed(3)),
     },
     "rank 0 medium: user_code, own-fault": {
@@ -296,7 +281,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     },
     "ranks 0 1 2 3 high: user_code, own-fault": {
         "all retried": done(*map(retried, range(4))),
-        "the same fault on all ranks": done(*(own(rank, rank) for rank in (2, 0, 3, 1))),
         "notices about the store": done(
             *(own(rank, rank, log_tail="Using TCPStore at host-0:29500" if rank else "") for rank in range(4))
         ),
@@ -318,7 +302,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "a worker died long before its agent": done(agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0)),
     },
     "rank 3 medium: unknown, broadcast": {
-        "a node that only knows itself": make_job(replace(stopped(0), caused_by=FROM_3), roster=(entry(0),)),
         "a node that was told": make_job(victim(0, peer=2), roster=(entry(0, **FIRST_OF_3),)),
         "a broadcast failure without a document": done(
             stopped(0), replace(stopped(1), **TOLD), replace(stopped(2), **TOLD), roster=(JOINED,)
@@ -407,12 +390,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "rank 1 medium: user_code, own-fault": {
         "an exit code of one beside a traceback": done(own(1, 500), died(3, "", 1, 0), victim(0))
     },
-    "rank 3 high: host_oom, own-fault": {
-        "the kernel killed it": done(died(3, resources=Resources(oom_kill=1)), victim(0))
-    },
-    "rank 3 high: gpu_kernel, own-fault": {
-        "what it wrote before it died": done(aborted_with(ASSERTED, 3), aborted_with(PEER.format(1), 1, 10))
-    },
     "undetermined - low: unknown, lost-document": {
         "an exit beside a closed rendezvous": done(died(0, "", 1), agent(0, "rendezvous", exception=CLOSED, message=""))
     },
@@ -433,12 +410,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     },
     "rank 999 medium: hang, hang": {
         "a rank that does not exist": done(victim(0), own(1, 0, "RuntimeError", BARRIER.format(1, 999)))
-    },
-    "node worker-1 high: node_lost, lost-node": {
-        "an agent that is gone": done(agent(1, "node_lost"), died(2, at_ms=10), died(3, at_ms=12), victim(0))
-    },
-    "external worker-1 high: preemption, terminated-node": {
-        "a terminated node": done(agent(1, "preemption"), own(3, 20, *SIGNALLED), victim(0))
     },
     "rank 3 high: disk_full, own-fault": {
         "a future of a checkpoint": done(
@@ -468,9 +439,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             own(0, 0, "RuntimeError", UNREAD), died(3, "SIGABRT", -6), victim(1), victim(2)
         )
     },
-    "rank 3 high: exit, own-fault": {
-        "an exit with a text": done(died(3, "", 7, log_tail="fatal: license server"), victim(0))
-    },
     "undetermined - low: user_code, only-failure": {
         "one file of Flyte's": make_job(stock(f"RuntimeError: {PEER.format(1)}", 0))
     },
@@ -481,10 +449,8 @@ WORDS = {
     "a finaliser at the line that raised": "1 more was stopped while an exception",
     "another exception on its way out": "rank 1 on worker-0 was stopped at data.py:7 in load",
     "stopped in the function that raised": "may have been about to fail",
-    "a fault and its victims": "3 others failed because of it: stopped, or without its peer",
     "an exception of any name": "raised an exception of its own",
     "an exit code of one beside a traceback": "suspect 3",
-    "the kernel killed it": "killed by the kernel's OOM killer",
     "two faults": "rank 2 on worker-1 raised an exception of its own too, at least 300 ms later",
     "two faults of unknown order": "at about the same time",
     "one signal at two times": "suspect 0",
@@ -541,50 +507,6 @@ def test_the_class_of_an_exception(exception: ExceptionInfo, failure_class: Fail
     """What came first in a chain counts, local evidence wherever it stands, and a class may have any name."""
     (judged,) = classify_failures(done(replace(own(3), exception=exception)))
     assert judged.failure_class is failure_class
-
-
-# --- clocks ---------------------------------------------------------------------------------------------------------
-
-
-def _stored(failure: WorkerError, seconds: float, name: str) -> WorkerError:
-    """The failure, with a document that the storage got so many seconds after the epoch of these tests."""
-    assert failure.timestamp_ns is not None
-    modified = (failure.timestamp_ns // S + int(seconds)) * S
-    return replace(failure, documents=(DocumentRef(name, last_modified_ns=modified),), upload_delay_ns=0)
-
-
-@pytest.mark.parametrize("wrong_s", [-600, 600])
-def test_a_clock_that_is_wrong(wrong_s: int) -> None:
-    """A node's clock is corrected by what the storage says of its uploads, and that it is wrong is said."""
-    late = own(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
-    job = done(_stored(own(0, boot_id="a"), 0, "a.pb"), _stored(late, -wrong_s, "b.pb"))
-    receipts = [(Receipt(name, durable=True, fault_to_durable_ns=10_000_000),) for name in ("a.pb", "b.pb")]
-    roster = (replace(item, receipts=found) for item, found in zip(job.roster, receipts, strict=True))
-    verdict = evidence(replace(job, roster=tuple(roster)))
-    assert (verdict.ranks, verdict.confidence) == ((0,), "medium"), "known to be the first"
-    (sources,) = [names for text, names in verdict.reasons if text.startswith("the clock of worker-1 is")]
-    assert sources == ("b.pb",)
-
-
-@pytest.mark.parametrize("uuids", [("a", "b"), ("b", "a")])
-@pytest.mark.parametrize("last_stored_ms", [3005, 9000])
-def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> None:
-    """One process wrote of a moment in flight and again later: each document is compared with its own times.
-
-    They may come in any order, and an upload that had hung may store one again.
-    """
-    final, documents, receipts = own(1), [], []
-    assert final.timestamp_ns is not None
-    for in_flight, letter, began_ms, stored_ms in ((True, uuids[0], 10, 15), (False, uuids[1], 3000, last_stored_ms)):
-        name = str(ErrorKey(0, final.timestamp_ns, 1, 0, "", 1, 32 * letter))
-        stored = (DocumentRef(name, last_modified_ns=final.timestamp_ns + stored_ms * 1_000_000),)
-        times = {"documents": stored, "upload_delay_ns": began_ms * 1_000_000}
-        documents.append(replace(final, in_flight=in_flight, message=f"bad batch {in_flight}", **times))
-        receipts.append(Receipt(name, durable=True, fault_to_durable_ns=(began_ms + 10) * 1_000_000))
-    job = make_job(*documents, roster=(make_presence(receipts=tuple(receipts)),))
-    assert len(job.failures) == 1
-    assert (Clocks(job).sentences(), clock_warnings(job.failures)) == ([], [])
-    assert Clocks(job).offset("worker-0").is_known
 
 
 # --- documents ------------------------------------------------------------------------------------------------------
@@ -668,77 +590,6 @@ def test_an_exception_without_a_text() -> None:
     root = replace(own(2, message=""), exception=ExceptionInfo("AssertionError", "", frames=(frame,)))
     headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
     assert evidence(done(root, victim(0))).headline == headline
-
-
-# --- positions ------------------------------------------------------------------------------------------------------
-
-
-def test_the_same_hang_has_the_same_fingerprint() -> None:
-    """By where it stood, without the line: the next attempt's verdict can be compared."""
-
-    def hang(stack: str) -> str:
-        return evidence(done(*waiting(0, 1, 2), stopped(3, stack, **count(5)))).fingerprint
-
-    assert hang(IN_SLEEP) == hang(IN_SLEEP.replace("line 12", "line 14")) != ""
-    assert hang(IN_SLEEP) != hang(STACK.format("/app/train.py", "save"))
-
-
-@pytest.mark.parametrize("fill", ["\n", " ", " \n", "  File \n"])
-def test_a_stack_of_nothing_but_lines(fill: str) -> None:
-    """64 KB of newlines and blanks in a stack take no minutes, and the frame before them is found."""
-    where = where_it_stood(stopped(3, IN_SLEEP + fill * (65_000 // len(fill))))
-    assert where.frame == "train.py:12 in load"
-
-
-IN_SELECT = 'Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'
-POOL = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
-POOL += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'
-IN_FETCH = '  File "/app/data.py", line 5 in fetch\n'
-IN_C10D = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_reduce\n'
-IN_DCP = '  File "/x/site-packages/torch/distributed/checkpoint/utils.py", line 9 in reduce_scatter\n'
-IN_QUEUE = '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
-
-
-@pytest.mark.parametrize(
-    ("thread", "stood", "frame"),
-    [
-        (IN_FETCH, Stood.ELSEWHERE, "data.py:5 in fetch"),
-        (IN_C10D + IN_FETCH, Stood.COLLECTIVE, "data.py:5 in fetch"),
-        (IN_DCP, Stood.COLLECTIVE, "train.py:40 in main"),
-        (IN_QUEUE + IN_FETCH, Stood.ELSEWHERE, "train.py:40 in main"),
-    ],
-    ids=["works", "in a collective", "a library's, in a collective", "waits for work"],
-)
-def test_a_main_thread_that_waits_for_another(thread: str, stood: Stood, frame: str) -> None:
-    """The position is that of the one thread that runs the program's own code for it."""
-    main = IN_SELECT + '  File "/usr/lib/python3.11/asyncio/runners.py", line 190 in run\n'
-    main += '  File "/app/train.py", line 40 in main\n'
-    where = where_it_stood(stopped(1, f"Thread 0x1 (most recent call first):\n{thread}{POOL}\n{main}"))
-    assert (where.stood, where.frame) == (stood, frame)
-
-
-def test_a_hook_in_a_backward_pass() -> None:
-    """A hook of the program waits there if a collective is outstanding; else it may hang."""
-    text = 'Thread 0x1 (most recent call first):\n  File "/app/train.py", line 95 in hook\n'
-    text += '  File "/x/site-packages/torch/autograd/graph.py", line 979 in _engine_run_backward\n'
-    text += '  File "/app/train.py", line 40 in main\n'
-    assert where_it_stood(stopped(1, text)).stood is Stood.ELSEWHERE
-    assert where_it_stood(stopped(1, text, **count(5, completed=4))).stood is Stood.TORCH
-
-
-def test_source_lines_of_a_stack() -> None:
-    """The program's own frames get their source line, which a person sees and the position does not change."""
-    text = with_source(IN_COLLECTIVE, lambda file, line: f"    {file}:{line}()\n")
-    assert '  File "/app/train.py", line 40 in main\n    /app/train.py:40()' in readable_stack(text)
-    assert text.count("()") == 1
-    assert with_source(text, lambda *_: "again") == text
-    assert where_it_stood(stopped(1, text)) == where_it_stood(stopped(1, IN_COLLECTIVE))
-
-
-def test_a_folder_named_like_this_package() -> None:
-    """A stack in a collective is one also if everything is installed below a folder with this package's name."""
-    file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
-    assert where_it_stood(stopped(1, STACK.format(file, "all_reduce"))).stood is Stood.COLLECTIVE
 
 
 def test_nodes_that_leave_no_trace() -> None:

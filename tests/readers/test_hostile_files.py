@@ -22,9 +22,7 @@ from firstfault.model import (
     ExceptionInfo,
     NodePresence,
     Phase,
-    RestartRecord,
     Suspect,
-    Verdict,
     Victims,
     WorkerError,
 )
@@ -43,7 +41,7 @@ from firstfault.wire.json_schemas import (
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
 from tests.reports.every_field import KINDS_OF_ROOT, filled
-from tests.seals import sealed
+from tests.seals import DECISION, RECORD, VERDICT, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,39 +98,11 @@ def _drawn(attempt: Attempt) -> None:
 
 # --- seals ----------------------------------------------------------------------------------------------------------
 
-_VERDICT = Verdict(
-    scope=model.Scope.RANK,
-    code="USER",
-    category="data",
-    headline="ValueError, rank 3",
-    message="boom",
-    strategy="evidence",
-    ranks=(3,),
-    node="w-1",
-    fingerprint="1:0123456789ab",
-    timestamp_ns=START_NS + 7,
-    confidence="high",
-    why=("it was first",),
-    suspects=(Suspect("it was near", rank=4), Suspect("it is silent", node="w-2")),
-    victims=Victims(2, ((0, "peer"), (1, "peer"))),
-    coverage=model.Coverage(2, 1, 1, complete=False, notes=("a note",)),
-    settled=False,
-    digest="d1",
-    document_count=3,
-)
-_DECISION = model.Decision(
-    retry=True,
-    kind=model.Kind.RECOVERABLE,
-    origin=model.Origin.SYSTEM,
-    enforced=False,
-    reason="because",
-    retries_left=3,
-)
-_SEALED = to_json(_VERDICT, _DECISION)
+_SEALED = to_json(VERDICT, DECISION)
 
 
 def _seal(text: str, **changes: Any) -> bytes:
-    return sealed(_VERDICT, _DECISION, json=text, **changes)
+    return sealed(VERDICT, DECISION, json=text, **changes)
 
 
 def test_every_field_of_a_seal(attempt: Attempt) -> None:
@@ -172,15 +142,15 @@ def test_a_seal_has_the_types_of_the_schema() -> None:
         (lambda count: {"why": ("x",) * count}, MAX_SENTENCES),
         (lambda count: {"suspects": (Suspect("x", rank=1),) * count}, MAX_SENTENCES),
         (lambda count: {"victims": Victims(1, tuple((rank, "x") for rank in range(count)))}, MAX_SENTENCES),
-        (lambda count: {"coverage": replace(_VERDICT.coverage, notes=("x",) * count)}, MAX_SENTENCES),
+        (lambda count: {"coverage": replace(VERDICT.coverage, notes=("x",) * count)}, MAX_SENTENCES),
     ],
     ids=["ranks", "why", "suspects", "victims", "notes"],
 )
 def test_a_seal_has_no_endless_lists(changes: Callable[[int], dict[str, Any]], limit: int) -> None:
     """A seal with more of anything than a job can have is not valid: to print it would take minutes."""
     for count, is_valid in ((limit, True), (limit + 1, False)):
-        verdict = replace(_VERDICT, **changes(count))
-        assert verdict_from_json(to_json(verdict, _DECISION)) == (verdict if is_valid else None)
+        verdict = replace(VERDICT, **changes(count))
+        assert verdict_from_json(to_json(verdict, DECISION)) == (verdict if is_valid else None)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -212,11 +182,11 @@ def test_a_seal_on_documents_that_never_were(
         entry = make_presence(Phase.FAILED, node="w-1", ranks=(3,))
         attempt.put(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
     without = attempt.reader().conclude()
-    assert without.verdict.headline != _VERDICT.headline
+    assert without.verdict.headline != VERDICT.headline
     attempt.put(f"error-{'1' * 32}.pb", _seal(_SEALED, count=100))
     with caplog.at_level(logging.WARNING):
         found = attempt.reader().conclude()
-    assert found.verdict.headline == (without if is_whole else replace(without, verdict=_VERDICT)).verdict.headline
+    assert found.verdict.headline == (without if is_whole else replace(without, verdict=VERDICT)).verdict.headline
     said = [record.getMessage() for record in caplog.records]
     assert ["rests on 100 documents, but there are 1 and none is missing" in text for text in said] == (
         [True] if is_whole else []
@@ -227,32 +197,16 @@ def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:
     """Without documents, the seal that can be read is taken, also if another says that it rests on more."""
     attempt.put(f"error-{'0' * 32}.pb", _seal("{}", count=100, code="FORGED"))
     attempt.put(f"error-{'1' * 32}.pb", _seal(_SEALED))
-    assert attempt.reader().conclude().verdict.headline == _VERDICT.headline
+    assert attempt.reader().conclude().verdict.headline == VERDICT.headline
 
 
 # --- records of restarts --------------------------------------------------------------------------------------------
-
-_RESTART = RestartRecord(
-    kind=model.RestartKind.ROUND,
-    number=2,
-    headline="ValueError, rank 3",
-    restart=True,
-    reason="a retry may help",
-    rank=3,
-    node="w-1",
-    fingerprint="1:0123456789ab",
-    category="data",
-    timestamp_ns=START_NS,
-    lost_seconds=12.5,
-    world_size_before=8,
-    world_size_after=7,
-)
 
 
 def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
     """A record with any value in any field is drawn if it is valid, else left out; the failure stays."""
     attempt.write(make_error(3, node="w-1"))
-    whole = restart_to_json(_RESTART).decode()
+    whole = restart_to_json(RECORD).decode()
     read = {record for text in _changes(whole) if (record := restart_from_json(text.encode())) is not None}
     assert len(read) > 30
     for text in (restart_to_json(record) for record in read):
@@ -296,7 +250,7 @@ def test_of_many_bundles_some_are_tried(attempt: Attempt, monkeypatch: pytest.Mo
     for number in range(20):
         attempt.put(f"firstfault/roster/copies-{number:064x}.bundle", b"damaged")
     asked: list[str] = []
-    monkeypatch.setattr(fetch, "bundle_name", lambda data: asked.append(data) or "")
+    monkeypatch.setattr(fetch, "bundle_name", lambda data, **_: asked.append(data) or "")
     assert len(attempt.reader().job().failures) == 9
     assert len(asked) == 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -213,46 +213,40 @@ def test_a_line_before_sys_exit() -> None:
         assert verdict.category == "exit"
 
 
-@pytest.mark.parametrize("end", [{"exit_code": 137}, {"exit_code": 139}])
-def test_a_signal_that_a_shell_reports(end: dict[str, int]) -> None:
-    """A process that SIGKILL or SIGSEGV ended printed nothing about that."""
-    printed = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: cache\n'
-    left = make_error(1, exception=None, log_tail=printed, writer=Writer.AGENT, **end)
-    assert "ValueError" not in evidence(make_job(left)).headline
-
-
-def test_a_traceback_and_many_lines() -> None:
-    """A process that printed its steps after a traceback did not end because of it."""
-    printed = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: cache\n'
-    steps = "".join(f"step {step} loss 0.3\n" for step in range(60))
-    left = make_error(1, exception=None, exit_code=3, log_tail=printed + steps, writer=Writer.AGENT)
-    assert evidence(make_job(left)).headline.startswith("exit code 3")
-
-
-def test_a_word_of_the_configuration() -> None:
-    """Hydra prints the command's options above a traceback: a word in them does not say that the program lived on."""
-    above = "Error executing job with overrides: ['model.ignore_index=255']\n"
-    printed = f'{above}Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'
-    left = make_error(1, exception=None, exit_code=1, log_tail=printed, writer=Writer.AGENT)
-    assert evidence(make_job(left)).headline.startswith("ValueError")
-
-
-def test_an_old_traceback() -> None:
-    """A process that printed much after a traceback did not end because of it."""
-    old = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'
-    steps = "".join(f"2026-01-01 10:00:{second:02} step {second}\n" for second in range(30))
-    left = make_error(1, exception=None, exit_code=3, writer=Writer.AGENT, log_tail=old + steps)
-    assert evidence(make_job(left)).headline.startswith("exit code 3, ")
+_TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'
+_STEPS = "".join(f"step {step} loss 0.3\n" for step in range(60))
+_HYDRA = "Error executing job with overrides: ['model.ignore_index=255']\n"
+_ABORTED = {"signal": "SIGABRT", "exit_code": -6}
+_TOLD = "ValueError, rank 1 on worker-0: bad; printed before SIGABRT"
 
 
 @pytest.mark.parametrize(
-    "last", ["", "terminate called without an active exception\n", "Fatal Python error: Aborted\n"]
+    ("printed", "end", "told"),
+    [
+        (_TRACEBACK, {"exit_code": 137}, "exit code 137"),
+        (_TRACEBACK, {"exit_code": 139}, "exit code 139"),
+        (_TRACEBACK + _STEPS, {"exit_code": 3}, "exit code 3"),
+        (_TRACEBACK + _STEPS.replace("step", "2026-01-01 10:00:01 step"), {"exit_code": 3}, "exit code 3"),
+        (_HYDRA + _TRACEBACK, {"exit_code": 1}, "ValueError"),
+        (_TRACEBACK, _ABORTED, _TOLD),
+        (f"{_TRACEBACK}terminate called without an active exception\n", _ABORTED, _TOLD),
+        (f"{_TRACEBACK}Fatal Python error: Aborted\n", _ABORTED, _TOLD),
+    ],
+    ids=[
+        *(
+            "a shell's SIGKILL",
+            "a shell's SIGSEGV",
+            "many steps later",
+            "many times later",
+            "a word in Hydra's options",
+        ),
+        *("an abort", "an abort of C++", "an abort of Python"),
+    ],
 )
-def test_an_abort_after_a_printed_exception(last: str) -> None:
-    """A process that aborts while it ends is told by the exception that it printed before."""
-    text = f'Traceback (most recent call last):\n  File "train.py", line 9, in f\n    g()\nKeyError: 1\n{last}'
-    left = make_error(1, exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, log_tail=text)
-    assert evidence(make_job(left)).headline == "KeyError, rank 1 on worker-0: 1; printed before SIGABRT"
+def test_whether_a_printed_exception_is_why_it_ended(printed: str, end: dict[str, Any], told: str) -> None:
+    """It is not if the process continued for long, or if a signal ended it that prints nothing."""
+    left = make_error(1, exception=None, log_tail=printed, writer=Writer.AGENT, **end)
+    assert evidence(make_job(left)).headline.startswith(told)
 
 
 @pytest.mark.parametrize(

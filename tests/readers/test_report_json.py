@@ -21,6 +21,7 @@ from firstfault.wire.json_schemas import (
     verdict_from_json,
     verdict_to_dict,
 )
+from tests.seals import DECISION, VERDICT
 
 _TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028\udc80"), max_size=30)
 _COUNT = st.integers(0, 2**32)
@@ -51,33 +52,11 @@ _VERDICTS = st.builds(
     document_count=_COUNT,
 )
 _DECISIONS = st.builds(Decision, st.booleans(), st.sampled_from(Kind), st.sampled_from(Origin), st.booleans(), _TEXT)
-_DECISION = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="because")
-_VERDICT = Verdict(
-    scope=Scope.RANK,
-    code="USER",
-    category="data",
-    headline="ValueError, rank 3",
-    message="boom",
-    strategy="earliest",
-    rule="earliest",
-    ranks=(3,),
-    node="w-1",
-    fingerprint="1:0123456789ab",
-    timestamp_ns=START_NS + 7,
-    confidence="high",
-    why=("it was first",),
-    suspects=(Suspect("it was near", rank=4), Suspect("it is silent", node="w-2"), Suspect("both", rank=5, node="w-3")),
-    victims=Victims(2, ((0, "peer"), (1, "peer"))),
-    coverage=Coverage(2, 1, 1, complete=False, notes=("a note",)),
-    settled=False,
-    digest="d1",
-    document_count=3,
-)
 
 
 def test_numbers_that_are_none() -> None:
     """JSON knows numbers that no integer can hold; a verdict or a decision with one is not ours."""
-    whole = to_json(_VERDICT, _DECISION)
+    whole = to_json(VERDICT, DECISION)
     for name in ("count", "retries_left"):
         broken = re.sub(rf'"{name}":(null|\d+)', f'"{name}":1e999', whole)
         assert broken != whole
@@ -91,14 +70,14 @@ def test_numbers_that_are_none() -> None:
 )
 def test_numbers_that_no_job_has(part: str, name: str | int, number: float) -> None:
     """A verdict with a count or a rank that no job has is not ours."""
-    document = json.loads(to_json(_VERDICT, _DECISION))
+    document = json.loads(to_json(VERDICT, DECISION))
     document["verdict"][part][name] = number
     assert verdict_from_json(json.dumps(document)) is None
 
 
 def test_the_contract() -> None:
     """The JSON has every key of the schema, in its form."""
-    assert json.loads(to_json(_VERDICT, _DECISION)) == {
+    assert json.loads(to_json(VERDICT, DECISION)) == {
         "schema": "firstfault.verdict/v1",
         "verdict": {
             "scope": "rank",
@@ -110,8 +89,8 @@ def test_the_contract() -> None:
             "headline": "ValueError, rank 3",
             "message": "boom",
             "timestamp": "2023-11-14T22:13:20.000000007Z",
-            "strategy": "earliest",
-            "rule": "earliest",
+            "strategy": "evidence",
+            "rule": "own-fault",
             "confidence": "high",
             "why": ["it was first"],
             "suspects": [
@@ -138,7 +117,7 @@ def test_the_contract() -> None:
 def test_every_key_is_there_when_nothing_is_known() -> None:
     """A verdict with few known fields has the same keys, with null and empty values."""
     bare = verdict_to_dict(Verdict(Scope.UNDETERMINED, "", "unknown", "", "", "earliest"))
-    assert list(bare) == list(verdict_to_dict(_VERDICT))
+    assert list(bare) == list(verdict_to_dict(VERDICT))
     assert (bare["node"], bare["timestamp"], bare["ranks"]) == (None, None, [])
     assert bare["coverage"]["expected"] is None
 
@@ -155,7 +134,7 @@ def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) ->
 
 def test_the_root_is_not_written() -> None:
     """The JSON does not have the root."""
-    assert verdict_from_json(to_json(replace(_VERDICT, root=make_error()), _DECISION)) == _VERDICT
+    assert verdict_from_json(to_json(replace(VERDICT, root=make_error()), DECISION)) == VERDICT
 
 
 @pytest.mark.parametrize(
@@ -170,8 +149,8 @@ def test_the_root_is_not_written() -> None:
         '{"schema": "firstfault.verdict/v1"}',
         '{"schema": "firstfault.verdict/v1", "verdict": null, "decision": null}',
         '{"schema": "firstfault.verdict/v1", "verdict": {"scope": "rank"}, "decision": {"retry": true}}',
-        to_json(_VERDICT, _DECISION).replace('"rank"', '"of the future"').replace("SYSTEM", "FUTURE"),
-        to_json(_VERDICT, _DECISION)[:-20],
+        to_json(VERDICT, DECISION).replace('"rank"', '"of the future"').replace("SYSTEM", "FUTURE"),
+        to_json(VERDICT, DECISION)[:-20],
         "[" * 100_000,
     ],
 )
@@ -183,11 +162,11 @@ def test_what_is_no_report_is_none(text: str) -> None:
 
 def test_keys_of_a_newer_report_are_tolerated() -> None:
     """Unknown keys are ignored in every part."""
-    document = json.loads(to_json(_VERDICT, _DECISION))
+    document = json.loads(to_json(VERDICT, DECISION))
     for part in (document, document["verdict"], document["decision"], document["verdict"]["coverage"]):
         part["new"] = 1
-    assert verdict_from_json(json.dumps(document)) == _VERDICT
-    assert decision_from_json(json.dumps(document)) == _DECISION
+    assert verdict_from_json(json.dumps(document)) == VERDICT
+    assert decision_from_json(json.dumps(document)) == DECISION
 
 
 # --- times ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, nev
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
+from tests.seals import RECORD
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
@@ -32,21 +33,6 @@ PREEMPTED = make_error(3, category="preemption")
 GPU = make_error(3, category="gpu_hardware")
 HOST_OOM = make_error(
     3, category="host_oom", resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10)
-)
-RECORD = RestartRecord(
-    kind=RestartKind.ROUND,
-    number=2,
-    headline="ValueError, rank 3 on worker-1: boom",
-    restart=True,
-    reason="it may help",
-    rank=3,
-    node="worker-1",
-    fingerprint="1:0123456789ab",
-    category="user_code",
-    timestamp_ns=1_700_000_000_123_456_789,
-    lost_seconds=12.5,
-    world_size_before=8,
-    world_size_after=4,
 )
 
 
