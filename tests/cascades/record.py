@@ -154,7 +154,8 @@ def _on_s3(server: S3, uri: str) -> Files:
     found = {}
     with contextlib.closing(server.client()) as client:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/firstfault/")
-        for item in (item for page in pages for item in page.get("Contents", [])):
+        listed = [item for page in pages for item in page.get("Contents", [])]
+        for item in (item for item in listed if item["Key"].endswith(".pb")):  # not a bundle of copies
             data = client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
             found[item["Key"].removeprefix(f"{prefix}/")] = (data, int(item["LastModified"].timestamp()) * 10**9)
     return found
