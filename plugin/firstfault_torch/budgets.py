@@ -85,6 +85,7 @@ HOST_CLOSING_S = Limit(0.2, "an agent that lost the store, for its host to stop 
 FATAL_LOOK_S = Limit(0.5, "an agent, while a peer restarts its workers", "it looks for a fatal failure")
 BARRIER_LOOK_S = Limit(1.0, "the exit barrier", "it looks again")
 BARRIER_S = Limit(300.0, "the exit barrier, beside nodes without firstfault", "it counts as passed, as in torch")
+LEAVING_S = Limit(2.0, "the exit barrier, for all agents to know that all have finished", "it ends")
 BARRIER_LOG_S = Limit(60.0, "the exit barrier", "it logs that it waits")
 CLOSING_S = Limit(2.0, "an agent, for listeners to end and the rendezvous to close", "it continues")
 COMING_BACK_S = Limit(60.0, "an agent that sees a failure in the roster, for a restart", "the failure counts")

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout import ROSTER, bundle_name, bundle_path
+from firstfault.model import NodePresence, Phase, Place
 from firstfault.restart import record_of, with_unused_restarts
 from firstfault.wire.documents import unpack
 from firstfault_torch.agent.launch import job_of, launch_agent
@@ -23,7 +24,7 @@ from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERV
 from firstfault_torch.context import Recording, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import begun, bounded, guarded
-from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
+from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import SettledDocument, packed_for
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
@@ -137,7 +138,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
     recording = recording_of(engine, options)
     with (
         SignalWatch(parse_signals(job.signals)) as signals,
-        node_recorder(recording) as recording,
+        node_recorder(recording, options.terminated_stop_seconds or options.stop_seconds) as recording,
     ):
         pod = Pod(engine, options, signals.gave_up)
         asks = options.restarts_follow_policy and job.max_restarts > 0
@@ -225,9 +226,27 @@ def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     hurried = Wait(min(seconds, TERMINATED_SETTLE_S), is_hurried=True)
     wait = hurried if pod.give_up.is_set() else Wait(seconds, give_up=pod.give_up)
     if not is_shared:
+        copies = {**copies, **_lost_first(end)}
         wait = Wait(0.0, complete=False, give_up=pod.give_up)
     sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, Wait(0.0))
     return _published(sealed, pod) if sealed is not None else None
+
+
+def _lost_first(end: RoundEnd) -> Mapping[str, bytes]:
+    """Return a roster entry of the first node if its agent is gone, and with it the store that held the entry."""
+    node = end.peers.liveness.lost_first if end.peers is not None else ""
+    if not node:
+        return {}
+    recording = end.recording
+    place = Place(
+        attempt=recording.identity.attempt,
+        round=recording.round,
+        node=node,
+        group_rank=0,
+        group_world_size=recording.group_world_size,
+        engine=recording.identity.engine,
+    )
+    return dict([as_entry(NodePresence(Phase.JOINED, place))])
 
 
 def _found(end: RoundEnd, pod: Pod) -> SealedVerdict | None:

@@ -178,7 +178,7 @@ _AGENT = """
 import sys
 from firstfault.recorder import start_recorder
 uri, parent, deadline = sys.argv[1:]
-process = start_recorder(uri, deadline_seconds=float(deadline), parent=parent)
+process = start_recorder(uri, deadline_seconds=float(deadline), left_seconds=0.5, parent=parent)
 print(process.pid, process.folder.path, flush=True)
 sys.stdin.read()
 """

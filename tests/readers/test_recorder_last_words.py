@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -104,15 +107,49 @@ def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Out, tmp
     os.mkfifo(written)
     os.mkfifo(unused)
     reader = os.open(written, os.O_RDONLY | os.O_NONBLOCK)  # the agent's
-    writer = os.open(written, os.O_WRONLY)
-    dying.kill()
-    dying.wait_for_recorder()
-    os.close(reader)
-    for text in (b"x" * 200_000, b"the end\n"):  # more than a FIFO holds
-        assert os.write(writer, text) == len(text)
-    os.close(writer)
+    code = "import sys; print(flush=True); input(); print('x' * 200_000, 'the end', file=sys.stderr)"
+    with (
+        written.open("wb") as stderr,
+        subprocess.Popen(  # a daemon, which the recorder does not end
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        ) as daemon,
+    ):
+        stderr.close()
+        assert daemon.stdout is not None
+        daemon.stdout.readline()
+        dying.kill()
+        dying.wait_for_recorder()
+        os.close(reader)
+        daemon.communicate(b"\n", HANG_S)  # it writes more than a FIFO holds
+    assert daemon.returncode == 0
     until("its last words", lambda: log.read_bytes().endswith(b"the end\n"))
     assert log.read_bytes().count(b"x") == 200_000
+
+
+def test_what_the_workers_of_a_killed_agent_leave(agent: StartAgent, out: Out) -> None:
+    """What ignores SIGTERM gets SIGKILL; a daemon, which began a session of its own, lives on."""
+    dying = agent(out.uri)
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    variables = {**os.environ, "FIRSTFAULT_LOCAL_RANK": "0", "FIRSTFAULT_NODE_FOLDER": str(dying.folder.path)}
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(2):
+            command = [sys.executable, "-c", code]
+            process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, start_new_session=True)
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        worker, daemon = started
+        dying.folder.note_sessions([worker.pid])
+        dying.kill()
+        dying.wait_for_recorder()
+        assert worker.wait(HANG_S) == -signal.SIGKILL
+        assert daemon.poll() is None
 
 
 def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out: Out) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _RECEIPT = {"durable": True, "fault_to_durable_ns": 1, "error": "", "rank": 0}
-SETTINGS = Settings("s3://bucket/attempt", 5.0, agent_pid=12, listener=3)
+SETTINGS = Settings("s3://bucket/attempt", 5.0, agent_pid=12, listener=3, left_seconds=2.0)
 
 
 def _set_up(path: Path) -> NodeFolder:

@@ -135,6 +135,9 @@ class LocalWorkers:
         if self.are_programs:
             close_program_files(context)
             _sessions.update(process.pid for process in worker_processes(context))
+            with guarded("noting the sessions of the workers"):
+                if self._reporter.recording.files is not None:
+                    self._reporter.recording.files.note_sessions(_sessions)
         self._watch = DeathWatch(worker_processes(context), self._wake)
         if self._timers is not None:
             with guarded("watching the workers' deadlines"):

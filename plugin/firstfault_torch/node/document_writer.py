@@ -29,7 +29,7 @@ from firstfault.recorder import (
 from firstfault.store import join, open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
-from firstfault_torch.budgets import ENDING_RECORDER_S, MEMORY_S, RECEIPT_S, SPOOL_S
+from firstfault_torch.budgets import ENDING_RECORDER_S, MEMORY_S, RECEIPT_S, SPOOL_S, STOP_S
 from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
@@ -41,11 +41,15 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def node_recorder(recording: Recording) -> Iterator[Recording]:
-    """Run a recorder for the duration of the block; yield the recording with its folder, or unchanged if it fails."""
+def node_recorder(recording: Recording, left_seconds: float = STOP_S) -> Iterator[Recording]:
+    """Run a recorder for the duration of the block; yield the recording with its folder, or unchanged if it fails.
+
+    If this process dies, the recorder kills what its workers leave after `left_seconds`.
+    """
     process: RecorderProcess | None = None
     with guarded("starting the recorder"):
-        process = start_recorder(recording.output_prefix, deadline_seconds=recording.upload_deadline_seconds)
+        deadline = recording.upload_deadline_seconds
+        process = start_recorder(recording.output_prefix, deadline_seconds=deadline, left_seconds=left_seconds)
     try:
         yield replace(recording, node_folder=str(process.folder.path)) if process is not None else recording
     finally:

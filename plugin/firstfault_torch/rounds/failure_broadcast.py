@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from firstfault.model import CausedBy
 from firstfault_torch.budgets import FATAL_LOOK_S, HOST_CLOSING_S, STORE_S
-from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.guard import bounded, caught, guarded, logger
 from firstfault_torch.rounds.rendezvous import lowest, set_once
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ class FailureBroadcast:
                 store.compare_set(_FATAL, "", text)
             set_once(store, _OUTCOME, text)
 
-        bounded(put, STORE_S, "telling the other agents")
+        # a lost store is what `_next_outcome` reports
+        bounded(lambda: caught(put, dist.DistError), STORE_S, "telling the other agents")
 
     def accept(self, failure: FirstFailure) -> None:
         """Accept another node's failure from a source other than the store, unless the round's outcome is known."""

@@ -221,6 +221,8 @@ class Liveness:
         self._own = _Peer(group_rank, node)
         self._first_host = first_host
         self._on_death = on_death
+        self.lost_first = ""
+        """The node of the first agent, while that agent's connection is broken; empty: it is not, or this is it."""
         self._ended = threading.Event()
         self._waker, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
@@ -273,9 +275,11 @@ class Liveness:
             logger.info("no connection to the first agent; if it is killed, this node detects it late")
             return
         while connection is not None:
+            self.lost_first = ""
             with connection:
                 if self._wait_for_end(connection) != "broken":
                     return
+            self.lost_first = first.node
             connection = self._connect(where, first, RECONNECT_S)
         if not self._ended.is_set():
             self._on_death(0, first.node)

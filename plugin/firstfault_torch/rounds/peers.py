@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,12 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, STORE_S
+from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, LEAVING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
-from firstfault_torch.guard import NonBlocking, bounded, guarded, logger
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
-from firstfault_torch.rounds.rendezvous import has_shared_store, round_store
+from firstfault_torch.rounds.rendezvous import store_of_agents
 from firstfault_torch.rounds.settlement import Reports, Settlement, have_joined
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.settlement import SettledDocument
+
+_KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
+"""How many agents know that all workers have succeeded; set by the last one."""
 
 
 class Peers:
@@ -59,11 +63,11 @@ class Peers:
         """On the verdict on the attempt."""
         self.agreement = Settlement(own, nodes, "restart")
         """On a restart."""
-        self._store = round_store(group.store, recording.round, is_shared=has_shared_store(group))
+        host = master_address(group)[0]
+        self._store = store_of_agents(group, recording.round, host)
+        self.liveness = Liveness(self._store, own, recording.identity.node, host, self._report_dead_agent)
+        self._listeners: list[Liveness | RosterPoll] = [self.liveness]
         self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
-        self._listeners: list[Liveness | RosterPoll] = [
-            Liveness(self._store, own, recording.identity.node, master_address(group)[0], self._report_dead_agent)
-        ]
         if recording.files is not None and recording.identity.is_folder_shared:
             self._listeners.append(
                 RosterPoll(
@@ -86,7 +90,8 @@ class Peers:
         self.broadcast.send(failure)
         if failure.fatal:
             # in the background: this node's workers are stopped meanwhile
-            bounded(self._group.spec.rdzv_handler.set_closed, 0, "closing the rendezvous")
+            close = partial(caught, self._group.spec.rdzv_handler.set_closed, RendezvousConnectionError)
+            bounded(close, 0, "closing the rendezvous")
 
     def end_for_good(self, failure: FirstFailure, *, tell: bool) -> None:
         """Take a failure for fatal, because the agents have decided against a restart.
@@ -213,28 +218,26 @@ def await_all(  # noqa: PLR0913 - as keywords
         RendezvousConnectionError: the node that hosts the store is gone before all nodes have finished.
     """
 
-    def enter_barrier() -> None:
-        if store.add(BARRIER_MEMBERS, 1) == nodes:
-            store.set(BARRIER_LAST, "<val_ignored>")
-
     def look() -> bool:
         try:
             return bool(store.check([BARRIER_LAST]))
         except (dist.DistNetworkError, dist.DistStoreError):
             return False  # the broadcast reports the lost store
 
-    bounded(enter_barrier, STORE_S, "entering the exit barrier")
+    bounded(partial(_count_in, store, nodes, BARRIER_MEMBERS, BARRIER_LAST), STORE_S, "entering the exit barrier")
     is_complete = NonBlocking(look, default=False)
     waited = 0.0
     while True:
         ended = broadcast.outcome
         if ended is not None and ended.lost:
             return _all_succeeded(recording, nodes, ended.lost)
-        if ended is not None:
-            return ended.finished
-        if is_complete() or given_up(waited):
+        if ended is None and (is_complete() or given_up(waited)):
             broadcast.send_finished()
-            return True
+            ended = RoundOutcome(finished=True)
+        if ended is not None:
+            if ended.finished:
+                _let_all_know(store, nodes)
+            return ended.finished
         wake.wait(BARRIER_LOOK_S)
         wake.clear()
         waited += BARRIER_LOOK_S
@@ -242,8 +245,27 @@ def await_all(  # noqa: PLR0913 - as keywords
             logger.info("this node's workers have finished; waiting for the other nodes'")
 
 
+def _count_in(store: Any, nodes: int, members: str, last: str) -> None:
+    if store.add(members, 1) == nodes:
+        store.set(last, "<val_ignored>")
+
+
+def _let_all_know(store: Any, nodes: int) -> None:
+    """Wait until all agents know that all have finished: the exit of the one that hosts the store ends it."""
+
+    def wait() -> None:
+        _count_in(store, nodes, _KNOW, _ALL_KNOW)
+        # not `store.check`, again and again: torch prints its error if the host is gone
+        store.wait([_ALL_KNOW], dt.timedelta(seconds=LEAVING_S))
+
+    bounded(lambda: caught(wait, dist.DistError), LEAVING_S, "letting all agents know")
+
+
 def _all_succeeded(recording: Recording, nodes: int, why: str) -> bool:
-    """Whether all nodes had finished before the store was lost, according to the roster."""
+    """Whether all nodes had finished before the store was lost, according to the roster; without one, as in torch."""
+    if not recording.identity.is_folder_shared:
+        logger.info("the store is gone, and no folder tells whether the other nodes have finished: %s", why)
+        return True
     roster = MultiErrorFileOutputReader(recording.output_prefix).job().roster
     done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
     if len(done) >= nodes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from firstfault_torch.budgets import NUMBERING_S
+from firstfault_torch.budgets import CONNECTING_S, NUMBERING_S
 from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking, logger
 
@@ -58,6 +58,30 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
         logger.warning("the first node does not number the rounds; it seems to run without firstfault")
         return fallback
     return int(store.get(key))
+
+
+def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
+    """Return the store of a round on which the agents wait for each other.
+
+    Only a connection to a server can wait beside others, so with files or etcd the first agent serves a store.
+
+    Args:
+        group: the workers, with the round's store.
+        number: of the round.
+        host: of the first agent, as the others reach it.
+    """
+    store: Any = group.store
+    if hasattr(lowest(store), "port"):
+        return round_store(store, number, is_shared=has_shared_store(group))
+    key, limit = f"firstfault/server/{number}", dt.timedelta(seconds=CONNECTING_S)
+    is_first = not group.group_rank
+    if not is_first:
+        store.wait([key], limit)
+    port = 0 if is_first else int(store.get(key))
+    server: Any = dist.TCPStore(host, port, is_master=is_first, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
+    if is_first:
+        store.set(key, str(server.port))
+    return RoundStore(server, number)
 
 
 def round_store(store: Any, number: int, *, is_shared: bool = False) -> Any:

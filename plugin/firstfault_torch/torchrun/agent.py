@@ -133,7 +133,8 @@ class TorchrunAgent(LocalElasticAgent):
         self._mark = chosen.mark
         run, attempt = split_name(chosen.folder)
         told = this.told(split_name(run)[1])
-        return kind(run, int(attempt), this.node.value, chosen.is_shared, this.namespace.value, told)
+        is_shared = chosen.is_shared or self.max_nodes == 1
+        return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
 
 
 _told: list[Any] = []

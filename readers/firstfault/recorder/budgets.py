@@ -46,7 +46,9 @@ RESOURCES_S = Limit(1.0, "a client, for the container's memory", "the document h
 ROSTER_ANSWER_S = Limit(10.0, "the agent's roster poll, for a listing", "it polls again later")
 RECORDER_END_S = Limit(2.0, "the agent, for its recorder to end", "it kills the recorder")
 KILLED_S = Limit(1.0, "the agent, for a process that it has killed", "it leaves a process that hangs in the kernel")
-LEFT_POLL_S = Limit(0.02, "the agent that ends what its workers left", "it looks for the processes again")
+LEFT_S = Limit(2.0, "the recorder of a dead agent, for processes of its workers; torchrun: 30", "it sends SIGKILL")
+LEFT_POLL_S = Limit(0.02, "who ends what workers left; longer each time", "it looks for the processes again")
+LONGEST_LEFT_POLL_S = Limit(0.5, "the longest of these pauses", "it looks again")
 LATE_READER_S = Limit(10.0, "the agent or the recorder, for the process that reads stderr on", "SIGPIPE ends writers")
 
 # the recorder

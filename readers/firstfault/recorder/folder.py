@@ -16,6 +16,7 @@ from firstfault.model import Receipt
 from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 SOCKET = "recorder.sock"
@@ -26,6 +27,7 @@ PRESENCE = "presence.pb"
 WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
 _LAST_WORDS = "last-words"
+_SESSIONS = "sessions.json"
 _REMOVALS = 5
 """Most attempts to remove the folder."""
 _HELD = ".held"
@@ -47,6 +49,8 @@ class Settings:
     """The process that started the recorder; the recorder ends with it."""
     listener: int
     """Descriptor of the listening socket, inherited from the agent."""
+    left_seconds: float
+    """How long processes of the workers may run on after the agent's death, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,22 @@ class NodeFolder:
             OSError: the file could not be read.
         """
         return Settings(**json.loads((self.path / "settings.json").read_text(encoding="utf-8")))
+
+    def note_sessions(self, sessions: Iterable[int]) -> None:
+        """Keep the sessions of the workers that lead one: the recorder ends what a dead agent leaves in them.
+
+        Raises:
+            OSError: the file could not be written.
+        """
+        (self.path / _SESSIONS).write_text(json.dumps(sorted(sessions)), encoding="ascii")
+
+    @property
+    def sessions(self) -> frozenset[int]:
+        """The sessions of workers that lead one."""
+        try:
+            return frozenset(json.loads((self.path / _SESSIONS).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            return frozenset()
 
     def open_stderr(self) -> list[int]:
         """Return descriptors of the FIFOs that take stderr from the workers, to read from."""

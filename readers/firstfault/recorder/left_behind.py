@@ -70,11 +70,12 @@ def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = 
         seconds: for all processes together.
         sessions: as `left_processes` takes them.
     """
-    from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S  # noqa: PLC0415 - as above
+    from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S, LONGEST_LEFT_POLL_S  # noqa: PLC0415 - as above
 
     began = time.monotonic()
     for number, until in ((signal.SIGTERM, began + seconds), (signal.SIGKILL, began + seconds + KILLED_S)):
         sent: set[int] = set()
+        pause: float = LEFT_POLL_S
         while left := left_processes(folder, sessions):
             for pid in left - sent:
                 with contextlib.suppress(ProcessLookupError):
@@ -82,7 +83,8 @@ def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = 
             sent |= left
             if time.monotonic() >= until:
                 break
-            time.sleep(LEFT_POLL_S)
+            time.sleep(min(pause, max(until - time.monotonic(), 0)))
+            pause = min(1.5 * pause, LONGEST_LEFT_POLL_S)
         for pid in sent:
             # those that were handed to this process because it is its container's first one; it started none itself
             with contextlib.suppress(ChildProcessError):

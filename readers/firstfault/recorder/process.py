@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import RecorderUnavailableError, UsageError
-from firstfault.recorder.budgets import KILLED_S, RECORDER_END_S
+from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
 from firstfault.recorder.client import Recorder
 from firstfault.recorder.folder import SOCKET, NodeFolder, Settings
 
@@ -34,10 +34,11 @@ _BACKLOG = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
 
 
-def start_recorder(
+def start_recorder(  # noqa: PLR0913 - keywords
     output_prefix: str,
     *,
     deadline_seconds: float,
+    left_seconds: float = LEFT_S,
     parent: str | None = None,
     environment: Mapping[str, str] | None = None,
     own_session: bool = False,
@@ -49,6 +50,7 @@ def start_recorder(
     Args:
         output_prefix: URI below which it uploads.
         deadline_seconds: longest upload of each document after this process has died.
+        left_seconds: how long processes of workers may run on after this process has died; then they get SIGKILL.
         parent: where to make its folder; None: the folder of temporary files.
         environment: its environment variables; None: those of this process.
         own_session: outlive a SIGKILL to this process's group; else the recorder is in its group and session.
@@ -63,7 +65,7 @@ def start_recorder(
             # before the recorder's process exists, so that early clients can connect
             listener.bind(str(folder.socket))
             listener.listen(_BACKLOG)
-            folder.set_up(Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno()))
+            folder.set_up(Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno(), left_seconds))
             process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "firstfault.recorder", str(folder.path)],
                 stdin=subprocess.DEVNULL,

@@ -24,7 +24,7 @@ from firstfault.model import DocumentRef, Receipt, Resources, Subject, WorkerErr
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
 from firstfault.recorder.client import RECEIVED, Target
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, Spool
-from firstfault.recorder.left_behind import pass_on_late
+from firstfault.recorder.left_behind import end_left_processes, pass_on_late
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.process import IGNORED_SIGNALS
 from firstfault.sync import attempted, run_sync
@@ -160,6 +160,8 @@ class _Server:
             await asyncio.sleep(TICK_S)
         if reading is not None:
             await reading
+        folder = self._folder
+        await asyncio.to_thread(end_left_processes, folder.path, self._settings.left_seconds, folder.sessions)
 
     async def _report_death(self) -> None:
         """Upload the document about the agent's death and all spooled documents at once, then the roster entry.
