@@ -79,7 +79,7 @@ def settled(prefix: Prefix, count: int) -> None:
     [
         ("raise", SLURM, True, "ValueError, rank 3 on host-1: batch 7 has no labels"),
         ("kill", OMPI, False, "SIGKILL, rank 3 on host-1: "),
-        ("hang", SLURM, True, "hang, rank 3 on host-1: it was at training.py:"),
+        ("hang", SLURM, True, "hang, rank 3 on host-1: it was at rank_training.py:"),
     ],
 )
 def test_a_fault(fault: str, names: tuple[str, str, str], ends_all: bool, headline: str, tmp_path: Path) -> None:
