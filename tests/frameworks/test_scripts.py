@@ -23,7 +23,12 @@ CASES = [
     ("lightning", "exit", "static"),
     ("transformers", "loader", "static"),
     ("accelerate", "hang", "c10d"),
-    ("hydra", "raise", "static"),
+    pytest.param(
+        "hydra",
+        "raise",
+        "static",
+        marks=pytest.mark.xfail(strict=True, reason="hydra exits, and an exit of a program has no cause"),
+    ),
     ("fsdp", "kill", "c10d"),
 ]
 
