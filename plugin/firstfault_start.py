@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 VARIABLE = "FIRSTFAULT"
 """Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""
@@ -146,11 +147,24 @@ class _WhenImported:
             def then_watch(module: Any) -> None:
                 del loader.exec_module
                 execute(module)
-                self._then()
+                with without_collections():
+                    self._then()
 
             with contextlib.suppress(AttributeError):  # a loader of another kind
                 loader.exec_module = then_watch
         return spec
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Let no garbage collection visit all of torch's objects while modules are imported: it takes 0.1 s."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def handler() -> Callable[..., Any]:
@@ -164,7 +178,8 @@ def handler() -> Callable[..., Any]:
 
         def first(parameters: Any) -> Any:
             registry.create_handler = create
-            from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - as above
+            with without_collections():
+                from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - as above
 
             stand_in()
             return registry.create_handler(parameters)

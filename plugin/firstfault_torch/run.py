@@ -27,7 +27,7 @@ from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import SettledDocument, packed_for
-from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
+from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node, load_what_concluding_needs
 from firstfault_torch.verdict.seal import (
     await_turn,
     leave_verdict,
@@ -143,7 +143,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         pod = Pod(engine, options, signals.gave_up)
         asks = options.restarts_follow_policy and job.max_restarts > 0
         judge = partial(_decided_restart, pod) if asks else None
-        settings = AgentSettings(options, signals, job.min_nodes, judge)
+        settings = AgentSettings(options, signals, job.min_nodes, judge, load_what_concluding_needs)
         try:
             end = launch_agent(job, recording, settings, partial(_end_process, pod))
             if end.error is None:

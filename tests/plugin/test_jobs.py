@@ -18,8 +18,11 @@ SAME_FAULT = "the previous attempt failed with the same fault"
 
 
 def test_a_worker_is_killed(tmp_path: Path) -> None:
-    """The agent reports rank, node, signal and exit code; the deck has the report, then the killed rank 0's deck."""
-    options = ("--env", "FLYTE_SDK_LOGGING_LEVEL=20")
+    """The agent reports rank, node, signal and exit code; the deck has the report, then the killed rank 0's deck.
+
+    The variable of torchrun's jobs changes nothing in a task.
+    """
+    options = ("--env", "FLYTE_SDK_LOGGING_LEVEL=20", "--env", "FIRSTFAULT=1")
     with running(FOLDER / "decks.py", "spawned", tmp_path, {}, *options) as run:
         killed = run.end()
     assert run.left_over() == []
@@ -44,6 +47,7 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert "SIGKILL" in page
     assert html.escape(verdict["node"]) in page
     assert "firstfault failed while" not in killed.logs
+    assert "more: firstfault show" not in killed.logs
     decks, ends = _logged(killed.logs, "Upload data to .*/deck.html"), _logged(killed.logs, "User-scoped IgnoreOutputs")
     assert len(ends) == 2, "the verdict is in the storage: flytekit uploads nothing"
     assert len(decks) == 1

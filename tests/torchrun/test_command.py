@@ -8,8 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.run import get_args_parser
 
+from firstfault_torch.torchrun.agent import stand_in
 from firstfault_torch.torchrun.settings import add_options, drop_invalid, options_of, set_variables
 
 if TYPE_CHECKING:
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_S = 120
+NESTS = """
+import subprocess, sys
+ended = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "raises.py"])
+sys.exit(ended.returncode)
+"""
+"""A program that starts a launcher of its own."""
 BAD_VALUES = {
     "FIRSTFAULT_ATTEMPT": "must be a number, 0 or more, not 'first'",
     "FIRSTFAULT_STRATEGY": "must be one of evidence, earliest, not 'first'",
@@ -96,6 +104,15 @@ def test_a_bad_value(
     assert os.environ == {"FIRSTFAULT_NODE": "host"}
 
 
+def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """If torch's launcher has no such agent, its own one runs the workers, with a warning."""
+    monkeypatch.delattr("torch.distributed.launcher.api.LocalElasticAgent")
+    before = rendezvous_handler_registry.create_handler
+    stand_in()
+    assert rendezvous_handler_registry.create_handler == before
+    assert "torch's own agent runs the workers" in caplog.text
+
+
 def test_an_unknown_option(tmp_path: Path) -> None:
     """It is refused in the words of torch."""
     code, lines = _ended(tmp_path, "--nope", "train.py")
@@ -110,15 +127,18 @@ def test_an_unknown_option(tmp_path: Path) -> None:
         ("folder", "exit code 1, rank 0 on host: can't find '__main__' module in '/"),
         ("--no-python ./missing", "FileNotFoundError, the agent of host: [Errno 2] No such file or directory: './mis"),
         ("--run-path raises.py", "ValueError, rank 0 on host: batch 7 has no labels"),
+        ("nests.py", "ChildFailedError, rank 0 on host: "),
     ],
 )
 def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path) -> None:
     """The lines at the end say why, and that a retry makes no sense; a variable with a bad value prevents nothing."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
-    code, lines = _ended(tmp_path, *arguments.split(), FIRSTFAULT_ATTEMPT="first")
+    (tmp_path / "nests.py").write_text(NESTS)
+    code, lines = _ended(tmp_path, *arguments.split(), FIRSTFAULT="1", FIRSTFAULT_ATTEMPT="first")
     told = _told(lines)
     assert code == 1
     assert told[0].startswith(f"firstfault: {headline}")
     assert told[-1].startswith("  retry: no, the same ")
     assert sum(BAD_VALUES["FIRSTFAULT_ATTEMPT"] in line for line in lines) == 1
+    assert sum(line.startswith("  more: ") for line in lines) == 1

@@ -76,6 +76,7 @@ class ReportingAgent(HookedAgent):
         self._stop_seconds = settings.options.stop_seconds
         self._terminated_seconds = settings.options.terminated_stop_seconds or self._stop_seconds
         self._signals = settings.signals
+        self._load = settings.load
         self.node = NodeRound(self.group, recording, settings)
         self._rounds = 0
         logs.prepare = self.node.workers.prepare
@@ -121,6 +122,8 @@ class ReportingAgent(HookedAgent):
             node.listen_to_peers(self._interval)
         with guarded_in_main("keeping a record of the restart"):
             node.restarts.began_again(node.places.of(0).world_size)
+        with guarded_in_main("loading what a failure needs"):
+            self._load()
         return ids
 
     def monitor_workers(self, group: WorkerGroup) -> RunResult:

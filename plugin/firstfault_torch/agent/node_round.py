@@ -25,6 +25,8 @@ from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
     from firstfault.model import Place
@@ -48,6 +50,8 @@ class AgentSettings:
     """Fewest nodes with which the job continues."""
     decide_restart: DecideRestart | None = None
     """Judges a failed round before torch restarts the workers; None: torch's way."""
+    load: Callable[[], object] = lambda: None
+    """Called once the workers have started: imports what a failure needs."""
 
 
 class Places:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
-from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, LEAVING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
@@ -266,6 +265,8 @@ def _all_succeeded(recording: Recording, nodes: int, why: str) -> bool:
     if not recording.identity.is_folder_shared:
         logger.info("the store is gone, and no folder tells whether the other nodes have finished: %s", why)
         return True
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - a start would wait for it
+
     roster = MultiErrorFileOutputReader(recording.output_prefix).job().roster
     done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
     if len(done) >= nodes:

@@ -8,6 +8,8 @@ from functools import partial
 
 import click
 
+from firstfault_start import without_collections
+
 
 @click.command(
     context_settings={
@@ -32,9 +34,10 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - loads torch
     from torch.distributed.run import get_args_parser, run  # noqa: PLC0415 - loads torch
 
-    from firstfault_torch.guard import caught  # noqa: PLC0415 - loads torch
-    from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
-    from firstfault_torch.torchrun.settings import add_options, set_variables  # noqa: PLC0415 - loads torch
+    with without_collections():
+        from firstfault_torch.guard import caught  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.settings import add_options, set_variables  # noqa: PLC0415 - loads torch
 
     stand_in()
     sys.argv[0] = "firstfault torchrun"

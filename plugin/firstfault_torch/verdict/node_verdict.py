@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from firstfault.conclude import conclude
 from firstfault.errors import StoreError
 from firstfault.model import Phase
-from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.wire.json_schemas import to_json
@@ -96,6 +95,12 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     return NodeConclusion(conclusion, files)
 
 
+def load_what_concluding_needs() -> None:
+    """Import it once the workers have started: they need not wait for it, and after a failure the disk may be gone."""
+    for name in ("conclude", "output_reader", "render.plain", "report"):
+        import_module(f"firstfault.{name}")
+
+
 class _TooLateError(Exception):
     """A strategy or a policy did not end in time."""
 
@@ -135,6 +140,8 @@ def _first_conclusion(
 
 def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext) -> Conclusion | None:
     """Conclude, with an answer that can be sealed: both may be third-party code, which fills fields with anything."""
+    from firstfault.conclude import conclude  # noqa: PLC0415 - loaded by `load_what_concluding_needs`
+
     conclusion = conclude(job, strategy=strategy, policy=policy, context=context)
     if conclusion is not None:
         to_json(conclusion.verdict, conclusion.decision)
@@ -157,6 +164,8 @@ def _context(job: JobErrors, recording: Recording, engine: Engine, options: Opti
 def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple[JobErrors, Mapping[str, bytes]]:
     # an unknown strategy is reported when it is asked for its verdict
     strategy = recording.strategy if recording.strategy in strategy_names() else DEFAULT_STRATEGY
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
+
     reader = MultiErrorFileOutputReader(
         recording.output_prefix,
         strategy=strategy,

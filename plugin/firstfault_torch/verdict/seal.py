@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from firstfault.errors import BadDocumentError
 from firstfault.layout import ERROR_FILE, bundle_path
 from firstfault.model import DocumentRef, Origin, Seal
-from firstfault.render.plain import flyte_message
-from firstfault.report import report_of
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import decision_from_json, to_json, verdict_from_json
 from firstfault_torch.budgets import (
@@ -85,6 +83,9 @@ class SealedVerdict:
 def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:
     """Return a conclusion of this node with its report, its ``error.pb``, and copies of what it rests on."""
     conclusion = concluded.conclusion
+    from firstfault.render.plain import flyte_message  # noqa: PLC0415 - loaded by `load_what_concluding_needs`
+    from firstfault.report import report_of  # noqa: PLC0415 - as above
+
     report = report_of(
         conclusion.job,
         conclusion.verdict,
