@@ -177,3 +177,13 @@ def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
 
     with pytest.raises(StrategyError, match=f"the strategy careless returned {type(answer).__name__}"):
         run_strategy(careless, make_job(make_error()))
+
+
+def test_a_strategy_that_raises() -> None:
+    """Its caller gets one type of error, which names the strategy and what it raised."""
+
+    def broken(job: JobErrors) -> Verdict:
+        raise KeyError(job.round)
+
+    with pytest.raises(StrategyError, match="the strategy broken raised KeyError: 0"):
+        run_strategy(broken, make_job(make_error()))
