@@ -311,6 +311,11 @@ def test_who_is_a_victim(name: str, followers: str) -> None:
     assert _recorded(name).followers.startswith(followers)
 
 
+def test_an_agent_that_was_killed() -> None:
+    """The first line says that the agent was lost."""
+    assert _recorded("agent-killed-rank0-of4").first_line.startswith("agent lost ")
+
+
 def test_a_suspect_is_no_victim() -> None:
     """A second rank that failed by itself is listed under "failed too", not under the victims."""
     rows = {fact.name: fact for fact in sections_of(_recorded("two-ranks-rank0-of4")).details}
