@@ -23,12 +23,7 @@ CASES = [
     ("lightning", "exit", "static"),
     ("transformers", "loader", "static"),
     ("accelerate", "hang", "c10d"),
-    pytest.param(
-        "hydra",
-        "raise",
-        "static",
-        marks=pytest.mark.xfail(strict=True, reason="hydra exits, and an exit of a program has no cause"),
-    ),
+    ("hydra", "raise", "static"),
     ("fsdp", "kill", "c10d"),
 ]
 

@@ -121,6 +121,11 @@ CLASSES: dict[str, tuple[WorkerError, FailureClass, str]] = {
     # a program that prints its exception and exits is judged by that exception, with a traceback or not
     "sys.exit after a peer's error": (called_exit(TRACEBACK + PEER), VICTIM, ""),
     "sys.exit after an error": (called_exit(TRACEBACK + "KeyError: 'labels'"), OWN, "user_code"),
+    "a program's sys.exit after an error": (
+        replace(called_exit(TRACEBACK + "KeyError: 'labels'"), exception=ExceptionInfo("SystemExit", "")),
+        OWN,
+        "user_code",
+    ),
     "sys.exit after a line about a peer": (called_exit(PEER), VICTIM, ""),
     "sys.exit": (called_exit("3 shards loaded"), EXIT, "exit"),
     "code 1 after an error": (

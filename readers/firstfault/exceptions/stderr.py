@@ -224,7 +224,8 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
         return raised
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
-    code = raised.message if raised is not None else str(failure.exit_code)
+    # a program that is a worker does not know its own exit code
+    code = (raised.message if raised is not None else "") or str(failure.exit_code)
     if signal != "SIGABRT" if signal else not code.lstrip("-").isdigit() or code == "0":
         return raised
     if signal and (hooked := _thrown_exception(failure.log_tail)):
