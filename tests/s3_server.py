@@ -145,7 +145,8 @@ class _Server:
         for port in self.ports.values():
             # weed leaves some of its sockets behind, and no option moves them
             for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(PermissionError):  # another user's, who had the port before
+                    path.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
