@@ -137,6 +137,7 @@ def end(how: str) -> None:  # noqa: C901, PLR0912 - a list of ends
     if how == "leave":
         atexit.register(os._exit, 5)
     if how == "interrupt":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         os.kill(os.getpid(), signal.SIGINT)
 
 
