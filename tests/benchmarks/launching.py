@@ -45,8 +45,9 @@ while go_on:
     time.sleep(0.01)
     go_on[0] = time.monotonic() < until
     dist.broadcast(go_on, 0)
-print("rank", dist.get_rank(), "has finished", flush=True)
-print("and writes to stderr", file=sys.stderr, flush=True)
+# each line in one piece: torchrun's workers do not buffer, and share the pipe
+sys.stdout.write(f"rank {dist.get_rank()} has finished\\n")
+sys.stderr.write("and writes to stderr\\n")
 dist.destroy_process_group()
 """
 

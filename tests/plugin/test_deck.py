@@ -154,6 +154,9 @@ def keeper(decks: list[Deck], tmp_path: Path) -> Iterator[DeckKeeper]:
     keeping = DeckKeeper(NodeFolder(tmp_path), 0, decks)
     yield keeping
     keeping.end()
+    for thread in threading.enumerate():
+        if thread.name == "firstfault-decks":
+            thread.join(LONG_S)  # it may still log
 
 
 def _deck(name: str, text: str) -> Deck:
