@@ -72,12 +72,14 @@ def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
     assert {mark.name for mark in tmp_path.glob("rank-*")} == {"rank-0-0.json", "rank-1-0.json"}
 
 
-def _listens(pid: int) -> bool:
-    """Whether a process listens on a TCP port on any address, as the host of a store does."""
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process listens on this TCP port."""
     listening = set()
     for table in ("tcp", "tcp6"):
         rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
-        listening |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+        listening |= {
+            f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+        }
     held = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -92,7 +94,8 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
     with Job(tmp_path, trainings.not_together_again, options=options, config=fields).start(2) as job:
         agents = {rank: job.told(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
         # the node that hosts the store must live, because the rendezvous needs it
-        rank = 0 if _listens(agents[0]) else 1
+        port = int(job.config["rdzv_endpoint"].rpartition(":")[2])
+        rank = 0 if _listens(agents[0], port) else 1
         os.kill(agents[1 - rank], signal.SIGSTOP)
         try:
             part = tmp_path / "part"
