@@ -41,7 +41,7 @@ WATCHDOG_BLOCKED_S = Limit(1.0, "a worker, for an agent that reads no deadlines"
 STACK_SETTLED_S = Limit(0.02, "the agent, while a file of stacks does not grow", "it reads the file")
 STACK_POLL_S = Limit(0.005, "the agent, for stacks", "it looks again")
 GLOO_POLL_S = Limit(0.005, "a worker, for the epoll object of gloo's thread", "it looks again, 20 times")
-ANNOUNCING_S = Limit(60.0, "a thread of a rank without an agent, for its roster entry", "a warning; nobody waits")
+ANNOUNCING_S = Limit(60.0, "a thread of a rank without an agent, for its roster entry", "it logs a warning")
 LAST_DECKS_S = Limit(0.1, "a worker that is to be stopped, for rank 0's decks", "the decks are a second old")
 
 # the agent and its workers

@@ -190,10 +190,10 @@ def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
         sealed = _sealed(end, step.copies, pod, Wait(0.0, complete=step.complete, give_up=pod.give_up))
         if sealed is not None and peers.settlement.claim():
             sealed = _published(_for_all(sealed, step.copies), pod)
-            if end.recording.identity.is_folder_shared:
-                settled = peers.settlement.hand_over(sealed.document, durable=sealed.durable)
-            else:
-                settled = peers.settlement.hand_over(sealed.document, durable=False, bundle=sealed.bundle)
+            is_shared = end.recording.identity.is_folder_shared
+            settled = peers.settlement.hand_over(
+                sealed.document, durable=is_shared and sealed.durable, bundle=b"" if is_shared else sealed.bundle
+            )
             return sealed if settled.document == sealed.document else _taken(settled, end, pod)
     return None
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.faults import with_faults
-from firstfault.model import TERMINATED_ALONE, Phase, Receipt, SentSignal, StackDump
+from firstfault.model import TERMINATED_ALONE, Phase, Receipt, RestartKind, RestartRecord, SentSignal, StackDump
 from firstfault.strategies.rules import CONFIDENCES, RULES, as_markdown, judge
 from firstfault.testing import make_job, make_presence
 from tests.cascades.replay import RECORDED, load
@@ -168,6 +168,20 @@ def test_ranks_without_an_agent_that_were_all_terminated() -> None:
         with_faults(diagnose(make_job(*(died(rank, "SIGTERM", None, 0, sent_signals=sent) for rank in range(4)))))
     )
     assert (verdict.rule, verdict.category) == ("terminated-node", "preemption")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"handled": (own(3, -7_200_000, in_flight=True),)},
+        {"restarts": (RestartRecord(RestartKind.IN_PROCESS, 0, "ValueError, rank 3", restart=True, reason=""),)},
+    ],
+    ids=["two hours before", "the job had recovered"],
+)
+def test_a_handled_exception_from_which_the_training_went_on(change: dict[str, Any]) -> None:
+    """An exception that a training has survived is not the root cause of what ends it later."""
+    job = replace(CASES["handled"][0], **change)
+    assert judge(diagnosis_of(job)).rule == "undetermined"
 
 
 def test_the_rules_in_the_docs() -> None:

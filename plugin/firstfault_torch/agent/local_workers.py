@@ -272,7 +272,7 @@ class LocalWorkers:
         observations = observe(self._channel, self._reporter.recording, asked)
         raising = {rank for rank, seen in observations.items() if seen.raised_at is not None}
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
-        if reason != TERMINATED:  # then somebody may have sent it to all processes of the node
+        if reason != TERMINATED:  # a signal to the agent may have gone to all processes of the node
             first |= {rank for rank, process in enumerate(processes) if process.exitcode == -sent}
         killed_ns = time.monotonic_ns() + int(seconds * 1e9)
         self.stopped = replace(self.stopped, observations=observations, first=first | leaving, killed_ns=killed_ns)

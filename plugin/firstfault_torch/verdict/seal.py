@@ -109,8 +109,7 @@ def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdi
         fault_timestamp_ns=verdict.timestamp_ns,
         worker=verdict.node or "",
     )
-    files = {bundle_path(path): data for path, data in concluded.files.items()}
-    bundle = pack(files)
+    bundle = pack({bundle_path(path): data for path, data in concluded.files.items()})
     return SealedVerdict(verdict, decision, seal, encode_seal(seal), recording, conclusion, report, bundle=bundle)
 
 

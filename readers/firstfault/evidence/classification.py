@@ -245,10 +245,8 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
             why = "raised an exception of its own: no transport raises this type"
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
         if owner := _own_process_of(exception):
-            why, category = (
-                f"lost the connection to a process that it had started ({owner})",
-                "data" * (owner == _LOADERS),
-            )
+            why = f"lost the connection to a process that it had started ({owner})"
+            category = "data" if owner == _LOADERS else ""
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
         if found.signature in _OF_ANY_CONNECTION:
             why = f"lost a connection, perhaps not to a peer ({found.signature})"

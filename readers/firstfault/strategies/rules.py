@@ -25,7 +25,7 @@ from firstfault.evidence.diagnosis import (
 )
 from firstfault.evidence.faults import came_after_a_long_wait, with_faults
 from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
-from firstfault.model import Reads, Suspect, Writer
+from firstfault.model import Reads, RestartKind, Suspect, Writer
 from firstfault.strategies import reads, takes_diagnosis
 from firstfault.strategies._evidence_verdicts import (
     MAX_SUSPECTS,
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 CONFIDENCES = ("low", "medium", "high")
 _MAX_OF_INTEREST = 16
 """Ranks whose documents are opened for each reason in a large cascade."""
+_TRIES_NS = 30 * 60 * 1_000_000_000
+"""Longest time between the first and the last exception of a rank that tries again: three timeouts of NCCL."""
 _MAX_NODES = 5
 """Accused nodes whose ranks' documents are opened in a large cascade."""
 
@@ -195,15 +197,23 @@ def _only_failure(diagnosis: Diagnosis) -> Verdict | None:
 
 
 def _handled(diagnosis: Diagnosis) -> Verdict | None:
-    """Judge the first try of a program that tries again: its ranks' first exceptions instead of their last ones."""
+    """Judge the first try of a program that tries again: its ranks' first exceptions instead of their last ones.
+
+    Not after a restart in the same processes, from which the job had recovered, nor if the tries were so far apart that
+    the program trained meanwhile.
+    """
     job = diagnosis.job
-    tried = {failure.rank: failure for failure in reversed(job.handled)}
-    failures = tuple(tried.get(failure.rank, failure) for failure in job.failures)
-    found = with_faults(diagnose(replace(job, failures=failures))) if tried else diagnosis
-    first = found.first.first.failure if found.first is not None else None
-    if found.first is None or first is None or first is not tried.get(first.rank):
+    last = {failure.rank: failure.timestamp_ns or 0 for failure in job.failures}
+    near = (item for item in job.handled if last.get(item.rank, 0) - (item.timestamp_ns or 0) < _TRIES_NS)
+    tried = {failure.rank: failure for failure in reversed(tuple(near))}
+    if not tried or any(record.kind is RestartKind.IN_PROCESS for record in job.restarts):
         return None
-    verdict = on_fault(found, found.first)
+    failures = tuple(tried.get(failure.rank, failure) for failure in job.failures)
+    found = with_faults(diagnose(replace(job, failures=failures)))
+    first = found.first
+    if first is None or first.first.failure is not tried.get(first.first.failure.rank):
+        return None
+    verdict = on_fault(found, first)
     why = "its program handled this, and tried again; the later tries failed because of each other"
     return replace(verdict, why=(*verdict.why, why), sources=(*verdict.sources, ()))
 
@@ -238,7 +248,7 @@ RULES = (
     Rule("by-elimination", _by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
     Rule("only-failure", _only_failure, "low", "the only failure of a job without peers"),
-    Rule("handled", _handled, "medium", "the first exception that a program handled, which then tried again"),
+    Rule("handled", _handled, "low", "the first exception that a program handled, which then tried again"),
     Rule("undetermined", not_known, "low", "not known"),
 )
 """All rules; the last one always applies."""
