@@ -164,7 +164,8 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
     report = NodeReport({document_path(receipt.name): encode(own)})
     settled: list[bool] = []
 
-    def hand_over(document: bytes, *, durable: bool) -> SettledDocument:
+    def hand_over(document: bytes, *, durable: bool, bundle: bytes) -> SettledDocument:
+        assert not bundle, "all nodes see the storage"
         settled.append(durable)
         assert not webhook.received
         return SettledDocument(document, durable=durable)

@@ -101,6 +101,13 @@ def _worker(folder: Path, write: Callable[[], None]) -> None:
     write()
 
 
+def _wait_until_stderr_has(size: int) -> None:
+    """Wait for so many bytes in capfd's file; capfd itself loses what comes while it is read."""
+    deadline = time.monotonic() + PATIENCE_S
+    while os.fstat(2).st_size < size and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_a_worker_writes_is_passed_on_and_kept(
     tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], method: str
@@ -153,12 +160,9 @@ def test_lines_of_two_workers_stay_whole(
         with NodeFolder(tmp_path).stderr_fifo(ROUND, rank).open("wb", buffering=0) as fifo:
             fifo.write("".join(f"{line}\n" for line in lines if line.startswith(str(rank))).encode())
     tails.start()
-    said, deadline = "", time.monotonic() + PATIENCE_S
-    while said.count("\n") < len(lines) and time.monotonic() < deadline:
-        said += capfd.readouterr().err
-        time.sleep(0.01)
+    _wait_until_stderr_has(sum(len(line) + 1 for line in lines))
     tails.close()
-    assert sorted(said.splitlines()) == lines
+    assert sorted(capfd.readouterr().err.splitlines()) == lines
 
 
 def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: StderrRelay) -> None:
@@ -252,12 +256,9 @@ def test_no_thread_to_read_with(
     go.set()
     worker.join(PATIENCE_S)
     assert worker.exitcode == 0
-    found = ""
-    deadline = time.monotonic() + PATIENCE_S
-    while not found.endswith(f"line {MANY - 1}\n") and time.monotonic() < deadline:
-        time.sleep(0.05)
-        found += capfd.readouterr().err
-    assert found.splitlines() == [f"line {number}" for number in range(MANY)]
+    lines = [f"line {number}" for number in range(MANY)]
+    _wait_until_stderr_has(sum(len(line) + 1 for line in lines))
+    assert capfd.readouterr().err.splitlines() == lines
 
 
 @pytest.mark.parametrize("what", ["no object", "closed", "terminal"])
