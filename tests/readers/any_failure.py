@@ -11,6 +11,7 @@ from firstfault import model
 
 _BIG = st.integers(0, 2**64 - 1)
 _TIME = st.none() | st.integers(1, 2**64 - 1)
+_RANKS = 3
 _LAST_NS = 253_402_300_800 * 10**9
 """The end of the year 9999."""
 _ENUMS = (model.Kind, model.Origin, model.Writer, model.Subject, model.Phase)
@@ -81,7 +82,9 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
     entries = any_(
         model.NodePresence,
         ("newer",),
-        place=place,
+        # its ranks' local ranks follow this one
+        place=place.filter(lambda at: (at.local_rank or 0) < 2**31 - _RANKS),
+        ranks=_some(number, _RANKS),
         receipts=_some(any_(model.Receipt, name=st.text(max_size=20), fault_to_durable_ns=_TIME)),
         timestamp_ns=_TIME,
         first_failure=cause,

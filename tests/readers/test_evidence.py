@@ -439,6 +439,15 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             own(0, 0, "RuntimeError", UNREAD), died(3, "SIGABRT", -6), victim(1), victim(2)
         )
     },
+    "rank 1 high: user_code, own-fault": {
+        "a peer's error before an in-process restart": done(
+            own(
+                1, log_tail=f"RuntimeError: {PEER.format(0)}\nin-process restart 1: rank 2: {PEER.format(3)}", **gloo(6)
+            ),
+            own(0, 500, "RestartError", "rank 1: ValueError", **gloo(7)),
+            own(2, 500, "RestartError", "rank 1: ValueError", **gloo(7)),
+        )
+    },
     "undetermined - low: user_code, only-failure": {
         "one file of Flyte's": make_job(stock(f"RuntimeError: {PEER.format(1)}", 0))
     },

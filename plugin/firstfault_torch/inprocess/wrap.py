@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
+from firstfault.model.failure import RESTARTED
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import JOINING_S, OUTCOME_LOOK_S
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
@@ -280,6 +281,13 @@ class CallWrapper:
     def _tell_recovery(self, interruption: Interruption) -> None:
         """Say that the ranks have recovered from a fault: to the agents of those that are gone, and to the observer."""
         self._unrecovered = []
+        logger.warning(
+            f"{RESTARTED} %d: %s; %d of %d ranks continue",
+            interruption.iteration + 1,
+            "; ".join(map(str, interruption.faults[:3])) or "interrupted",
+            interruption.world_after,
+            interruption.world_before,
+        )
         if interruption.first:
             for fault in interruption.faults:
                 if fault.kind in GONE:
@@ -362,13 +370,6 @@ class CallWrapper:
         faults = tuple(self._unrecovered)
         if not monitor.join(JOINING_S):
             raise InternalError("the thread that watches the iteration does not end")
-        logger.warning(
-            "in-process restart %d: %s; %d of %d ranks continue",
-            state.iteration + 1,
-            "; ".join(map(str, faults[:3])) or "interrupted",
-            state.world_size - len(gone),
-            state.world_size,
-        )
         interruption = Interruption(
             state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False
         )

@@ -141,7 +141,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
                 return replace(ended, why=f"{ended.why}, while its agent stopped it")
             why = f"crashed ({failure.signal}) while its agent stopped it"
             return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
-        log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
+        log = _classified(failure.printed, "", ()) if failure.printed else None
         signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
         # a rank without a collective outstanding did not wait, though another rank's timeout reached it
         waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log is not None and log.role is Role.SECONDARY)
@@ -277,7 +277,7 @@ def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     found = _of_printed(failure, "exited")
-    if found is None and (text := text_of_death(failure.log_tail, "")):
+    if found is None and (text := text_of_death(failure.printed, "")):
         found = _of_last_words(failure, _classified(text, "", ()), "exited", "")
     in_flight = bool(failure.sent_signals)
     return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight)
@@ -314,7 +314,7 @@ def _own_process_of(exception: ExceptionInfo) -> str:
 
 def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
-    text = text_of_death(failure.log_tail, signal)
+    text = text_of_death(failure.printed, signal)
     log = _classified(text, "", ()) if text else None
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
@@ -361,15 +361,15 @@ def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal
 def left_no_reason(failure: WorkerError) -> bool:
     """Whether a process aborted without a reason: no text of native code, no stack of a thread that Python knows."""
     in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
-    return failure.signal == "SIGABRT" and not in_python and not has_native_text(failure.log_tail)
+    return failure.signal == "SIGABRT" and not in_python and not has_native_text(failure.printed)
 
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
     """Whether a process exited while its agent stopped it, after it had printed the timeout of a wait of its own."""
     if failure.signal or not failure.exit_code:
         return False
-    has_traceback = last_printed(failure.log_tail) is not None
-    log = _classified(text_of_death(failure.log_tail, "") if has_traceback else last_line(failure.log_tail), "", ())
+    has_traceback = last_printed(failure.printed) is not None
+    log = _classified(text_of_death(failure.printed, "") if has_traceback else last_line(failure.printed), "", ())
     return log.role is Role.AMBIGUOUS and log.category == _WAIT
 
 

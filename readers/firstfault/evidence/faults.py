@@ -145,7 +145,7 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> str
         for progress in map(without_messages, judged.failure.collectives)
     ):
         return _WHY
-    has_printed = not judged.specific and prints_a_peers_error(judged.failure.log_tail)
+    has_printed = not judged.specific and prints_a_peers_error(judged.failure.printed)
     return AFTER_A_PRINTED_ERROR if has_printed else ""
 
 
@@ -289,11 +289,11 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
 
 def _last_words(failure: WorkerError) -> tuple[str, str] | None:
     """Return the type and text of the last exception that a process printed, else its last line."""
-    printed = last_printed(failure.log_tail)
+    printed = last_printed(failure.printed)
     if printed is not None:
         cause = first_cause(printed.exception)
         return short_name(cause), normalized(cause.message)
-    line = last_line(failure.log_tail)
+    line = last_line(failure.printed)
     return ("", normalized(line)) if line else None
 
 

@@ -435,7 +435,7 @@ def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
 
 def printed_by(failure: WorkerError) -> str:
     """Return the texts in which a watchdog's lines may be: the end of the log, then the message."""
-    return f"{failure.log_tail}\n{failure.message}"
+    return f"{failure.printed}\n{failure.message}"
 
 
 def waited_ns(failure: WorkerError) -> int:

@@ -261,7 +261,7 @@ def _of_end(failure: WorkerError) -> Message:
 
 def _last_line(failure: WorkerError, signal: str) -> str:
     """Return the line that tells why a process ended: the one whose signature its last lines have, else the last."""
-    text = text_of_death(failure.log_tail, signal)
+    text = text_of_death(failure.printed, signal)
     found = classify(text) if text else None
     if found is not None and found.category != "unknown" and found.signature not in _OF_ENDS:
         lines = (thrown(text), *text.splitlines()[:_MANY_LINES])

@@ -64,13 +64,13 @@ def _of_a_death(error: WorkerError) -> list[str]:
         for progress in error.collectives:
             if progress.group == _DEFAULT_GROUP:
                 parts.append(f"{progress.last_operation} {progress.enqueued}")
-        parts += ["timed out"] if _TIMED_OUT in error.log_tail else []
+        parts += ["timed out"] if _TIMED_OUT in error.printed else []
     if error.expired is not None:
         parts += ["expired", error.expired.scope, where_it_stood(error).frame]
     if (
         error.exit_code
         and not (error.signal or error.sent_signals or error.expired)
-        and (line := last_line(error.log_tail))
+        and (line := last_line(error.printed))
     ):
         parts.append(normalized(line))
     return parts

@@ -218,7 +218,7 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     """
     raised = failure.exception
     if raised is not None and _is_second_try(raised):
-        return _with_first_try(raised, _plain(failure.log_tail[-_READ:]))
+        return _with_first_try(raised, _plain(failure.printed[-_READ:]))
     if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
         return raised
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
@@ -228,12 +228,12 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     code = (raised.message if raised is not None else "") or str(failure.exit_code)
     if signal != "SIGABRT" if signal else not code.lstrip("-").isdigit() or code == "0":
         return raised
-    if signal and (hooked := _thrown_exception(failure.log_tail)):
+    if signal and (hooked := _thrown_exception(failure.printed)):
         return hooked
     # native code printed why it aborted, not only that it did
-    if signal and any(not _ONLY_AN_END.search(line) for line in _native(failure.log_tail.splitlines())):
+    if signal and any(not _ONLY_AN_END.search(line) for line in _native(failure.printed.splitlines())):
         return raised
-    printed = last_printed(failure.log_tail)
+    printed = last_printed(failure.printed)
     if printed is None:
         return raised
     # lines without a level or a date cannot be told from the exception's message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 CATEGORIES: dict[str, str] = {
@@ -163,6 +164,10 @@ DIED_SILENTLY = "it died"
 
 TIME_LIMIT = "USER:TimeLimit"
 """The code of an agent whose pod was terminated because the attempt had reached its time limit."""
+
+RESTARTED = "in-process restart"
+"""Begins the line that a rank logs when it continues after a fault; the restart's number and a colon follow."""
+_BEFORE_RESTART = re.compile(rf"\A.*\b{RESTARTED} \d+: [^\n]*\n?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +381,11 @@ class WorkerError:
     def recoverable(self) -> bool:
         """Whether the document marks the failure as recoverable."""
         return self.kind is Kind.RECOVERABLE
+
+    @property
+    def printed(self) -> str:
+        """The log's end since the last in-process restart: what was printed before tells of faults that are over."""
+        return _BEFORE_RESTART.sub("", self.log_tail) if RESTARTED in self.log_tail else self.log_tail
 
     @property
     def stopped_by_agent(self) -> bool:
