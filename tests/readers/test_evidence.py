@@ -235,6 +235,10 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             *(victim(rank, world_size=4) for rank in (0, 1, 2)),
             roster=[entry(node, receipts=(Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
         ),
+        "others wait for a rank that exited with 0": done(
+            *(waited(rank, world_size=4, **count(6)) for rank in (0, 1, 2)),
+            roster=[entry(node, receipts=(Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
+        ),
     },
     "rank 0 high: user_code, own-fault": {
         "a finaliser elsewhere": done(BUG, stopped(1, IN_FINALISER)),
@@ -477,6 +481,7 @@ WORDS = {
     "a broadcast failure without a document": "its agent reported its failure to the other nodes (KeyError)",
     "a rank that is frozen": "it answered no signal",
     "others lose a rank that exited with 0": "it had exited with code 0 when the others lost a peer",
+    "others wait for a rank that exited with 0": "it had exited with code 0 while the others waited for it",
     "others wait for a rank that returned": "its function had returned while the others waited for it",
 }
 """What the headline, a reason or a suspect of a job says."""

@@ -175,18 +175,20 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
         victims = [item for item in diagnosis.workers if item.waited or item.failure_class is FailureClass.CONSEQUENCE]
         is_cause = len(left) <= min(_MANY, len(victims)) and len(victims) == len(diagnosis.workers)
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
-    workers = [] if diagnosis.waits else diagnosis.workers
-    gone = [judged.failure for judged in workers if where_it_stood(judged.failure).returned]
-    lost = [judged for judged in workers if judged.failure.exception is not None]
+    workers, has_waits = diagnosis.workers, bool(diagnosis.waits)
+    # `hung` looks for ranks that had returned while others waited
+    gone = [] if has_waits else [item.failure for item in workers if where_it_stood(item.failure).returned]
+    is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
     silent = without_failure(diagnosis.job)
     is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
-    all_lost_it = is_complete and all(judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
-    if not all_lost_it or not lost or len(gone) + len(silent) > _MANY:
+    are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
+    if not is_complete or not are_victims or not is_lost or len(gone) + len(silent) > _MANY:
         return []
     why = f"{_RETURNED} when the others lost a peer"
     found = [Candidate(why, failure.rank, failure.node, failure, "exit") for failure in gone]
-    why = "it had exited with code 0 when the others lost a peer"
+    meanwhile = "while the others waited for it" if has_waits else "when the others lost a peer"
+    why = f"it had exited with code 0 {meanwhile}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
 
