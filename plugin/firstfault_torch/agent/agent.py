@@ -113,8 +113,13 @@ class ReportingAgent(HookedAgent):
         variables = {**flight_recorder_variables(os.environ), **node.reporter.recording.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
-        with starting(self._start_method) as gate, environment_set({**variables, **gate}):
-            ids = super().start_workers(group)
+        try:
+            with starting(self._start_method) as gate, environment_set({**variables, **gate}):
+                ids = super().start_workers(group)
+        except Exception:
+            with guarded_in_main("connecting the agents"):  # the workers of the others wait for these
+                node.listen_to_peers(self._interval)
+            raise
         with guarded_in_main("watching the workers"):
             self._signals.install()
             node.workers.started(self.process_context, node.places.ranks)

@@ -47,7 +47,6 @@ _MANY = 3
 _SEVERAL = 2
 """So many ranks must have timed out for each one that did not."""
 _CHECKPOINT = "torch/distributed/checkpoint/"
-_RETURNED = "its function had returned"
 _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
 _COUNTS = Pattern(
@@ -177,7 +176,8 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
     workers, has_waits = diagnosis.workers, bool(diagnosis.waits)
     # `hung` looks for ranks that had returned while others waited
-    gone = [] if has_waits else [item.failure for item in workers if where_it_stood(item.failure).returned]
+    stood = [] if has_waits else [(item.failure, where_it_stood(item.failure).returned) for item in workers]
+    gone = [(failure, returned) for failure, returned in stood if returned]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
     silent = without_failure(diagnosis.job)
@@ -185,8 +185,10 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
     if not is_complete or not are_victims or not is_lost or len(gone) + len(silent) > _MANY:
         return []
-    why = f"{_RETURNED} when the others lost a peer"
-    found = [Candidate(why, failure.rank, failure.node, failure, "exit") for failure in gone]
+    found = [
+        Candidate(f"{returned} when the others lost a peer", failure.rank, failure.node, failure, "exit")
+        for failure, returned in gone
+    ]
     meanwhile = "while the others waited for it" if has_waits else "when the others lost a peer"
     why = f"it had exited with code 0 {meanwhile}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
@@ -328,7 +330,7 @@ def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> 
     if not waiting and not timed_out and not waited and len(synchronizing) < _SEVERAL * len(away):
         return []
     return [
-        (rank, f"{_RETURNED if where.returned else f'it was at {where.frame}'} while the others waited for it")
+        (rank, f"{where.returned or f'it was at {where.frame}'} while the others waited for it")
         for rank, where in sorted(away.items())
     ]
 

@@ -44,6 +44,12 @@ _MAX_LINE = 200
 _FATAL = "Fatal Python error"
 _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
 _RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/recording|torchrun/script)\.py$")
+_NO_FRAME = "<no Python frame>"
+"""faulthandler's text for a main thread that has left the program."""
+_ENDS_PYTHON = re.compile(
+    r"/(?:threading\.py _shutdown|multiprocessing/util\.py _exit_function|concurrent/futures/\w+\.py _python_exit)$"
+)
+"""The outermost frame of a main thread in which Python waits for other threads and processes before it ends."""
 _PYTHONS_EVENT = re.compile(r"/multiprocessing/(?:synchronize|queues|connection)\.py$")
 
 
@@ -67,8 +73,9 @@ class Where:
     """Where an exception was raised that was on its way out; None: there was none, or it is not known."""
     finalises: bool = False
     """Whether that frame of the user's code was dropping an object that has a finaliser."""
-    returned: bool = False
-    """Whether the task function had returned: torch's process waits until its agent has read the result."""
+    returned: str = ""
+    """What had ended, the process still being there: the task function, while torch's process waits until its agent has
+    read the result, or the program, while Python ends. Empty: neither."""
 
 
 def where_it_stood(failure: WorkerError) -> Where:
@@ -172,11 +179,13 @@ def _where(text: str, *, outstanding: bool) -> Where:
     # faulthandler prints the main thread last, innermost frame first
     *others, main = _THREAD.split(text)
     frames = _frames(main)
+    if _NO_FRAME in main or (frames and _ENDS_PYTHON.search(f"{frames[-1].file} {frames[-1].function}")):
+        return Where(Stood.ELSEWHERE, returned="its program had ended")
     if not frames:
         return Where(Stood.UNKNOWN)
     around = next((frame for frame in frames if not _PYTHONS_EVENT.search(frame.file)), None)
     if around not in {None, frames[0]} and _RUNS_THE_FUNCTION.search(around.file) and around.function == "_wrap":
-        return Where(Stood.ELSEWHERE, returned=True)
+        return Where(Stood.ELSEWHERE, returned="its function had returned")
     if _WAITS_FOR_THREAD.search(frames[0].file):
         working = [found for found in map(_frames, others) if _works(found)]
         own = [found for found in working if any(not is_library(frame.file) for frame in found)]
