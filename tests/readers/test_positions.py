@@ -34,6 +34,21 @@ def test_a_stack_of_nothing_but_lines(fill: str) -> None:
     assert where.frame == "train.py:12 in load"
 
 
+@pytest.mark.parametrize(
+    "main",
+    [
+        "  Garbage-collecting\n  <no Python frame>\n",
+        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n',
+        '  File "/usr/lib/python3.11/multiprocessing/util.py", line 360 in _exit_function\n',
+    ],
+    ids=["no frame", "waits for threads", "waits for processes"],
+)
+def test_a_program_that_had_ended(main: str) -> None:
+    """Python was about to end the process: nothing of the program is on the main thread's stack."""
+    where = where_it_stood(stopped(3, f"Current thread 0x1 (most recent call first):\n{main}"))
+    assert where.returned == "its program had ended"
+
+
 IN_SELECT = 'Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'
 POOL = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
 POOL += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'

@@ -14,7 +14,10 @@ LONG_S = 300
 
 
 def fails(fault: str) -> None:
-    """Kill this process, or its agent, after which it ignores SIGTERM."""
+    """Leave the others, kill this process, or kill its agent, after which it ignores SIGTERM."""
+    if fault == "leave":
+        dist.destroy_process_group()
+        sys.exit()
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault.endswith("agent-killed"):

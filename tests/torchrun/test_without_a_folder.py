@@ -12,7 +12,9 @@ import pytest
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
+from tests.cascades.cases import Way
 from tests.torchrun.ends import processes_in
+from tests.torchrun.nodes import run_job
 from tests.waiting import until
 
 pytestmark = pytest.mark.jobs
@@ -71,6 +73,21 @@ def test_files_and_success(tmp_path: Path) -> None:
         (0, ["rank 0: 4", "rank 1: 4"], ""),
         (0, ["rank 2: 4", "rank 3: 4"], ""),
     ]
+
+
+def test_a_rank_leaves_early(tmp_path: Path) -> None:
+    """A rank that destroys its process group and ends, while the others need it, is the root cause on both nodes."""
+    first, second = (_headline(text) for _, _, text in _ended(tmp_path, "leave", DYNAMIC))
+    assert first == second
+    assert first.startswith("firstfault: returned early, rank 3 on host-1: ")
+
+
+def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
+    """The other node, whose workers run, hears of it."""
+    program = ["--no-python", "sleep", str(10 * LONGEST_S)]
+    job = run_job(tmp_path, program, Way(), environments={1: {"PATH": str(tmp_path)}})
+    assert job.complaints() == []
+    assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
 
 
 @pytest.mark.parametrize(("fault", "lost"), [("agent-killed", 1), ("first-agent-killed", 0)])

@@ -235,7 +235,12 @@ RULES = (
     Rule(
         "left-behind", _if_found(left_behind), "low", "the rank that missed a collective after which most failed alike"
     ),
-    Rule("returned", _if_found(returned_early), "medium", "the rank that had returned when all others lost a peer"),
+    Rule(
+        "returned",
+        _if_found(returned_early),
+        "medium",
+        "the rank that had ended when all others lost a peer or timed out",
+    ),
     Rule(
         "accused-node", _if_found(accused_nodes), "medium", "the node that most name, and whose documents are missing"
     ),
