@@ -303,6 +303,7 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             own(0, 10, "train.TrainError", "step failed", boot_id=""),
             roster=(entry(0, first_failure=FROM_3), entry(1, first_failure=FROM_3)),
         ),
+        "a death beside a full disk": done(died(3, boot_id=""), saved(0, boot_id=""), saved(2, boot_id="")),
         "a worker died long before its agent": done(agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0)),
     },
     "rank 3 medium: unknown, broadcast": {

@@ -27,7 +27,7 @@ _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
 """Signatures that do not tell whose connection it was."""
-_OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
+OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
 """Categories of faults that no peer causes."""
 _GROUP = "torch/distributed/"
 _LOADERS = "torch/utils/data/"
@@ -418,7 +418,7 @@ def _chain(exception: ExceptionInfo) -> Classification:
     inner, outer = list(map(_link, causes.told)), list(map(_link, causes.wrappers))
     root = inner[-1]
     local = [found for found in inner if found.role is Role.PRIMARY and _is(found)]
-    local += [found for found in outer if found.role is Role.PRIMARY and found.category in _OF_THE_GPU]
+    local += [found for found in outer if found.role is Role.PRIMARY and found.category in OF_THE_GPU]
     if not local and _tells_nothing(root, exception):
         path = itertools.pairwise((*causes.wrappers, causes.first))
         is_wrapped = [is_wrapper(around, within) for around, within in path]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import (
     MISMATCH,
+    OF_THE_GPU,
     ClassifiedFailure,
     FailureClass,
     names_a_peer,
@@ -211,11 +212,15 @@ def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> li
 def _order(fault: ClassifiedFailure, accusations: Accusations) -> tuple[object, ...]:
     """Return the sort key of faults whose order in time is not known: evidence, then accusations, then time.
 
+    What no peer's failure causes comes first, a fault of the GPU or a SIGKILL that no agent sent: a clean-up after it
+    may fail in any way.
     An exit that the agents broadcast comes before an exception that names no peer: a program may raise an exception of
     its own in place of a peer's error that it caught.
     """
     failure = fault.failure
+    is_killed = failure.signal == "SIGKILL" and not failure.sent_signals
     return (
+        not is_killed and fault.category not in OF_THE_GPU,
         fault.in_flight,
         not fault.specific,
         -accusations.times_broadcast(fault),
