@@ -256,6 +256,12 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "a text about a preemption": done(own(3, 0, "ValueError", "the job got preempted")),
     },
     "undetermined - low: hang, undetermined": {
+        "a handled error in the log of a rank that timed out": done(
+            died(0, "", 2, log_tail=f"no cache, going on\n{TRACE}OSError: no cache\nfatal: RuntimeError: {WAITED}"),
+            died(2, "", 2, log_tail=f"fatal: RuntimeError: {WAITED}"),
+            stopped(1),
+            stopped(3),
+        ),
         "accusations in a circle": done(
             *(own(rank, 0, "RuntimeError", BARRIER.format(rank, (rank + 1) % 4)) for rank in range(4))
         ),

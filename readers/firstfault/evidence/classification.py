@@ -64,6 +64,8 @@ _IN_PYTHON = "Current thread 0x"
 """In faulthandler's stacks if a thread of Python's met the fatal signal."""
 _NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
 """Lines of a log in which no error is told."""
+_NAMED = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
+"""An exception in a line of the program's own."""
 _LONG = 4096
 """Characters of a text that is classified in less time than its numbers are replaced."""
 
@@ -277,7 +279,7 @@ def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     found = _of_printed(failure, "exited")
-    if found is None and (text := text_of_death(failure.printed, "")):
+    if found is None and (text := _last_word_about_a_peer(failure) or text_of_death(failure.printed, "")):
         found = _of_last_words(failure, _classified(text, "", ()), "exited", "")
     in_flight = bool(failure.sent_signals)
     return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight)
@@ -286,7 +288,7 @@ def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
 def _of_printed(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
     """Classify an end by the exception that the program printed before it; None: it printed none, or an unclear one."""
     exception = exception_of(failure)
-    if exception is None or exception is failure.exception:
+    if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
     found = _chain(exception)
     judged = replace(_of_raised(failure, exception), signature=found.signature if _is(found) else "")
@@ -297,6 +299,18 @@ def _of_printed(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
     if judged.failure_class is FailureClass.CONSEQUENCE:
         return replace(judged, why=f"{ended} because of a peer ({judged.signature or name})")
     return None
+
+
+def _last_word_about_a_peer(failure: WorkerError) -> str:
+    """Return the line that a process printed last, if it names an exception about a peer; else nothing.
+
+    A traceback above it, of another exception, tells of an error that the program had survived, or of the first one.
+    """
+    line, printed = last_line(failure.printed), last_printed(failure.printed)
+    named = _NAMED.search(line)
+    if named is None or printed is None or not names_a_peer(line):
+        return ""
+    return line if named["type"] not in map(short_name, all_links(printed.exception)) else ""
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
@@ -314,7 +328,7 @@ def _own_process_of(exception: ExceptionInfo) -> str:
 
 def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
-    text = text_of_death(failure.printed, signal)
+    text = _last_word_about_a_peer(failure) or text_of_death(failure.printed, signal)
     log = _classified(text, "", ()) if text else None
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
