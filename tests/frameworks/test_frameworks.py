@@ -98,4 +98,4 @@ def test_no_fault(framework: str, tmp_path: Path) -> None:
 
 def _said(logs: str) -> set[str]:
     """Return what a run printed, in any order and without times, addresses and process ids."""
-    return {re.sub(r"0x[0-9a-f]+|\d+(?:\.\d+)?", "N", line).strip() for line in logs.splitlines()}
+    return {re.sub(r"0x[0-9a-f]+|-?\d+(?:\.\d+)?", "N", line).strip() for line in logs.splitlines()}
