@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stderr import last_printed
-from firstfault.model import Writer
+from firstfault.model import ExceptionInfo, Writer
 from firstfault.report import report_of
 from firstfault.report.headline import first_line
 from firstfault.retry import decide
@@ -211,6 +211,12 @@ def test_a_line_before_sys_exit() -> None:
         verdict = evidence(make_job(left))
         assert verdict.headline == "SystemExit, rank 1 on worker-0: fatal: license server; exit code 7"
         assert verdict.category == "exit"
+
+
+def test_an_exit_without_a_code() -> None:
+    """A program that comes to its end too early has no exception and no text: the headline says what that means."""
+    verdict = evidence(make_job(make_error(1, exception=ExceptionInfo("SystemExit", ""), category="exit")))
+    assert verdict.headline == "SystemExit, rank 1 on worker-0: it ended by itself while its peers needed it"
 
 
 _TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'

@@ -208,6 +208,8 @@ def _number(text: str | None) -> int | None:
 
 
 # --- the message of a failed process ----------------------------------------------------------------------------------
+_ENDED = "it ended by itself while its peers needed it"
+"""The text of an exit without a code, as of a program that comes to its end too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,8 @@ def message_of(failure: WorkerError) -> Message:
         return replace(found, wrapper="; ".join(part for part in parts if part))
     if found.what == "SystemExit" and failure.exit_code != 0 and (line := _last_line(failure, "")):
         return replace(found, text=line, wrapper=_end_of(failure))
+    if found.what == "SystemExit" and not found.text:
+        return replace(found, text=_ENDED)
     return found
 
 
