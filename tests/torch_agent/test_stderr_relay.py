@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -287,33 +287,32 @@ def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str)
         os.close(descriptor)
 
 
+def _agent_that_cannot_write(folder: Path, sender: Any) -> None:
+    """Fill a pipe that nothing reads; send how long an answer takes then, and the answer."""
+    _, writer = os.pipe()
+    os.dup2(writer, 2)
+    tails = StderrRelay(NodeFolder(folder), ROUND, {RANK: ""})
+    worker = multiprocessing.get_context("fork").Process(target=_worker, args=(folder, a_lot))
+    worker.start()
+    tails.start()
+    while not tails.tail(RANK):
+        time.sleep(0.01)
+    time.sleep(0.5)  # by now everything is full
+    began = time.monotonic()
+    text = tails.tail(RANK)
+    sender.send((time.monotonic() - began, text))
+    worker.kill()
+
+
 def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
     """An agent that cannot write its own stderr still answers at once what it has read so far."""
-    reader, writer = os.pipe()
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-
-    def agent() -> None:
-        os.dup2(writer, 2)
-        tails = StderrRelay(NodeFolder(tmp_path), ROUND, {RANK: ""})
-        worker = fork.Process(target=_worker, args=(tmp_path, a_lot))
-        worker.start()
-        tails.start()
-        while not tails.tail(RANK):
-            time.sleep(0.01)
-        time.sleep(0.5)  # by now everything is full
-        began = time.monotonic()
-        text = tails.tail(RANK)
-        sender.send((time.monotonic() - began, text))
-        worker.kill()
-
-    process = fork.Process(target=agent)
+    spawn = multiprocessing.get_context("spawn")  # a fork would inherit what threads of other tests hold
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_agent_that_cannot_write, args=(tmp_path, sender))
     process.start()
-    assert receiver.poll(PATIENCE_S)
+    assert receiver.poll(3 * PATIENCE_S)
     seconds, text = receiver.recv()
     process.kill()
     process.join()
-    for descriptor in (reader, writer):
-        os.close(descriptor)
     assert text.startswith("line ")
     assert seconds < PATIENCE_S

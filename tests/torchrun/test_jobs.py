@@ -35,7 +35,7 @@ CASCADES: dict[str, str | tuple[str, ...]] = {
     "hang-firstfault-static-own-rank3-of4": "hang, rank 3 on host-1: ",
     "all-ranks-variable-c10d-own-rank1-of4": "ValueError, ",
     "agent-killed-variable-static-common-rank3-of4": ("AgentLost, the agent of host-1: ", "node lost, host-1: "),
-    "node-killed-firstfault-c10d-common-rank3-of4": "node lost, host-1: ",
+    "node-killed-firstfault-c10d-common-rank3-of4": ("AgentLost, the agent of host-1: ", "node lost, host-1: "),
     "recoverable-rounds1-variable-c10d-own-rank3-of4": "",
 }
 """By name of a case: how both nodes' lines begin; empty: a restart, and then success."""
