@@ -216,7 +216,7 @@ def test_a_line_before_sys_exit() -> None:
 def test_an_exit_without_a_code() -> None:
     """A program that comes to its end too early has no exception and no text: the headline says what that means."""
     verdict = evidence(make_job(make_error(1, exception=ExceptionInfo("SystemExit", ""), category="exit")))
-    assert verdict.headline == "SystemExit, rank 1 on worker-0: it ended by itself while its peers needed it"
+    assert verdict.headline == "SystemExit, rank 1 on worker-0: it ended by itself, without an error"
 
 
 _TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'

@@ -208,7 +208,7 @@ def _number(text: str | None) -> int | None:
 
 
 # --- the message of a failed process ----------------------------------------------------------------------------------
-_ENDED = "it ended by itself while its peers needed it"
+_ENDED = "it ended by itself, without an error"
 """The text of an exit without a code, as of a program that comes to its end too early."""
 
 
