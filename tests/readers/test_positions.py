@@ -40,13 +40,29 @@ def test_a_stack_of_nothing_but_lines(fill: str) -> None:
         "  Garbage-collecting\n  <no Python frame>\n",
         '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n',
         '  File "/usr/lib/python3.11/multiprocessing/util.py", line 360 in _exit_function\n',
+        (
+            '  File "/x/site-packages/torch/library.py", line 665 in _del_library\n'
+            '  File "/usr/lib/python3.11/weakref.py", line 666 in _exitfunc\n'
+        ),
+        (
+            '  File "/x/site-packages/urllib3/connection.py", line 9 in request\n'
+            '  File "/x/site-packages/tracker/run.py", line 80 in _atexit_finish\n'
+        ),
     ],
-    ids=["no frame", "waits for threads", "waits for processes"],
+    ids=["no frame", "waits for threads", "waits for processes", "finalisers", "exit handlers"],
 )
 def test_a_program_that_had_ended(main: str) -> None:
     """Python was about to end the process: nothing of the program is on the main thread's stack."""
     where = where_it_stood(stopped(3, f"Current thread 0x1 (most recent call first):\n{main}"))
     assert where.returned == "its program had ended"
+
+
+def test_a_rank_that_leaves_its_group() -> None:
+    """Its peers lose it before the call has come back."""
+    leaving = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9 in destroy_process_group\n'
+    leaving += '  File "/app/train.py", line 30 in main\n  File "/app/train.py", line 40 in <module>\n'
+    where = where_it_stood(stopped(3, f"Current thread 0x1 (most recent call first):\n{leaving}"))
+    assert where.returned == "it was leaving the process group"
 
 
 IN_SELECT = 'Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'

@@ -176,8 +176,8 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
     workers, has_waits = diagnosis.workers, bool(diagnosis.waits)
     # `hung` looks for ranks that had returned while others waited
-    stood = [] if has_waits else [(item.failure, where_it_stood(item.failure).returned) for item in workers]
-    gone = [(failure, returned) for failure, returned in stood if returned]
+    stood = [] if has_waits else [(item.failure, where_it_stood(item.failure)) for item in workers]
+    gone = [(failure, where.returned) for failure, where in stood if where.returned and where.raised_at is None]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
     silent = without_failure(diagnosis.job)

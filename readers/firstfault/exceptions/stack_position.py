@@ -46,10 +46,9 @@ _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\
 _RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/recording|torchrun/script)\.py$")
 _NO_FRAME = "<no Python frame>"
 """faulthandler's text for a main thread that has left the program."""
-_ENDS_PYTHON = re.compile(
-    r"/(?:threading\.py _shutdown|multiprocessing/util\.py _exit_function|concurrent/futures/\w+\.py _python_exit)$"
-)
-"""The outermost frame of a main thread in which Python waits for other threads and processes before it ends."""
+_ENDS_PYTHON = re.compile(r"^(?:__del__|_?\w*(?:at_?exit|_exit|exit_?func|shutdown|clean_?up|tear_?down)\w*)$")
+"""The outermost function of a main thread that Python calls while it ends: an exit handler, a finaliser, or its own."""
+_LEAVES_GROUP = re.compile(r"torch/distributed/distributed_c10d\.py destroy_process_group$")
 _PYTHONS_EVENT = re.compile(r"/multiprocessing/(?:synchronize|queues|connection)\.py$")
 
 
@@ -75,7 +74,7 @@ class Where:
     """Whether that frame of the user's code was dropping an object that has a finaliser."""
     returned: str = ""
     """What had ended, the process still being there: the task function, while torch's process waits until its agent has
-    read the result, or the program, while Python ends. Empty: neither."""
+    read the result, the program, while Python ends, or its part in the process group. Empty: none of them."""
 
 
 def where_it_stood(failure: WorkerError) -> Where:
@@ -179,8 +178,10 @@ def _where(text: str, *, outstanding: bool) -> Where:
     # faulthandler prints the main thread last, innermost frame first
     *others, main = _THREAD.split(text)
     frames = _frames(main)
-    if _NO_FRAME in main or (frames and _ENDS_PYTHON.search(f"{frames[-1].file} {frames[-1].function}")):
+    if _NO_FRAME in main or (frames and _ENDS_PYTHON.search(frames[-1].function)):
         return Where(Stood.ELSEWHERE, returned="its program had ended")
+    if any(_LEAVES_GROUP.search(f"{frame.file} {frame.function}") for frame in frames):
+        return Where(Stood.ELSEWHERE, _name(frames), returned="it was leaving the process group")
     if not frames:
         return Where(Stood.UNKNOWN)
     around = next((frame for frame in frames if not _PYTHONS_EVENT.search(frame.file)), None)
