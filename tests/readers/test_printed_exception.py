@@ -17,6 +17,7 @@ from firstfault.report.headline import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
+from tests.readers.scenes import own, stopped, victim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -307,3 +308,56 @@ def test_a_second_try(cut: int, tmp_path: Path) -> None:
         assert ("printed before" in verdict.headline) is (failure is printed)
     alone = evidence(make_job(replace(again, log_tail="")))
     assert alone.headline.startswith("ValueError, rank 3 on worker-1: trying to initialize")
+
+
+_STEPS = """
+def fail_like_a_collective():
+    raise RuntimeError("Connection closed by peer [127.0.0.1]:41189")
+
+namespace = {"fail": fail_like_a_collective}
+exec(compile("def wait():\\n    fail()", "/x/torch/distributed/distributed_c10d.py", "exec"), namespace)
+WAIT, OWN = namespace["wait"], wrapped
+
+def train(number):
+    FAILS[number]()
+
+def steps():
+    for number in range(2):
+        try:
+            train(number)
+        except Exception:
+            logging.exception("the step failed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "headline"),
+    [
+        ("OWN, WAIT", "KeyError, rank 3 on worker-1: 'labels'"),
+        ("WAIT, OWN", "undetermined: no rank shows a fault of its own"),
+        ("WAIT, WAIT", "undetermined: no rank shows a fault of its own"),
+    ],
+)
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_step_that_is_tried_again(fails: str, headline: str, tmp_path: Path, *, is_stopped: bool) -> None:
+    """The second try fails in a collective: its peers are elsewhere. The first one tells why, unless it did so, too."""
+    printed = _run(f"{_STEPS}\nFAILS = [{fails}]\nsteps()", tmp_path).log_tail
+    failure = stopped(3, "", log_tail=printed)
+    if not is_stopped:
+        last = last_printed(_run(f"{_STEPS}\nFAILS = [WAIT, WAIT]\nsteps()", tmp_path).log_tail)
+        assert last is not None
+        failure = replace(own(3), exception=last.exception, message=last.exception.message, log_tail=printed)
+    verdict = evidence(make_job(failure, *(victim(rank) for rank in range(3))))
+    assert verdict.headline.startswith(headline)
+    assert (verdict.category, verdict.confidence) in {("user_code", "medium"), ("unknown", "low")}
+
+
+def test_a_clean_up_after_an_early_exit(tmp_path: Path) -> None:
+    """The rank fails because of its clean-up; it wanted to end before that."""
+    cleaning = "import os\ndef leave():\n    sys.exit(0)\ntry:\n    leave()\nfinally:\n    os.remove('no-such-lock')"
+    printed = last_printed(_run(cleaning, tmp_path).log_tail)
+    assert printed is not None
+    failure = replace(own(3), exception=printed.exception, message=printed.exception.message)
+    assert evidence(make_job(failure)).headline.startswith(
+        "SystemExit, rank 3 on worker-1: the program called sys.exit(0); then FileNotFoundError: "
+    )

@@ -13,7 +13,14 @@ from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, with_numbers_of
 from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
 from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stood
-from firstfault.exceptions.stderr import exception_of, has_native_text, last_line, last_printed, text_of_death
+from firstfault.exceptions.stderr import (
+    exception_of,
+    first_try,
+    has_native_text,
+    last_line,
+    last_printed,
+    text_of_death,
+)
 from firstfault.exceptions.tracebacks import short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.failure import CRASHES, STOPS, ended_by, signal_of_exit_code
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
+OF_A_FIRST_TRY = "failed by itself, and tried the step again"
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
 """Signatures that do not tell whose connection it was."""
 OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
@@ -134,6 +142,8 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
 def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _of_agent(failure)
+    if (tried := _of_first_try(failure)) is not None:
+        return tried
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
         # SIGKILL comes from the agent too, if the process does not end
@@ -159,6 +169,16 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.is_silent and failure.writer is not Writer.STOCK:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended, and nothing says why")
     return _of_text(failure)
+
+
+def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
+    """Classify a process by the first try of its step, if only that one failed by itself; None: there is none."""
+    exception = first_try(failure)
+    if exception is None or not is_own_fault(exception):
+        return None
+    judged = _of_raised(failure, exception)
+    category = judged.category or "user_code"
+    return replace(judged, why=OF_A_FIRST_TRY, category=category, in_flight=failure.stopped_by_agent)
 
 
 def _by_role(

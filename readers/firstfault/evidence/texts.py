@@ -294,6 +294,8 @@ def _of_exception(exception: ExceptionInfo) -> Message:
         wrapper = f"{'raised as' if is_wrapper(outer, inner) else 'then'} {short_name(outer)}"
         if said := sentence_of(outer.message):
             wrapper += f": {said}"
+    if causes.wrappers and short_name(original) == "SystemExit":
+        text = f"the program called sys.exit({text})"
     frames = () if text else own_frames(exception)
     if frames:  # of an exception without a text, such as a bare `assert`
         text = f"{place_of(frames[-1])}: {frames[-1].code}".rstrip(": ")

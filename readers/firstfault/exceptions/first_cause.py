@@ -178,6 +178,8 @@ def _counts(link: ExceptionInfo, belongs: Callable[[FrameInfo], bool]) -> bool:
 
 def _tells_nothing(link: ExceptionInfo) -> bool:
     name = short_name(link)
+    if name == "SystemExit" and link.relation == "context" and link.frames:
+        return not _is_own(link.frames[-1])  # the program wanted to end, and then its clean-up failed
     return name in _INTERRUPTIONS or name.endswith(OF_POOLS)
 
 

@@ -59,6 +59,8 @@ _NEXT = re.compile(
 _FATAL = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
 _SECOND_TRY = "trying to initialize the default process group twice"
 """What torch raises if a program tries again after an error that left the process group behind."""
+_OF_A_GROUP = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
+"""Files in which a collective, or the store of a process group, fails."""
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<message>.*))?$")
 _PYTHONS = re.compile(
     r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
@@ -214,11 +216,14 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception that ended a process: the one that it raised, else the last one that it printed.
 
     What it printed counts for an exit without a reason, for an abort without native code's own reason, and for a
-    second try that failed only because the first one had left its process group.
+    second try that failed only because the first one had left its process group, or the step that its peers were at.
     """
     raised = failure.exception
     if raised is not None and _is_second_try(raised):
         return _with_first_try(raised, _plain(failure.printed[-_READ:]))
+    if (first := first_try(failure)) is not None:
+        cause = replace(first, relation="context", causes=())
+        return first if raised is None else replace(raised, causes=(*raised.causes, cause, *first.causes))
     if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
         return raised
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
@@ -266,6 +271,30 @@ def last_printed(stderr: str) -> Printed | None:
         is_second = _is_second_try(found.exception)
         return replace(found, exception=_with_first_try(found.exception, lines[:first])) if is_second else found
     return None
+
+
+def first_try(failure: WorkerError) -> ExceptionInfo | None:
+    """Return the exception with which a step failed first, if it was tried again and then failed in a collective.
+
+    The process had printed it, from the same line of its own code. None: no step was tried again, the first try failed
+    in a collective, too, or it is not known.
+    """
+    if not failure.printed or failure.subject is Subject.AGENT:
+        return None
+    lines = _plain(failure.printed[-_READ:])
+    tries = [found.exception for _, found in _chains(lines, _tracebacks(lines))]
+    later = (tried for tried in (failure.exception, *tries) if tried is not None and _is_of_a_group(tried))
+    calls = {_call(frame) for tried in later for link in all_links(tried) for frame in link.frames}
+    first = next((tried for tried in reversed(tries) if tried.frames and _call(tried.frames[0]) in calls), None)
+    return None if first is None or _is_of_a_group(first) else first
+
+
+def _is_of_a_group(exception: ExceptionInfo) -> bool:
+    return any(_OF_A_GROUP.search(frame.file) for link in causes_of(exception).told for frame in link.frames)
+
+
+def _call(frame: FrameInfo) -> tuple[str, int, str]:
+    return frame.file, frame.line, frame.function
 
 
 def _tracebacks(lines: Sequence[str]) -> list[int]:

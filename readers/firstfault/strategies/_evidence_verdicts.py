@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import ClassifiedFailure, FailureClass, left_no_reason
+from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import ENDS_OF_NODES, is_unlisted, names_it
 from firstfault.evidence.faults import (
     AFTER_A_PRINTED_ERROR,
@@ -71,6 +71,8 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
         doubts.append(Reason("the agent of its pod reported its pod's failures without this one", (first.failure,)))
     if len(classified) > 1 and _may_follow_an_error(first):
         doubts.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
+    if first.why == OF_A_FIRST_TRY:
+        doubts.append(Reason("its last try failed because of a peer", (first.failure,)))
     why = [Reason(f"{who(first.failure)} {first.why}", (first.failure,))]
     if len(found.same) + more > 1:
         why.append(Reason(f"{len(found.same) + more} failed in the same way", failures_of(found.same)))
@@ -111,7 +113,7 @@ def _verdict_on(
 ) -> Verdict:
     """Return the verdict with the root's more precise category, unless its writer claims a specific one."""
     verdict = verdict_for(job, root.failure, strategy=NAME, why=why, confidence=confidence, same=same)
-    keeps = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit"}
+    keeps = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit", "stopped"}
     # only an agent's own report makes a node preempted or lost, never a text
     keeps = keeps or root.category in {"preemption", "node_lost"}
     return replace(verdict, category=root.category) if root.category and not keeps else verdict
