@@ -1,4 +1,4 @@
-"""Every row of the case table in docs/reading.md."""
+"""The case table in docs/reading.md, on files; test_assemble has the rows about rounds and merged documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from firstfault.layout import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, Writer
+from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
@@ -25,17 +25,12 @@ _S = 1_000_000_000
 
 # --- same timestamp -------------------------------------------------------------------------------------------------
 
+_EXIT = make_error(0, node="w-0", exception=None, exit_code=1)
 _TIES = {
     "the lowest rank": ([make_error(rank, node=f"w-{9 - rank}") for rank in (7, 2, 5)], 2),
     "a rank before none": ([make_error(None, node="w-0"), make_error(4, node="w-1")], 4),
-    "an exception before a bare exit": (
-        [make_error(0, node="w-0", exception=None, exit_code=1), make_error(6, node="w-1")],
-        6,
-    ),
-    "both": (
-        [make_error(0, node="w-0", exception=None, exit_code=1), make_error(9, node="w-1"), make_error(5, node="w-2")],
-        5,
-    ),
+    "an exception before a bare exit": ([_EXIT, make_error(6, node="w-1")], 6),
+    "both": ([_EXIT, make_error(9, node="w-1"), make_error(5, node="w-2")], 5),
 }
 
 
@@ -91,17 +86,19 @@ def test_a_broken_document_is_skipped_counted_and_named(attempt: Attempt, name: 
     assert note in reader.read_error().message
 
 
-def test_only_broken_documents_are_an_error_without_a_cause(attempt: Attempt) -> None:
-    """With unreadable documents alone the attempt has failed; the verdict is undetermined and names them."""
-    attempt.put("firstfault/errors/broken.pb", b"")
+@pytest.mark.parametrize("data", [b"", bytes(MAX_DOCUMENT_BYTES + 1)], ids=["empty", "oversized"])
+@pytest.mark.parametrize("name", ["firstfault/errors/broken.pb", "error.pb"], ids=["ours", "stock"])
+def test_only_broken_documents_are_an_error_without_a_cause(attempt: Attempt, name: str, data: bytes) -> None:
+    """With an unreadable document alone the attempt has failed; the verdict is undetermined and names it."""
+    attempt.put(name, data)
     reader = attempt.reader()
     assert reader.is_error()
     conclusion = reader.conclude()
-    assert conclusion.verdict.scope is Scope.UNDETERMINED
-    assert "broken.pb" in conclusion.verdict.message
+    assert (conclusion.verdict.scope, conclusion.verdict.coverage.unreadable) == (Scope.UNDETERMINED, 1)
+    assert name.rpartition("/")[2] in conclusion.verdict.message
     assert not conclusion.decision.retry
     read = reader.read_error()
-    assert read.code == "ErrorFileBadFormat"
+    assert (read.code, read.recoverable) == ("ErrorFileBadFormat", False)
     assert read.message.splitlines()[0].startswith("undetermined no retry:")
 
 
@@ -194,47 +191,12 @@ def test_a_recovered_round_is_no_error(attempt: Attempt) -> None:
     assert len(reader.job().history) == 1
 
 
-def test_an_earlier_round_is_history(attempt: Attempt) -> None:
-    """The last round's failure is the root cause, however much earlier another round's is."""
-    attempt.write(make_error(0, at_ms=-99_999, message="recovered from"), make_error(1, round=1, message="final"))
-    verdict = attempt.reader().verdict()
-    assert verdict.message == "final"
-    assert verdict.victims.count == 0
-
-
 def test_the_document_is_the_authority_on_its_round(attempt: Attempt) -> None:
     """A name that claims a later round than its document does not make the other documents history."""
     name = str(ErrorKey(9, START_NS, 0, 0, "", 0, "0" * 32))
     attempt.put(f"firstfault/errors/{name}", encode(make_error(0, at_ms=5, message="claims")))
     attempt.write(make_error(1, message="first"))
     assert attempt.reader().verdict().message == "first"
-
-
-def test_an_earlier_incarnation_is_history(attempt: Attempt) -> None:
-    """Documents of a pod before its restart in place are history."""
-    attempt.write(
-        make_error(0, at_ms=-500, message="before the restart", incarnation=1),
-        make_error(0, at_ms=0, message="after it", incarnation=2),
-    )
-    verdict = attempt.reader().verdict()
-    assert verdict.message == "after it"
-
-
-# --- several documents of one worker --------------------------------------------------------------------------------
-
-
-def test_two_documents_of_one_worker_are_merged(attempt: Attempt) -> None:
-    """The worker's document and its agent's are one failure with the fields of both."""
-    attempt.write(
-        make_error(3, message="mine"),
-        make_error(3, at_ms=900, exception=None, message="exit code 1", exit_code=1, writer=Writer.AGENT),
-    )
-    conclusion = attempt.reader().conclude()
-    assert len(conclusion.job.failures) == 1
-    assert conclusion.verdict.victims.count == 0
-    assert conclusion.verdict.message == "mine"
-    assert conclusion.verdict.root.exit_code == 1
-    assert conclusion.verdict.document_count == 2
 
 
 # --- an exception in flight -----------------------------------------------------------------------------------------
@@ -326,14 +288,8 @@ def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pyt
 def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warned: str) -> None:
     """The recorded time decides (the RFC's rule); a clock that contradicts the storage's is named."""
     stamp = START_NS + late_s * _S
-    skewed = make_error(
-        0,
-        node="w-0",
-        at_ms=0,
-        upload_delay_ns=0,
-        documents=(DocumentRef("a.pb", last_modified_ns=stamp),),
-        group_world_size=1,
-    )
+    document = DocumentRef("a.pb", last_modified_ns=stamp)
+    skewed = make_error(0, node="w-0", upload_delay_ns=0, documents=(document,), group_world_size=1)
     verdict = MultiErrorFileOutputReader("unused", strategy="earliest").conclude_from(make_job(skewed)).verdict
     assert verdict.ranks == (0,)
     warnings = [sentence for sentence in verdict.why if "clock" in sentence]

@@ -9,11 +9,10 @@ from flyteidl.core.errors_pb2 import ContainerError
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 
 from firstfault.failed_attempts import FoundAttempt, attempts_below
-from firstfault.model import Origin, Scope
+from firstfault.model import Origin
 from firstfault.output_reader import ExecutionError
 from firstfault.store import open_store
 from firstfault.sync import run_sync
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
     from conftest import Attempt
@@ -64,18 +63,6 @@ def test_multi_user_error_backward_compat(attempt: Attempt) -> None:
     assert read.timestamp_ns is None
     assert read.worker == ""
     assert reader.verdict().timestamp_ns is None
-
-
-def test_too_large(attempt: Attempt) -> None:
-    """A file larger than the limit is an undetermined error: not recoverable, and never "no error"."""
-    attempt.stock("error.pb", message="x" * MAX_DOCUMENT_BYTES)
-    reader = attempt.reader()
-    assert reader.is_error()
-    verdict = reader.verdict()
-    assert (verdict.scope, verdict.coverage.unreadable) == (Scope.UNDETERMINED, 1)
-    assert f"more than the limit of {MAX_DOCUMENT_BYTES}" in verdict.coverage.notes[0]
-    read = reader.read_error()
-    assert (read.code, read.recoverable) == ("ErrorFileBadFormat", False)
 
 
 _OUTPUTS = (

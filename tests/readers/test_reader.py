@@ -12,12 +12,7 @@ import pytest
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
 
-from firstfault.errors import (
-    BadDocumentError,
-    ObjectNotFoundError,
-    ObjectTooLargeError,
-    UsageError,
-)
+from firstfault.errors import BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, UsageError
 from firstfault.layout import error_key_for
 from firstfault.model import Decision, JobErrors, Kind, Origin, Verdict
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
@@ -103,12 +98,17 @@ def test_the_three_layouts_are_read_together(attempt: Attempt) -> None:
 @pytest.mark.parametrize("below", ["", "/", "/firstfault", "/firstfault/errors", "/firstfault/errors/"])
 def test_a_folder_may_be_named_at_any_depth(attempt: Attempt, below: str) -> None:
     """The output prefix, our folder in it and its errors folder all lead to documents and roster."""
-    attempt.write(make_error(3))
+    (name,) = attempt.write(make_error(3))
     attempt.join(make_presence(nodes=2))
     reader = MultiErrorFileOutputReader(attempt.uri + below)
     verdict = reader.verdict()
     assert (verdict.ranks, verdict.coverage.expected) == ((3,), 2)
     assert reader.errors_uri == f"{attempt.uri}/firstfault/errors"
+    # each failure has its document's name, URI, size and modification time
+    path = attempt.folder / "firstfault" / "errors" / name
+    ((document,),) = (failure.documents for failure in reader.job().failures)
+    assert (document.name, document.uri, document.size) == (name, str(path), path.stat().st_size)
+    assert abs(document.last_modified_ns - path.stat().st_mtime_ns) < 10_000
 
 
 def test_a_single_document(attempt: Attempt) -> None:
@@ -153,16 +153,6 @@ def test_a_single_document_that_cannot_be_read(
 
     with pytest.raises(kind, match=reason):
         asyncio.run(inside())
-
-
-def test_where_a_failure_was_read(attempt: Attempt) -> None:
-    """Each failure has its document's name, URI, size and modification time."""
-    (name,) = attempt.write(make_error())
-    path = attempt.folder / "firstfault" / "errors" / name
-    (failure,) = attempt.reader().job().failures
-    (document,) = failure.documents
-    assert (document.name, document.uri, document.size) == (name, str(path), path.stat().st_size)
-    assert abs(document.last_modified_ns - path.stat().st_mtime_ns) < 10_000
 
 
 def test_foreign_files_are_left_alone(attempt: Attempt) -> None:
@@ -263,24 +253,23 @@ def _seal(conclusion: Conclusion, decision: Decision = _SEALED, **changes: Any) 
     return sealed(conclusion.verdict, decision, message="the report", **changes)
 
 
+def _lose_documents(attempt: Attempt) -> None:
+    for path in (attempt.folder / "firstfault" / "errors").iterdir():
+        path.unlink()
+
+
 def test_the_sealed_decision_holds(attempt: Attempt) -> None:
-    """The sealed decision is used while the documents are the same."""
+    """The sealed decision is used while the documents are the same, and the caller names no policy and strategy."""
     attempt.write(make_error())
-    attempt.put("error.pb", _seal(attempt.reader().conclude()))
-    assert attempt.reader().decision() == _SEALED
+    before = attempt.reader().conclude()
+    attempt.put("error.pb", _seal(before))
+    after = attempt.reader().conclude()
+    assert after.decision == _SEALED
+    assert (after.job.failures, after.verdict) == (before.job.failures, before.verdict), "a seal is no failure"
     dead = attempt.reader().conclude(RetryContext(pods_alive=False))
     assert dead.decision == replace(_SEALED, enforced=False)
     assert attempt.reader(retry_policy=never()).decision().reason == "the policy says never"
-
-
-def test_a_seal_is_no_failure(attempt: Attempt) -> None:
-    """A seal beside the outputs is neither a failure nor part of the digest."""
-    attempt.write(make_error())
-    before = attempt.reader().conclude()
-    attempt.put(f"error-{'a' * 32}.pb", _seal(before))
-    after = attempt.reader().conclude()
-    assert after.job.failures == before.job.failures
-    assert after.verdict == before.verdict
+    assert attempt.reader(strategy="earliest").decision() != _SEALED
 
 
 def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
@@ -291,13 +280,6 @@ def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
     conclusion = attempt.reader().conclude()
     assert conclusion.verdict.message == "late"
     assert conclusion.decision == decide(conclusion.verdict)
-
-
-def test_another_strategy_does_not_take_the_sealed_decision(attempt: Attempt) -> None:
-    """Another strategy gives the decision on its own verdict."""
-    attempt.write(make_error())
-    attempt.put("error.pb", _seal(attempt.reader().conclude()))
-    assert attempt.reader(strategy="earliest").decision() != _SEALED
 
 
 def test_the_sealed_strategy_is_the_default(attempt: Attempt) -> None:
@@ -316,8 +298,7 @@ def test_the_seal_speaks_when_the_documents_are_gone(attempt: Attempt) -> None:
     attempt.put("firstfault/errors/README.md", b"")
     conclusion = attempt.reader().conclude()
     attempt.put("error.pb", _seal(conclusion))
-    for path in (attempt.folder / "firstfault" / "errors").iterdir():
-        path.unlink()
+    _lose_documents(attempt)
     again = attempt.reader().conclude()
     assert again.verdict.headline == conclusion.verdict.headline
     assert again.verdict.ranks == (3,)
@@ -334,8 +315,7 @@ def test_of_several_seals_the_one_that_rests_on_most_speaks(attempt: Attempt) ->
     attempt.put(f"error-{'f' * 32}.pb", _seal(few.conclude()))
     attempt.write(make_error(0, at_ms=0, message="many"))
     attempt.put(f"error-{'e' * 32}.pb", _seal(few.conclude()))
-    for path in (attempt.folder / "firstfault" / "errors").iterdir():
-        path.unlink()
+    _lose_documents(attempt)
     assert attempt.reader().verdict().message == "many"
 
 
@@ -344,15 +324,12 @@ def test_a_seal_of_another_version_still_says_what_it_says_to_flyte(attempt: Att
     attempt.write(make_error())
     before = attempt.reader().conclude()
     data = _seal(before, json='{"schema": "firstfault.verdict/v9"}')
-    for path in (attempt.folder / "firstfault" / "errors").iterdir():
-        path.unlink()
+    _lose_documents(attempt)
     attempt.put("error.pb", data)
 
     after = attempt.reader().conclude()
-
-    assert after.verdict.code == before.verdict.code
-    assert after.verdict.timestamp_ns == before.verdict.timestamp_ns
-    assert after.verdict.node == before.verdict.node
+    for name in ("code", "timestamp_ns", "node"):
+        assert getattr(after.verdict, name) == getattr(before.verdict, name)
     assert not after.verdict.coverage.complete
 
 
