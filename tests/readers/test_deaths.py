@@ -56,6 +56,7 @@ LOGGED_DISK = "2031-05-01 WARNING cache: [Errno 28] No space left on device: '/t
 LOGGED_PEER = "2031-05-01 WARNING probe: RuntimeError: Connection closed by peer [10.1.2.3]:4242; trying again\n"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in fit\n    step()\n'
 FOLLOWS = "\nDuring handling of the above exception, another exception occurred:\n\n"
+NO_LABELS = TRACEBACK + "KeyError: 'labels'"
 PEER = "RuntimeError: Connection closed by peer [10.0.0.1]:41\n"
 PEER_GONE = ExceptionInfo(
     "RuntimeError", "gloo/tcp/pair.cc:9] Connection closed by peer [10.1.2.3]:42", relation="context"
@@ -80,6 +81,11 @@ def stopped(rank: int, stderr: str = "", **more: Any) -> WorkerError:
     return died(rank, stderr, **{"signal": "SIGTERM", "at_ms": 15_000, "sent_signals": SENT, **more})
 
 
+def aborting(said: str) -> WorkerError:
+    """A worker that aborted while its agent stopped it."""
+    return stopped(2, f"[rank2]:[E314 a.cpp:7] {said}\n", signal="SIGABRT")
+
+
 def left(stderr: str, exit_code: int = 1) -> WorkerError:
     """A worker that exited by itself, without an exception that its own process recorded."""
     return died(1, stderr, "", exit_code=exit_code)
@@ -102,96 +108,75 @@ def job(*failures: WorkerError, nodes: int = 2) -> JobErrors:
 
 # --- the class of a death -------------------------------------------------------------------------------------------
 
-CLASSES: dict[str, tuple[WorkerError, FailureClass, str]] = {
-    # an abort while the agent stops the worker, judged by its last words
-    "a timeout during a stop": (stopped(2, timed_out(2), signal="SIGABRT"), UNCLEAR, "hang"),
-    "a GPU during a stop": (
-        stopped(2, "[rank2]:[E314 a.cpp:7] CUDA error: device-side assert triggered\n", signal="SIGABRT"),
-        OWN,
-        "gpu_kernel",
-    ),
-    "a peer during a stop": (
-        stopped(2, "[rank2]:[E314 a.cpp:7] ncclRemoteError: Connection closed by remote peer\n", signal="SIGABRT"),
-        VICTIM,
-        "",
-    ),
-    "an abort during a stop": (stopped(2, signal="SIGABRT"), UNCLEAR, "signal"),
-    # the agent sends SIGKILL to a worker that does not end at its SIGTERM
-    "it had to be killed": (stopped(1, signal="SIGKILL"), VICTIM, ""),
-    # a program that prints its exception and exits is judged by that exception, with a traceback or not
-    "sys.exit after a peer's error": (called_exit(TRACEBACK + PEER), VICTIM, ""),
-    "sys.exit after an error": (called_exit(TRACEBACK + "KeyError: 'labels'"), OWN, "user_code"),
-    "a program's sys.exit after an error": (
-        replace(called_exit(TRACEBACK + "KeyError: 'labels'"), exception=ExceptionInfo("SystemExit", "")),
-        OWN,
-        "user_code",
-    ),
-    "sys.exit after a line about a peer": (called_exit(PEER), VICTIM, ""),
-    "sys.exit": (called_exit("3 shards loaded"), EXIT, "exit"),
-    "code 1 after an error": (
-        left(TRACEBACK + "ValueError: arrays must have the same shape\nuploading logs\n"),
-        OWN,
-        "user_code",
-    ),
-    "code 1 after a peer's error": (left(TRACEBACK + PEER), VICTIM, ""),
-    "code 1 after an error about a peer's": (
-        left(TRACEBACK + PEER + FOLLOWS + TRACEBACK + "ValueError: failed\n"),
-        VICTIM,
-        "",
-    ),
-    "code 1 after other words": (left("uploading logs\n"), UNCLEAR, ""),
-    "code 1": (left(""), UNCLEAR, ""),
+C10_ERROR = "terminate called after throwing an instance of 'c10::Error'\n"
+CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
+    (VICTIM, ""): {
+        # an abort while the agent stops the worker, judged by its last words
+        "a peer during a stop": aborting("ncclRemoteError: Connection closed by remote peer"),
+        # the agent sends SIGKILL to a worker that does not end at its SIGTERM
+        "it had to be killed": stopped(1, signal="SIGKILL"),
+        # a program that prints its exception and exits is judged by that exception, with a traceback or not
+        "sys.exit after a peer's error": called_exit(TRACEBACK + PEER),
+        "sys.exit after a line about a peer": called_exit(PEER),
+        "code 1 after a peer's error": left(TRACEBACK + PEER),
+        "code 1 after an error about a peer's": left(TRACEBACK + PEER + FOLLOWS + TRACEBACK + "ValueError: failed\n"),
+        # ``except Exception: sys.exit(1)`` makes a victim's exit no fault of its own
+        "an exit for a peer": called_exit("", PEER_GONE),
+        # the context that ``from None`` hides still tells that it is a consequence
+        "from None": make_error(3, exception=ExceptionInfo("train.StepError", "step failed", causes=(PEER_GONE,))),
+        # a library that wraps the exception of a signal handler has not failed
+        "a wrapped signal": make_error(
+            3, exception=ExceptionInfo("OSError", "cannot load", causes=(TOLD,)), sent_signals=SENT
+        ),
+    },
+    (UNCLEAR, "hang"): {"a timeout during a stop": stopped(2, timed_out(2), signal="SIGABRT")},
+    (UNCLEAR, "signal"): {"an abort during a stop": stopped(2, signal="SIGABRT")},
+    (UNCLEAR, ""): {"code 1 after other words": left("uploading logs\n"), "code 1": left("")},
+    (EXIT, "exit"): {"sys.exit": called_exit("3 shards loaded")},
     # an error that was handled and logged gives an end neither a cause nor a category
-    "loaded modules": (died(3, CRASH, "SIGSEGV"), EXIT, ""),
-    "handled before a kill": (died(3, LOGGED_DISK, "SIGKILL"), EXIT, ""),
-    "handled before a crash": (died(3, LOGGED_DISK + CRASH, "SIGSEGV"), EXIT, ""),
-    "a peer long ago": (
-        died(3, LOGGED_PEER + "epoch 3\nterminate called after throwing an instance of 'Oops'\n"),
-        EXIT,
-        "",
-    ),
-    "a disk long ago": (died(3, LOGGED_DISK + "epoch 3\nepoch 4\n"), EXIT, ""),
+    (EXIT, ""): {
+        "loaded modules": died(3, CRASH, "SIGSEGV"),
+        "handled before a kill": died(3, LOGGED_DISK, "SIGKILL"),
+        "handled before a crash": died(3, LOGGED_DISK + CRASH, "SIGSEGV"),
+        "a peer long ago": died(3, f"{LOGGED_PEER}epoch 3\nterminate called after throwing an instance of 'Oops'\n"),
+        "a disk long ago": died(3, LOGGED_DISK + "epoch 3\nepoch 4\n"),
+    },
+    (OWN, ""): {"an exit for an error": called_exit("", NO_LABEL)},
+    (OWN, "user_code"): {
+        "sys.exit after an error": called_exit(NO_LABELS),
+        "a program's sys.exit after an error": replace(
+            called_exit(NO_LABELS), exception=ExceptionInfo("SystemExit", "")
+        ),
+        "code 1 after an error": left(TRACEBACK + "ValueError: arrays must have the same shape\nuploading logs\n"),
+    },
     # what native code printed, and the last traceback of a process that exited, tell the cause
-    "an assertion of a kernel": (
-        died(3, LOGGED_PEER + ASSERTED + "terminate called after throwing an instance of 'c10::Error'\n"),
-        OWN,
-        "gpu_kernel",
-    ),
-    "ECC": (
-        died(3, LOGGED_PEER + "epoch 3\n[rank3]:[E1 1:2 a.cpp:7] CUDA error: uncorrectable ECC error encountered\n"),
-        OWN,
-        "gpu_hardware",
-    ),
-    "shared memory": (
-        died(3, LOGGED_PEER + "Misc: shm.cc NCCL WARN Error: failed to extend /dev/shm/nccl-Ab to 9 bytes\n", "SIGBUS"),
-        OWN,
-        "config",
-    ),
-    "a full disk": (left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n"), OWN, "disk_full"),
-    # ``except Exception: sys.exit(1)`` makes a victim's exit no fault of its own
-    "an exit for a peer": (called_exit("", PEER_GONE), VICTIM, ""),
-    "an exit for an error": (called_exit("", NO_LABEL), OWN, ""),
-    # the context that ``from None`` hides still tells that it is a consequence
-    "from None": (
-        make_error(3, exception=ExceptionInfo("train.StepError", "step failed", causes=(PEER_GONE,))),
-        VICTIM,
-        "",
-    ),
-    # a library that wraps the exception of a signal handler has not failed
-    "a wrapped signal": (
-        make_error(3, exception=ExceptionInfo("OSError", "cannot load", causes=(TOLD,)), sent_signals=SENT),
-        VICTIM,
-        "",
-    ),
+    (OWN, "gpu_kernel"): {
+        "a GPU during a stop": aborting("CUDA error: device-side assert triggered"),
+        "an assertion of a kernel": died(3, LOGGED_PEER + ASSERTED + C10_ERROR),
+    },
+    (OWN, "gpu_hardware"): {
+        "ECC": died(
+            3, f"{LOGGED_PEER}epoch 3\n[rank3]:[E1 1:2 a.cpp:7] CUDA error: uncorrectable ECC error encountered\n"
+        )
+    },
+    (OWN, "config"): {
+        "shared memory": died(
+            3, LOGGED_PEER + "Misc: shm.cc NCCL WARN Error: failed to extend /dev/shm/nccl-Ab to 9 bytes\n", "SIGBUS"
+        )
+    },
+    (OWN, "disk_full"): {
+        "a full disk": left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n"),
+    },
 }
+"""By class and category, the ends that have them."""
 
 
-@pytest.mark.parametrize(("failure", "failure_class", "category"), CLASSES.values(), ids=CLASSES)
-def test_the_class_of_a_death(failure: WorkerError, failure_class: FailureClass, category: str) -> None:
+@pytest.mark.parametrize(("name", "told"), [(name, told) for told, ends in CLASSES.items() for name in ends])
+def test_the_class_of_a_death(name: str, told: tuple[FailureClass, str]) -> None:
     """What a process printed or raised last makes its end a fault of its own, a consequence, or neither."""
-    (judged,) = classify_failures(make_job(failure))
-    assert (judged.failure_class, judged.category) == (failure_class, category)
-    assert judged.waited is (category == "hang")
+    (judged,) = classify_failures(make_job(CLASSES[told][name]))
+    assert (judged.failure_class, judged.category) == told
+    assert judged.waited is (told[1] == "hang")
 
 
 @pytest.mark.parametrize(
@@ -238,40 +223,34 @@ NCCL_FAILED = (
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. \n"
 )
 NO_SHM = "Error while creating shared memory segment /dev/shm/nccl-4o (size 96), error: No space left on device (28)"
+CUDNN = "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
 BUS = "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus."
 
 
 @pytest.mark.parametrize(
     ("printed", "category", "told"),
     [
-        (GPU, "gpu_kernel", "SIGABRT: CUDA error: device-side assert triggered"),
+        (GPU, "gpu_kernel", "CUDA error: device-side assert triggered"),
         (
             f"[rank2]:[E1124 a.cpp:1370] [PG ID 0 Rank 2] {LAUNCH}",
             "gpu_kernel",
-            "SIGABRT: CUDA error: unspecified launch failure",
+            "CUDA error: unspecified launch failure",
         ),
-        (f"{BUS}\n", "gpu_hardware", f"SIGABRT: {BUS}"),
-        (
-            f"{THROWN}cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\n",
-            "gpu_kernel",
-            "SIGABRT: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
-        ),
-        (
-            f"{THROWN}cannot copy: No space left on device\n",
-            "disk_full",
-            "SIGABRT: cannot copy: No space left on device",
-        ),
+        (f"{BUS}\n", "gpu_hardware", BUS),
+        (f"{THROWN}{CUDNN}\n", "gpu_kernel", CUDNN),
+        (f"{THROWN}cannot copy: No space left on device\n", "disk_full", "cannot copy: No space left on device"),
         (HOOK, "user_code", "ValueError: bad gradient; printed before SIGABRT"),
-        (f"{THROWN}shard 7 is empty\n", "signal", "SIGABRT: shard 7 is empty"),
-        ("fatal: no licence\nAborted (core dumped)\n", "signal", "SIGABRT: fatal: no licence"),
-        ("reader.cpp:12: void read(): Assertion `n > 0' failed.\n", "signal", "SIGABRT: Assertion `n > 0' failed."),
-        (NCCL_FAILED, "collective", f"SIGABRT: {NCCL}"),
-        (f"{NCCL_FAILED}Last error:\n{NO_SHM}\nException raised from x\n", "disk_full", f"SIGABRT: {NO_SHM}"),
-        ("", "signal", "SIGABRT: the process aborted (a failed check in native code)"),
+        (f"{THROWN}shard 7 is empty\n", "signal", "shard 7 is empty"),
+        ("fatal: no licence\nAborted (core dumped)\n", "signal", "fatal: no licence"),
+        ("reader.cpp:12: void read(): Assertion `n > 0' failed.\n", "signal", "Assertion `n > 0' failed."),
+        (NCCL_FAILED, "collective", NCCL),
+        (f"{NCCL_FAILED}Last error:\n{NO_SHM}\nException raised from x\n", "disk_full", NO_SHM),
+        ("", "signal", "the process aborted (a failed check in native code)"),
     ],
 )
 def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
     """The last lines of an abort give its headline and its category, also while its agent stopped it."""
+    told = told if printed == HOOK else f"SIGABRT: {told}"
     verdict = evidence(make_job(died(2, printed)))
     assert (verdict.category, verdict.headline.replace(", rank 2 on worker-0", "")) == (category, told)
     if category.startswith("gpu"):
@@ -394,43 +373,41 @@ INCONSISTENT = "expects same model across all ranks, but inconsistent 0 params"
 CLEANING = {"in_flight": True, "sent_signals": SENT, "stack_dumps": (StackDump(1, 7, IN_LOADER),)}
 
 
-@pytest.mark.parametrize(
-    ("failures", "category"),
-    [
-        ([*ALL_BUT_ONE, stopped(7)], "hang"),
-        (
-            [*ALL_BUT_ONE, died(7, "NCCL WARN socketProgress: Connection closed by remote peer a<4711>", at_ms=99_000)],
-            "hang",
-        ),
-        (
-            [*ALL_BUT_ONE[:5], stopped(5, timed_out(5)), stopped(6, timed_out(6)), stopped(7, "loading shard 9\n")],
-            "hang",
-        ),
-        ([died(0, timed_out(0) + DESYNC), *(stopped(rank) for rank in range(1, 8))], "hang"),
-        ([FIRST, *(at(rank, IN_CUDA) for rank in range(1, 7)), at(7, IN_LOADER)], "hang"),
-        ([FIRST, *(stopped(rank, signalled(rank, 30)) for rank in range(1, 7)), stopped(7, signalled(7, 31))], "hang"),
-        ([*ALL_BUT_ONE, died(7, STUCK, at_ms=80_000)], "hang"),
-        ([*ALL_BUT_ONE, raised(7, "torch.distributed.DistBackendError", REMOTE, 120_000)], "hang"),
-        ([*ALL_BUT_ONE[1:], raised(0, "RuntimeError", INCONSISTENT, 95_000), stopped(7)], "hang"),
-        ([*ALL_BUT_ONE, raised(7, "ValueError", "bad batch", 90_400, **CLEANING)], "user_code"),
-        ([*ALL_BUT_ONE, died(7, CUDA + "uncorrectable ECC error encountered\n", at_ms=90_500)], "gpu_hardware"),
-        ([*ALL_BUT_ONE, died(7, "", "SIGKILL", resources=Resources(oom_kill=1))], "host_oom"),
-    ],
-    ids=[
-        "one was stopped",
-        "one found the others gone",
-        "two waited too when they were stopped",
-        "a desync report names one",
-        "first abort ended the others; one stack is in the loader",
-        "one rank had nothing outstanding",
-        "one watchdog was stuck",
-        "one came late",
-        "the abort let a victim run on",
-        "one was still cleaning up after its exception",
-        "ECC",
-        "OOM killer",
-    ],
-)
+CASCADES: dict[str, tuple[list[WorkerError], str]] = {
+    "one was stopped": ([*ALL_BUT_ONE, stopped(7)], "hang"),
+    "one found the others gone": (
+        [*ALL_BUT_ONE, died(7, "NCCL WARN socketProgress: Connection closed by remote peer a<4711>", at_ms=99_000)],
+        "hang",
+    ),
+    "two waited too when they were stopped": (
+        [*ALL_BUT_ONE[:5], *(stopped(rank, timed_out(rank)) for rank in (5, 6)), stopped(7, "loading shard 9\n")],
+        "hang",
+    ),
+    "a desync report names one": ([died(0, timed_out(0) + DESYNC), *map(stopped, range(1, 8))], "hang"),
+    "first abort ended the others; one stack is in the loader": (
+        [FIRST, *(at(rank, IN_CUDA) for rank in range(1, 7)), at(7, IN_LOADER)],
+        "hang",
+    ),
+    "one rank had nothing outstanding": (
+        [FIRST, *(stopped(rank, signalled(rank, 30)) for rank in range(1, 7)), stopped(7, signalled(7, 31))],
+        "hang",
+    ),
+    "one watchdog was stuck": ([*ALL_BUT_ONE, died(7, STUCK, at_ms=80_000)], "hang"),
+    "one came late": ([*ALL_BUT_ONE, raised(7, "torch.distributed.DistBackendError", REMOTE, 120_000)], "hang"),
+    "the abort let a victim run on": (
+        [*ALL_BUT_ONE[1:], raised(0, "RuntimeError", INCONSISTENT, 95_000), stopped(7)],
+        "hang",
+    ),
+    "one was still cleaning up after its exception": (
+        [*ALL_BUT_ONE, raised(7, "ValueError", "bad batch", 90_400, **CLEANING)],
+        "user_code",
+    ),
+    "ECC": ([*ALL_BUT_ONE, died(7, CUDA + "uncorrectable ECC error encountered\n", at_ms=90_500)], "gpu_hardware"),
+    "OOM killer": ([*ALL_BUT_ONE, died(7, "", "SIGKILL", resources=Resources(oom_kill=1))], "host_oom"),
+}
+
+
+@pytest.mark.parametrize(("failures", "category"), CASCADES.values(), ids=CASCADES)
 def test_a_cascade(failures: list[WorkerError], category: str) -> None:
     """Rank 7 is the root cause."""
     verdict = evidence(job(*failures))
