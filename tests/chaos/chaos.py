@@ -30,7 +30,7 @@ STORAGE = [
 BAD_INPUTS = [
     "tests/readers/test_hostile_files.py",
     "tests/readers/test_hostile_attempts.py",
-    "tests/readers/test_caps.py",
+    "tests/readers/test_wire.py",
     "tests/readers/test_redaction.py",
     "tests/reports/test_every_field.py",
 ]

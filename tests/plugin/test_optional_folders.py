@@ -28,7 +28,7 @@ OPTIONAL = (
     "plugin/flytekitplugins/firstfault/local",
 )
 NEIGHBOURS = (
-    "readers/test_show_stdin.py",
+    "readers/test_other_commands.py",
     "torch_agent/test_launch_options.py",
     "torch_agent/test_seal.py",
     "plugin/test_config.py",

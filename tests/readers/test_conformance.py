@@ -1,21 +1,200 @@
-"""The conformance suites on the built-in stores and strategies, and on broken ones."""
+"""Where a strategy is found, what is refused, and the conformance suites on stores and strategies, also broken ones."""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault import strategies as registry
+from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
 from firstfault.store import FsspecStore, open_store
-from firstfault.strategies import get_strategy
+from firstfault.strategies import (
+    get_strategy,
+    register_strategy,
+    run_strategy,
+    strategy_names,
+    undetermined,
+    unregister_strategy,
+)
 from firstfault.testing import StoreTests, StrategyTests, make_error, make_job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from firstfault.model import JobErrors, Verdict
+
+
+_BUILT_IN = ("evidence", "earliest")
+
+
+def mine(job: JobErrors) -> Verdict:
+    """A strategy of a user's own."""
+    return undetermined(job, "mine")
+
+
+class Callable_:  # noqa: N801 - a name that says what it is
+    """A strategy that is an object."""
+
+    def __call__(self, job: JobErrors) -> Verdict:
+        """Decide nothing."""
+        return undetermined(job, "object")
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """A strategy of the user's own is registered for the length of a test."""
+    register_strategy("mine", mine)
+    yield
+    unregister_strategy("mine")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that distributions with these entry points are installed."""
+
+    def install(**points: str) -> None:
+        found = [
+            importlib.metadata.EntryPoint(name.rstrip("_"), value, registry.ENTRY_POINT_GROUP)
+            for name, value in points.items()
+        ]
+        monkeypatch.setattr(registry, "_entry_points", lambda: tuple(found))
+
+    return install
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_names(installed: Callable[..., None]) -> None:
+    """The names are the built-in ones, then the registered, then the installed, each once."""
+    installed(theirs="a:b", mine="c:d")
+    assert strategy_names() == (*_BUILT_IN, "mine", "theirs")
+
+
+def test_a_registered_strategy_is_found() -> None:
+    """Registering gives back the strategy, which is found by its name until it is unregistered."""
+    try:
+        assert register_strategy("mine", mine) is get_strategy("mine") is mine
+    finally:
+        unregister_strategy("mine")
+    with pytest.raises(UnknownStrategyError):
+        get_strategy("mine")
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("name", ["mine", "earliest"])
+def test_a_name_is_registered_once(name: str) -> None:
+    """Neither a registered nor a built-in strategy can be replaced."""
+    with pytest.raises(StrategyError, match=f"'{name}' already"):
+        register_strategy(name, mine)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a-b", "1st", "../x"])
+def test_a_name_is_a_word(name: str) -> None:
+    """A name that could not be typed in a configuration is refused."""
+    with pytest.raises(StrategyError, match="must be a word"):
+        register_strategy(name, mine)
+
+
+async def _coroutine(job: JobErrors) -> Verdict:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (17, "must be callable"),
+        (Callable_, "must be callable"),
+        (lambda: None, "must take one argument"),
+        (lambda _job, _context: None, "must take one argument"),
+        (_coroutine, "must be a plain function"),
+    ],
+    ids=["number", "class", "no argument", "two arguments", "coroutine"],
+)
+def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
+    """What cannot be called with one argument is refused when it is registered and when it is passed."""
+    with pytest.raises(StrategyError, match=rf"'broken' of register_strategy {reason}"):
+        register_strategy("broken", strategy)
+    assert "broken" not in strategy_names()
+    with pytest.raises(StrategyError, match=reason):
+        get_strategy(strategy)
+
+
+@pytest.mark.parametrize("strategy", [functools.partial(mine), lambda job, _depth=3: mine(job)])
+def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
+    """A partial, or a lambda with defaults, is a strategy as it is."""
+    assert run_strategy(get_strategy(strategy), make_job(make_error())).strategy == "mine"
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_unknown_name_lists_what_is_known() -> None:
+    """An unknown name is a usage error, whose text is plain and names the alternatives."""
+    with pytest.raises(UnknownStrategyError) as caught:
+        get_strategy("earlyest")
+    assert str(caught.value).startswith("there is no strategy 'earlyest'; known are evidence, earliest")
+    assert "mine" in str(caught.value)
+    assert isinstance(caught.value, UsageError)
+    assert isinstance(caught.value, KeyError)
+
+
+def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
+    """A strategy of an entry point is loaded by its name; it cannot replace a built-in one."""
+    installed(theirs="firstfault.strategies.earliest:earliest", earliest="firstfault.strategies.rules:evidence")
+    assert get_strategy("theirs") is get_strategy("earliest")
+    assert get_strategy("earliest") is not get_strategy("evidence")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such_module:x", "cannot be loaded: No module named 'no_such_module'"),
+        ("firstfault.model:no_such_name", "cannot be loaded: .*no_such_name"),
+        ("firstfault.model:CATEGORIES", "must be callable"),
+        ("firstfault.strategies:verdict_for", "must take one argument"),
+    ],
+)
+def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, reason: str) -> None:
+    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work."""
+    installed(theirs=value)
+    with pytest.raises(StrategyError, match=f"'theirs' of {value} {reason}"):
+        get_strategy("theirs")
+    assert get_strategy("earliest") is not None
+    assert "theirs" in strategy_names()
+
+
+def test_two_distributions_with_one_name_are_refused(installed: Callable[..., None]) -> None:
+    """If two distributions offer the same name, neither is taken, and both are named."""
+    installed(theirs="a:x", theirs_="b:y")
+    with pytest.raises(StrategyError, match=r"several distributions \(a:x, b:y\)"):
+        get_strategy("theirs")
+
+
+@pytest.mark.parametrize("answer", [None, "a verdict", make_job()])
+def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
+    """What a strategy returns is checked, and the strategy is named."""
+
+    def careless(job: JobErrors) -> Any:
+        return answer
+
+    with pytest.raises(StrategyError, match=f"the strategy careless returned {type(answer).__name__}"):
+        run_strategy(careless, make_job(make_error()))
+
+
+def test_a_strategy_that_raises() -> None:
+    """Its caller gets one type of error, which names the strategy and what it raised."""
+
+    def broken(job: JobErrors) -> Verdict:
+        raise KeyError(job.round)
+
+    with pytest.raises(StrategyError, match="the strategy broken raised KeyError: 0"):
+        run_strategy(broken, make_job(make_error()))
+
+
+# --- the conformance suites -------------------------------------------------------------------------------------------
 
 
 class TestEvidence(StrategyTests):

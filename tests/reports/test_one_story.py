@@ -1,27 +1,32 @@
-"""No form of a report contradicts another, itself, or claims more than is known."""
+"""No form of a report contradicts another, itself, or claims more than is known; the JSON follows its schema."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from firstfault.model import Kind, Origin, Phase, Scope, Subject, Writer
+from firstfault.render.json_report import json_report
 from firstfault.report.data import AttemptSummary
 from firstfault.report.sections import sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job, make_presence
+from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
 from tests.all_forms import FORMS
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
 
 if TYPE_CHECKING:
     from firstfault.report import Report
+
 
 _SCENES = {**SCOPE_SCENES, **CATEGORY_SCENES, **HARD_SCENES}
 _NOBODYS = {FaultOwner.UNKNOWN, FaultOwner.TRANSIENT}
@@ -151,3 +156,38 @@ def test_what_terminated_the_pods_is_not_claimed(terminated_ms: tuple[float, ...
         for node, at_ms in enumerate(terminated_ms)
     ]
     assert any(said in sentence for sentence in report_on(make_job(*failures)).answers.unknown)
+
+
+# --- the JSON ---------------------------------------------------------------------------------------------------------
+
+
+_SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "verdict-v1.schema.json").read_text())
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema that refuses fields which it does not describe."""
+    if isinstance(schema, dict):
+        found = {name: _closed(value) for name, value in schema.items()}
+        if "properties" in found and "additionalProperties" not in found:
+            found["additionalProperties"] = False
+        return found
+    return [_closed(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def test_the_schema_is_valid() -> None:
+    """It is a JSON Schema of the draft that it names, also for the answer about an attempt that did not fail."""
+    Draft202012Validator.check_schema(_SCHEMA)
+    assert _SCHEMA["$schema"].endswith("2020-12/schema")
+    Draft202012Validator(_SCHEMA).validate({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None})
+
+
+@pytest.mark.parametrize("name", _SCENES)
+def test_each_report_matches_the_schema(name: str) -> None:
+    """Each field is described and has the described type; what reads a sealed verdict also reads this."""
+    report = _SCENES[name]()
+    text = json_report(report)
+    Draft202012Validator(_closed(_SCHEMA)).validate(json.loads(text))
+    assert decision_from_json(text) == report.decision
+    found = verdict_from_json(text)
+    assert found is not None
+    assert (found.headline, found.ranks) == (report.verdict.headline, report.verdict.ranks)

@@ -1,0 +1,381 @@
+"""Where ranks stood, how far they came in their collectives, and deadlines that they did not keep."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.evidence.hangs import progress_by_group, progress_in_text
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_source
+from firstfault.model import (
+    Collective,
+    CollectiveProgress,
+    DocumentRef,
+    ExpiredDeadline,
+    Place,
+    Scope,
+    SentSignal,
+    StackDump,
+    WorkerError,
+    Writer,
+)
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.render.json_report import json_report
+from firstfault.render.plain import terminal_text
+from firstfault.report import report_of
+from firstfault.report.headline import first_line
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy
+from firstfault.strategies.rules import evidence
+from firstfault.testing import make_error, make_job
+from firstfault.wire.documents import decode, encode
+from tests.readers.scenes import (
+    IN_COLLECTIVE,
+    IN_SLEEP,
+    STACK,
+    count,
+    died,
+    done,
+    own,
+    stopped,
+    waiting,
+)
+
+if TYPE_CHECKING:
+    from firstfault.model import Verdict, WorkerError
+
+
+# --- where a stopped process stood, by its stack ----------------------------------------------------------------------
+
+
+def test_the_same_hang_has_the_same_fingerprint() -> None:
+    """By where it stood, without the line: the next attempt's verdict can be compared."""
+
+    def hang(stack: str) -> str:
+        return evidence(done(*waiting(0, 1, 2), stopped(3, stack, **count(5)))).fingerprint
+
+    assert hang(IN_SLEEP) == hang(IN_SLEEP.replace("line 12", "line 14")) != ""
+    assert hang(IN_SLEEP) != hang(STACK.format("/app/train.py", "save"))
+
+
+@pytest.mark.parametrize("fill", ["\n", " ", " \n", "  File \n"])
+def test_a_stack_of_nothing_but_lines(fill: str) -> None:
+    """64 KB of newlines and blanks in a stack take no minutes, and the frame before them is found."""
+    where = where_it_stood(stopped(3, IN_SLEEP + fill * (65_000 // len(fill))))
+    assert where.frame == "train.py:12 in load"
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "  Garbage-collecting\n  <no Python frame>\n",
+        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n',
+        '  File "/usr/lib/python3.11/multiprocessing/util.py", line 360 in _exit_function\n',
+        (
+            '  File "/x/site-packages/torch/library.py", line 665 in _del_library\n'
+            '  File "/usr/lib/python3.11/weakref.py", line 666 in _exitfunc\n'
+        ),
+        (
+            '  File "/x/site-packages/urllib3/connection.py", line 9 in request\n'
+            '  File "/x/site-packages/tracker/run.py", line 80 in _atexit_finish\n'
+        ),
+    ],
+    ids=["no frame", "waits for threads", "waits for processes", "finalisers", "exit handlers"],
+)
+def test_a_program_that_had_ended(main: str) -> None:
+    """Python was about to end the process: nothing of the program is on the main thread's stack."""
+    where = where_it_stood(stopped(3, f"Current thread 0x1 (most recent call first):\n{main}"))
+    assert where.returned == "its program had ended"
+
+
+def test_a_rank_that_leaves_its_group() -> None:
+    """Its peers lose it before the call has come back."""
+    leaving = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9 in destroy_process_group\n'
+    leaving += '  File "/app/train.py", line 30 in main\n  File "/app/train.py", line 40 in <module>\n'
+    where = where_it_stood(stopped(3, f"Current thread 0x1 (most recent call first):\n{leaving}"))
+    assert where.returned == "it was leaving the process group"
+
+
+IN_SELECT = 'Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'
+POOL = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
+POOL += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'
+IN_FETCH = '  File "/app/data.py", line 5 in fetch\n'
+IN_C10D = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_reduce\n'
+IN_DCP = '  File "/x/site-packages/torch/distributed/checkpoint/utils.py", line 9 in reduce_scatter\n'
+IN_QUEUE = '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
+
+
+@pytest.mark.parametrize(
+    ("thread", "stood", "frame"),
+    [
+        (IN_FETCH, Stood.ELSEWHERE, "data.py:5 in fetch"),
+        (IN_C10D + IN_FETCH, Stood.COLLECTIVE, "data.py:5 in fetch"),
+        (IN_DCP, Stood.COLLECTIVE, "train.py:40 in main"),
+        (IN_QUEUE + IN_FETCH, Stood.ELSEWHERE, "train.py:40 in main"),
+    ],
+    ids=["works", "in a collective", "a library's, in a collective", "waits for work"],
+)
+def test_a_main_thread_that_waits_for_another(thread: str, stood: Stood, frame: str) -> None:
+    """The position is that of the one thread that runs the program's own code for it."""
+    main = IN_SELECT + '  File "/usr/lib/python3.11/asyncio/runners.py", line 190 in run\n'
+    main += '  File "/app/train.py", line 40 in main\n'
+    where = where_it_stood(stopped(1, f"Thread 0x1 (most recent call first):\n{thread}{POOL}\n{main}"))
+    assert (where.stood, where.frame) == (stood, frame)
+
+
+def test_a_hook_in_a_backward_pass() -> None:
+    """A hook of the program waits there if a collective is outstanding; else it may hang."""
+    text = 'Thread 0x1 (most recent call first):\n  File "/app/train.py", line 95 in hook\n'
+    text += '  File "/x/site-packages/torch/autograd/graph.py", line 979 in _engine_run_backward\n'
+    text += '  File "/app/train.py", line 40 in main\n'
+    assert where_it_stood(stopped(1, text)).stood is Stood.ELSEWHERE
+    assert where_it_stood(stopped(1, text, **count(5, completed=4))).stood is Stood.TORCH
+
+
+def test_source_lines_of_a_stack() -> None:
+    """The program's own frames get their source line, which a person sees and the position does not change."""
+    text = with_source(IN_COLLECTIVE, lambda file, line: f"    {file}:{line}()\n")
+    assert '  File "/app/train.py", line 40 in main\n    /app/train.py:40()' in readable_stack(text)
+    assert text.count("()") == 1
+    assert with_source(text, lambda *_: "again") == text
+    assert where_it_stood(stopped(1, text)) == where_it_stood(stopped(1, IN_COLLECTIVE))
+
+
+def test_a_folder_named_like_this_package() -> None:
+    """A stack in a collective is one also if everything is installed below a folder with this package's name."""
+    file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
+    assert where_it_stood(stopped(1, STACK.format(file, "all_reduce"))).stood is Stood.COLLECTIVE
+
+
+# --- what torch's watchdogs print, beside or without a flight recorder ------------------------------------------------
+
+
+PATIENCE_S = 30
+"""A pattern that backtracks takes minutes."""
+WORK = (
+    "WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=512, NumelOut=512, Timeout(ms)=600000) ran for 600021 milliseconds"
+)
+TORCH_2_1 = f"[E ProcessGroupNCCL.cpp:474] [Rank 2] Watchdog caught collective operation timeout: {WORK}\n"
+TORCH_2_4 = f"""\
+[rank2]:[E314 ProcessGroupNCCL.cpp:607] [Rank 2] Watchdog caught collective operation timeout: {WORK}
+[rank2]:[E314 ProcessGroupNCCL.cpp:1664] [PG 0 (default_pg) Rank 2] Exception (either an error or timeout) detected by \
+watchdog at work: 31, last enqueued NCCL work: 34, last completed NCCL work: 30.
+"""
+TORCH_2_7 = f"""\
+[rank2]:[E314 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: {WORK}
+[rank2]:[E314 ProcessGroupNCCL.cpp:2268] [PG ID 3 PG GUID 5(tensor) Rank 0]  failure detected by watchdog at work \
+sequence id: 31 PG status: last enqueued work: 34, last completed work: 30
+[rank2]:[E314 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump signal due to a \
+collective timeout from this local rank and we will try our best to dump the debug info. Last enqueued NCCL work: 7, \
+last completed NCCL work: 7.
+"""
+OUTSTANDING = Collective(31, "ALLREDUCE", "512 -> 512 elements", state="started")
+TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total capacity of 79.10 GiB"
+UNWANTED = "[PG ID 1 PG GUID 1 Rank 0] work: 3, last enqueued work: 4, last completed work: "
+
+
+@pytest.mark.parametrize(
+    ("text", "progress"),
+    [
+        (TORCH_2_1, [CollectiveProgress("", "", 31, 30, (OUTSTANDING,))]),
+        (TORCH_2_4, [CollectiveProgress("default_pg", "", 34, 30, (OUTSTANDING,))]),
+        (
+            TORCH_2_7,
+            [CollectiveProgress("tensor (5)", "", 34, 30, (OUTSTANDING,)), CollectiveProgress("default_pg", "", 7, 7)],
+        ),
+        (
+            "[PG ID 2 PG GUID 9 Rank 4] Timeout at work: 3, last enqueued work: 3, last completed work: -1",
+            [CollectiveProgress("9", "", 3, 0)],
+        ),
+        ("Loading 3 shards\nlast enqueued work: 3\n", []),
+        ("", []),
+    ],
+)
+def test_what_a_watchdog_prints(text: str, progress: list[CollectiveProgress]) -> None:
+    """The counters of each group, and the collective that is outstanding, are read in the words of each torch."""
+    assert list(progress_in_text(text)) == progress
+
+
+@pytest.mark.parametrize(
+    "part", [TORCH_2_7, UNWANTED, "[PG ID 1 PG GUID 1 ", "WorkNCCL(SeqNum=3, OpType=", "work: 3, "]
+)
+def test_a_large_log_is_read_at_once(part: str) -> None:
+    """Text that nearly fits, again and again, takes seconds at most."""
+    text = part * (1_000_000 // len(part))
+    began = time.thread_time()
+    progress_in_text(text)
+    assert time.thread_time() - began < PATIENCE_S
+
+
+def test_a_group_without_a_name_is_the_only_one() -> None:
+    """The words of torch 2.1 name no group: they are about the one that the job has, if it has one."""
+    silent = make_error(0, exception=None, log_tail=TORCH_2_1)
+    spoken = make_error(1, collectives=(CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),))
+    recorded, printed = progress_by_group([silent, spoken])
+    assert recorded.keys() == printed.keys() == {"world (0)"}
+    assert (printed["world (0)"][0].enqueued, recorded["world (0)"][1].enqueued) == (31, 30)
+    more = replace(spoken, collectives=(*spoken.collectives, CollectiveProgress("tensor (1)", "", 4, 4)))
+    recorded, printed = progress_by_group([silent, more])
+    assert printed.keys() == {""}
+
+
+def came(rank: int, enqueued: int, completed: int, **more: Any) -> WorkerError:
+    """A worker that its agent stopped, with the counters of its flight recorder."""
+    progress = (CollectiveProgress("default_pg", "nccl:all_reduce", enqueued, completed),)
+    return stopped(rank, **{"collectives": progress, "boot_id": "", **more})
+
+
+def aborted(rank: int, printed: str, **more: Any) -> WorkerError:
+    """A worker that a watchdog ended."""
+    return died(rank, "SIGABRT", -6, log_tail=printed, boot_id="", **more)
+
+
+def test_a_recorder_and_a_log_together() -> None:
+    """The rank that was stopped has counters, the one that aborted a log: together they name the one that is behind."""
+    verdict = evidence(make_job(aborted(2, TORCH_2_4), came(0, 30, 30)))
+    assert (verdict.scope, verdict.ranks, verdict.category) == (Scope.RANK, (0,), "hang")
+    assert "it called 30 collectives of group default_pg, the others 34" in verdict.headline
+
+
+@pytest.mark.parametrize("outstanding", [True, False])
+def test_ranks_that_continue_after_an_abort(outstanding: bool) -> None:
+    """Three ranks fail alike with a collective outstanding that the fourth has not called: it is the suspect."""
+    fields = {"collectives": (CollectiveProgress("default_pg", "nccl:all_reduce", 10, 8 if outstanding else 10),)}
+    failures = [own(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields) for rank in range(3)]
+    verdict = evidence(make_job(*failures, came(3, 8, 8)))
+    assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
+    assert verdict.confidence in ({"low"} if outstanding else {"low", "medium"})
+
+
+@pytest.mark.parametrize("count", [77, 76])
+def test_several_ranks_that_diverged_together(count: int) -> None:
+    """Two ranks that are behind by the same are named together; with different counts both are suspects."""
+    text = "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 78 PG status: "
+    text += "last enqueued work: 79, last completed work: 77\n"
+    waiting = [aborted(rank, f"[rank{rank}]:[E314 a.cpp:7] {text.format(rank)}") for rank in (0, 2, 3, 5, 6, 7)]
+    verdict = evidence(make_job(*waiting, came(1, 77, 77), came(4, count, count)))
+    if count == 76:
+        assert verdict.scope is Scope.UNDETERMINED
+        assert {suspect.rank for suspect in verdict.suspects} == {1, 4}
+        return
+    assert (verdict.scope, verdict.ranks, verdict.confidence) == (Scope.RANKS, (1, 4), "low")
+    assert verdict.headline == (
+        "hang, ranks 1, 4: each called 77 collectives of group default_pg, the others 79; "
+        "each did not time out when 6 others waited in a collective"
+    )
+    assert {rank for rank, _ in verdict.victims.by_rank} == {0, 2, 3, 5, 6, 7}
+
+
+def test_ranks_that_ran_ahead_by_different_distances() -> None:
+    """Under NCCL a call only enqueues: who has called the stuck collective waits, however few it called since."""
+    first = aborted(0, TORCH_2_4, collectives=came(0, 14, 8).collectives)
+    verdict = evidence(make_job(first, came(1, 12, 8), came(2, 12, 8), came(3, 8, 8), came(4, 11, 8)))
+    assert verdict.ranks == (3,)
+    assert verdict.headline.endswith("it called 8 collectives of group default_pg, the others 14")
+
+
+# --- a worker that its agent killed for a deadline --------------------------------------------------------------------
+
+
+_STEP = 'Thread 0x00007f (most recent call first):\n  File "/app/train.py", line 53 in step\n'
+_COLLECTIVE = """Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py", line 2800 in all_reduce
+  File "/app/train.py", line 50 in step
+"""
+_GPU = """Thread 0x00007f (most recent call first):
+  File "/usr/lib/python3/site-packages/torch/cuda/streams.py", line 227 in synchronize
+  File "/app/train.py", line 51 in step
+"""
+_WAITS = (CollectiveProgress("default_pg", "all_reduce", 8, 7),)
+_KEPT_UP = (CollectiveProgress("default_pg", "all_reduce", 7, 7),)
+
+
+def _rank(rank: int, stack: str, **fields: Any) -> WorkerError:
+    place = Place(node=f"worker-{rank}", rank=rank, local_rank=0, group_rank=rank, world_size=2)
+    error = make_error(
+        code="USER:Hang",
+        message="it hung",
+        exception=None,
+        writer=Writer.AGENT,
+        place=place,
+        stack_dumps=(StackDump(7, rank, stack),) if stack else (),
+        **fields,
+    )
+    return decode(encode(error), DocumentRef(f"e{rank}.pb"))  # type: ignore[return-value]
+
+
+def _killed(rank: int, stack: str, at: int = 10, heartbeat: bool = False, **fields: Any) -> WorkerError:
+    expired = ExpiredDeadline("" if heartbeat else "train step", 30.0, heartbeat, "train.py:50")
+    ended = {"exit_code": -9, "signal": "SIGKILL", "category": "hang", "expired": expired}
+    return _rank(rank, stack, timestamp_ns=at, **{**ended, **fields})
+
+
+def _stopped(rank: int, stack: str, **fields: Any) -> WorkerError:
+    sent = (SentSignal("SIGTERM", "rank 1 on worker-1 failed"),)
+    return _rank(rank, stack, timestamp_ns=20, exit_code=-15, signal="SIGTERM", sent_signals=sent, **fields)
+
+
+def _verdict(*failures: WorkerError, strategy: str = "evidence") -> Verdict:
+    return get_strategy(strategy)(assemble(Snapshot(documents=failures)))
+
+
+@pytest.mark.parametrize("strategy", ["evidence", "earliest"])
+@pytest.mark.parametrize(
+    ("stack", "heartbeat", "told"),
+    [
+        (_STEP, False, '"train step" exceeded 30 s at train.py:53'),
+        (_STEP, True, "no ping for 30 s at train.py:53"),
+        ("", False, '"train step" exceeded 30 s'),
+    ],
+    ids=["a block", "a loop", "a frozen process gives no stack"],
+)
+def test_a_rank_that_hung_outside_of_a_collective(strategy: str, stack: str, heartbeat: bool, told: str) -> None:
+    """It is the root cause, a hang without a retry, and the first line names the deadline and its line."""
+    verdict = _verdict(_killed(1, stack, heartbeat=heartbeat), _stopped(0, _COLLECTIVE), strategy=strategy)
+    assert (verdict.ranks, verdict.category, verdict.code) == ((1,), "hang", "USER:Hang")
+    decision = decide(verdict)
+    assert not decision.retry
+    assert first_line(verdict, decision) == f"hang rank 1 worker-1 no retry: {told}"
+    assert verdict.victims.count == 1
+
+
+@pytest.mark.parametrize(("stack", "waits"), [(_COLLECTIVE, ()), (_GPU, _WAITS)])
+def test_a_rank_that_waited_for_another(stack: str, waits: tuple[CollectiveProgress, ...]) -> None:
+    """A deadline that ends a wait in a collective accuses the rank that was elsewhere, not the one that waited."""
+    waited = _killed(0, stack, collectives=waits)
+    verdict = _verdict(waited, _stopped(1, _STEP, collectives=_KEPT_UP if waits else ()))
+    assert (verdict.ranks, verdict.category) == ((1,), "hang")
+    both = _verdict(waited, _killed(1, _STEP, at=20))
+    assert (both.ranks, both.category) == ((1,), "hang"), "it expired later"
+
+
+def test_all_ranks_waited_in_one_collective() -> None:
+    """Then no rank stands out, and the headline says whose deadline ended the wait."""
+    verdict = _verdict(_killed(0, _COLLECTIVE), _stopped(1, _COLLECTIVE))
+    assert (verdict.ranks, verdict.category) == ((), "hang")
+    text = 'undetermined: "train step" exceeded 30 s on rank 0, in a collective; no rank stands out'
+    assert verdict.headline == text
+
+
+def test_the_fingerprint_has_the_deadline() -> None:
+    """Two ranks that did not keep the same deadline at the same line have the same fault; another deadline differs."""
+    assert fingerprint_of(_killed(0, _STEP)) == fingerprint_of(_killed(1, _STEP, at=20))
+    others = [_killed(0, _COLLECTIVE), _killed(0, _STEP, heartbeat=True), _killed(0, _STEP, expired=None)]
+    assert fingerprint_of(_killed(0, _STEP)) not in {fingerprint_of(other) for other in others}
+
+
+def test_a_report_has_the_deadline() -> None:
+    """The report's facts and its JSON name scope, seconds and where the block began; the signal is the agent's."""
+    job = assemble(Snapshot(documents=(_killed(1, _STEP), _stopped(0, _COLLECTIVE))))
+    verdict = get_strategy("evidence")(job)
+    report = report_of(job, verdict, decide(verdict))
+    root = json.loads(json_report(report))["root"]
+    assert root["deadline"] == {"scope": "train step", "seconds": 30.0, "heartbeat": False, "since": "train.py:50"}
+    text = terminal_text(report, verbose=True)
+    assert "begun at train.py:50" in text
+    assert "which process sent SIGKILL" not in text

@@ -1,0 +1,225 @@
+"""``firstfault classify``, ``firstfault prune``, and ``firstfault show -`` with a document from stdin."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+
+from firstfault.cli import EXIT, main
+from firstfault.cli._main import group
+from firstfault.conclude import conclude
+from firstfault.model import Kind
+from firstfault.runs import MARK, begin_run
+from firstfault.testing import make_error, make_job
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
+from tests.seals import sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+# --- classify: JSON lines in, JSON lines out, and one line for an error -----------------------------------------------
+
+
+def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process."""
+    command = [sys.executable, "-m", "firstfault", "classify", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_lines() -> None:
+    """One answer per line, in order, with the id of the input; empty lines are skipped."""
+    rows = [
+        {"id": "a", "exception_type": "ValueError", "message": "bad batch"},
+        {"id": 2, "message": "[gloo/pair.cc:1] Connection closed by peer [10.0.0.7]:4711"},
+        {"message": "CUDA error: misaligned address", "exception_type": None, "more": 1},
+    ]
+    done = run("\n\n".join(json.dumps(row) for row in rows))
+    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    assert done.returncode == 0
+    assert first == {"id": "a", "role": "primary", "category": "user_code", "pointer": None, "signature": "program"}
+    assert (second["id"], second["role"], second["pointer"]) == (2, "secondary", {"ip": "10.0.0.7", "port": 4711})
+    assert (third["id"], third["signature"]) == (None, "gpu-kernel")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"id": 1}\n{"id": ', "line 2 of stdin is not JSON"),
+        ("[" * 5_000, "line 1 of stdin is not JSON"),
+        ("[1]", "line 1 of stdin must be an object"),
+        ('{"message": 7}', "'message' in line 1 of stdin must be a string"),
+    ],
+)
+def test_bad_input(text: str, reason: str) -> None:
+    """An invalid line has exit code 2 and an error with its number."""
+    done = run(text)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_closed_stdin() -> None:
+    """It is said in one line."""
+    command = f"{shlex.quote(sys.executable)} -m firstfault classify <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "firstfault: stdin is closed; give it lines of JSON\n")
+
+
+def test_signatures_of_ones_own(tmp_path: Path) -> None:
+    """A file's signatures come first; an invalid file is named in the error."""
+    file = tmp_path / "ours.toml"
+    file.write_text(
+        'schema = 1\n[[signature]]\nid = "ours"\npattern = "bad batch"\nrole = "secondary"\ncategory = "data"\n'
+        'example = "bad batch"\nwhy = "ours"\n'
+    )
+    row = json.dumps({"id": 1, "exception_type": "ValueError", "message": "bad batch"})
+    assert json.loads(run(row, "--signatures", str(file)).stdout)["signature"] == "ours"
+    file.write_text("schema = 2")
+    done = run(row, "--signatures", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{file}:1: must say schema = 1" in done.stderr
+
+
+# --- prune removes old runs, and nothing else -------------------------------------------------------------------------
+
+
+JOINED = "r1-99999-0000000-joined-0000000000001-00000000000000000000000000000000.pb"
+
+
+def _run(folder: Path, number: int, host: str = "") -> Path:
+    """Make a run that has ended; `host`: began there, if not here."""
+    run = folder / f"run-{number}"
+    os.close(begin_run(run))
+    if host:
+        (run / MARK).write_text(f"{host}\n")
+    (run / "0" / "firstfault" / "roster").mkdir(parents=True)
+    (run / "0" / "firstfault" / "roster" / JOINED).write_bytes(bytes(1000))
+    os.utime(run / MARK, (number, number))
+    return run
+
+
+def _prune(*arguments: str) -> str:
+    ran = CliRunner().invoke(group, ["prune", *arguments], standalone_mode=False)
+    assert ran.return_value == EXIT.OK, ran.exception
+    return ran.output
+
+
+@pytest.mark.parametrize("name", [".firstfault/torchrun", ".firstfault/runs", "."])
+def test_old_runs(name: str, tmp_path: Path) -> None:
+    """The last runs stay, the others go, and the command says which, and how much that was."""
+    runs = [_run(tmp_path / name, number) for number in range(1, 23)]
+    assert _prune(str(tmp_path)) == f"removed {runs[1]}\nremoved {runs[0]}\nremoved 2 runs, 0.0 MB\n"
+    assert [run for run in runs if run.exists()] == runs[2:]
+    _prune(str(tmp_path), "--keep", "1")
+    assert [run for run in runs if run.exists()] == runs[-1:]
+
+
+def test_what_stays(tmp_path: Path) -> None:
+    """A run that a process still holds, or that another host began and has not ended, and what others made."""
+    folder = tmp_path / ".firstfault" / "torchrun"
+    goes = [_run(folder, 1), _run(folder, 2, "other")]
+    (goes[1] / "0" / "error.pb").touch()
+    stays = [_run(folder, number, "other" if number == 3 else "") for number in (3, 4, 5, 6)]
+    held = begin_run(stays[1])
+    (stays[2] / "notes.txt").touch()
+    (stays[3] / MARK).unlink()
+    elsewhere = _run(tmp_path / "elsewhere", 7)
+    (folder / "link").symlink_to(elsewhere)
+    try:
+        told = _prune(str(tmp_path), "--keep", "0")
+    finally:
+        os.close(held)
+    assert [run.exists() for run in goes] == [False, False]
+    assert all(run.exists() for run in (*stays, elsewhere))
+    for run, why in zip(
+        stays[:3], ("it may still go on",) * 2 + ("firstfault did not make notes.txt in it",), strict=True
+    ):
+        assert f"firstfault: kept {run}: {why}" in told
+
+
+# --- show: one document from stdin ------------------------------------------------------------------------------------
+
+
+_STOCK = ErrorDocument(error=ContainerError(code="USER:Unknown", message="Trace: the loss is NaN"))
+
+
+def _sealed() -> bytes:
+    conclusion = conclude(make_job(make_error(3, message="sealed boom")))
+    assert conclusion is not None
+    return sealed(conclusion.verdict, conclusion.decision, fault_timestamp_ns=None)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that shows bytes on stdin: the exit code, stdout and stderr."""
+
+    def show(data: bytes, *options: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        with pytest.raises(SystemExit) as caught:
+            main(["show", "-", *options])
+        return (caught.value.code, *capsys.readouterr())
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("document", "options", "code", "said"),
+    [
+        (encode(make_error(3, message="boom")), (), EXIT.ROOT_CAUSE, "rank 3"),
+        (encode(make_error(3)), ("--json",), EXIT.ROOT_CAUSE, '"uri":null'),
+        (encode(make_error(3, kind=Kind.RECOVERABLE)), (), EXIT.ROOT_CAUSE_RETRYABLE, "rank 3"),
+        (_STOCK.SerializeToString(), (), EXIT.ROOT_CAUSE, "the loss is NaN"),
+        (_sealed(), (), EXIT.ROOT_CAUSE, "sealed boom"),
+    ],
+    ids=["ours", "as JSON", "recoverable", "Flyte's own", "sealed"],
+)
+def test_a_document_from_a_pipe(
+    shown: Callable[..., tuple[int, str, str]], document: bytes, options: tuple[str, ...], code: EXIT, said: str
+) -> None:
+    """A document on stdin is reported as one in a storage, and the report names no place to look for it."""
+    found, out, err = shown(document, *options)
+    assert (found, err) == (code, "")
+    assert said in out
+    assert "documents: " not in out
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "stdin is empty; did the command before the pipe fail?"),
+        (b"<html>not found</html>", "stdin is not an error document"),
+        (b"\x00" * (MAX_DOCUMENT_BYTES + 1), f"stdin has more than {MAX_DOCUMENT_BYTES} bytes"),
+    ],
+    ids=["empty", "another format", "too large"],
+)
+def test_bytes_that_are_no_document(shown: Callable[..., tuple[int, str, str]], data: bytes, said: str) -> None:
+    """Bytes that are no document have exit code 1 and one line that says why."""
+    code, out, err = shown(data)
+    (line,) = err.splitlines()
+    assert (code, out) == (EXIT.TOOL_FAILED, "")
+    assert said in line
+
+
+def test_a_terminal_is_no_document() -> None:
+    """If stdin is a terminal, the command does not wait for input; it says what to do, and exits with 2."""
+    leader, terminal = os.openpty()
+    command = [sys.executable, "-m", "firstfault", "show", "-"]
+    try:
+        ran = subprocess.run(command, stdin=terminal, capture_output=True, timeout=60, check=False)
+    finally:
+        os.close(leader)
+        os.close(terminal)
+    (line,) = ran.stderr.decode().splitlines()
+    assert ran.returncode == EXIT.USAGE
+    assert "pipe one into it: firstfault show - < error.pb" in line
