@@ -248,6 +248,10 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "a crash during a stop, beside a fault": done(own(0), crashed(1), victim(2), victim(3)),
     },
     "rank 3 high: user_code, own-fault": {
+        "a retry after a logged peer's error": done(
+            own(3),
+            *(retried(rank, 40, collectives=(), log_tail=f"attempt 0 failed: {PEER.format(1)}") for rank in (0, 2)),
+        ),
         "a full disk in a handler of a peer's error": done(
             own(3), *(saved(rank, ExceptionInfo("RuntimeError", PEER.format(1))) for rank in (0, 2)), stopped(1)
         ),
@@ -256,6 +260,7 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "a text about a preemption": done(own(3, 0, "ValueError", "the job got preempted")),
     },
     "undetermined - low: hang, undetermined": {
+        "all retried": done(*map(retried, range(4))),
         "a handled error in the log of a rank that timed out": done(
             died(0, "", 2, log_tail=f"no cache, going on\n{TRACE}OSError: no cache\nfatal: RuntimeError: {WAITED}"),
             died(2, "", 2, log_tail=f"fatal: RuntimeError: {WAITED}"),
@@ -290,7 +295,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "files about peers": make_job(*(stock(f"RuntimeError: {PEER.format(at)}", at) for at in (1, 2))),
     },
     "ranks 0 1 2 3 high: user_code, own-fault": {
-        "all retried": done(*map(retried, range(4))),
         "notices about the store": done(
             *(own(rank, rank, log_tail="Using TCPStore at host-0:29500" if rank else "") for rank in range(4))
         ),
@@ -324,10 +328,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "an exit without a text": done(died(3, "", 7), victim(0), stopped(1)),
     },
     "rank 3 medium: user_code, own-fault": {
-        "a retry after a logged peer's error": done(
-            own(3),
-            *(retried(rank, 40, collectives=(), log_tail=f"attempt 0 failed: {PEER.format(1)}") for rank in (0, 2)),
-        ),
         "an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1)),
     },
     "rank 2 high: user_code, own-fault": {

@@ -11,13 +11,13 @@ import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stderr import last_printed, without_traceback
-from firstfault.model import ExceptionInfo, Writer
+from firstfault.model import ExceptionInfo, StackDump, Writer
 from firstfault.report import report_of
 from firstfault.report.headline import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
-from tests.readers.scenes import own, stopped, victim
+from tests.readers.scenes import died, own, stopped, victim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -362,6 +362,48 @@ def test_a_clean_up_after_an_early_exit(tmp_path: Path) -> None:
     assert evidence(make_job(failure)).headline.startswith(
         "SystemExit, rank 3 on worker-1: the program called sys.exit(0); then FileNotFoundError: "
     )
+
+
+_ABORTS = """
+def survive():
+    try:
+        step()
+    except Exception:
+        traceback.print_exc()
+
+def end():
+    os.abort()
+
+import faulthandler
+faulthandler.enable(open(f"{__file__}.stack", "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "headline"),
+    [
+        ("survive()\nend()", "SIGABRT, rank 3 on worker-1: "),
+        ("try:\n    step()\nexcept Exception:\n    traceback.print_exc()\n    end()", "KeyError, rank 3 on worker-1: "),
+    ],
+    ids=["survived", "the reason"],
+)
+def test_an_abort_after_an_exception(calls: str, headline: str, tmp_path: Path) -> None:
+    """The exception tells why only if the function that printed it had not returned when the process aborted."""
+    printed = _run(_ABORTS + calls, tmp_path).log_tail
+    stack = (tmp_path / "train.py.stack").read_text(encoding="utf-8")
+    dumps = (StackDump(1, 3, stack),)
+    failure = died(3, "SIGABRT", -6, log_tail=printed, stack_dumps=dumps)
+    found = evidence(make_job(failure)).headline
+    assert found.startswith(headline)
+    assert ("'labels'" in found) is headline.startswith("KeyError")
+
+
+@pytest.mark.parametrize(("later", "is_told"), [("", True), ("logging.error('leaving')\n", False)])
+def test_a_traceback_below_a_warning(later: str, tmp_path: Path, *, is_told: bool) -> None:
+    """The warning may be about something else, if nothing was printed after the traceback."""
+    print_it = "try:\n    step()\nexcept Exception:\n    traceback.print_exc()\n"
+    printed = _run(f"logging.warning('out of memory; trying a smaller batch')\n{print_it}{later}", tmp_path).log_tail
+    assert (last_printed(printed) is not None) is is_told
 
 
 # --- without the traceback --------------------------------------------------------------------------------------------

@@ -10,7 +10,17 @@ import pytest
 
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.faults import with_faults
-from firstfault.model import TERMINATED_ALONE, Phase, Receipt, RestartKind, RestartRecord, SentSignal, StackDump
+from firstfault.model import (
+    TERMINATED_ALONE,
+    ExceptionInfo,
+    FrameInfo,
+    Phase,
+    Receipt,
+    RestartKind,
+    RestartRecord,
+    SentSignal,
+    StackDump,
+)
 from firstfault.strategies.rules import CONFIDENCES, RULES, as_markdown, judge
 from firstfault.testing import make_job, make_presence
 from tests.cascades.replay import RECORDED, load
@@ -73,6 +83,14 @@ def accused(*receipts: Receipt) -> JobErrors:
     return make_job(victim(0), victim(1), roster=(roster[0], replace(roster[1], receipts=receipts, ranks=(2, 3))))
 
 
+def gave_up(rank: int, operation: str, line: int, code: str = "dist.{}(values)") -> WorkerError:
+    """A rank whose wait in an operation timed out, without counts of its collectives."""
+    called = FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 9, operation)
+    frames = (FrameInfo("/app/train.py", line, "step", code.format(operation)), called)
+    failure = waited(rank, world_size=4)
+    return replace(failure, exception=ExceptionInfo("RuntimeError", failure.message, frames=frames))
+
+
 LAST_TRIES = [victim(rank) for rank in (0, 1, 2)]
 LEFT = stopped(3, IN_TORCHS_WAIT)
 OF_TWO = done(received(1), passed(0, 4), nodes=1)
@@ -100,6 +118,12 @@ CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
     "node-without-report": ("node-killed-rank0-of4", "agent-killed-rank0-of4"),
     "lost-document": (done(victim(0), victim(1), victim(2)), "deadlock-rank0-of4"),
     "mismatch-of-two": (OF_TWO, "exit-1-rank3-of4"),
+    "waited-apart": (
+        done(*(gave_up(rank, "all_reduce", 40) for rank in (0, 1, 2)), gave_up(3, "barrier", 50)),
+        done(
+            *(gave_up(rank, "all_reduce", 40) for rank in (0, 1, 2)), gave_up(3, "barrier", 50, "dist.{}(group=PAIR)")
+        ),
+    ),
     "by-elimination": ("exit-1-rank3-of4", "deadlock-rank0-of4"),
     "stock-file": (make_job(stock(BOX.format("train", 1), 50), stock(BOX.format("load", 0), 0)), "exit-1-rank3-of4"),
     "only-failure": (make_job(victim(0, world_size=1)), make_job(victim(0, world_size=4))),

@@ -195,8 +195,7 @@ class Reporter:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
-            if stop is None or not stop.ended(death):
-                self._keep_log(death, ended[-1])
+            self._keep_log(death, ended[-1])
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = expiry is None and (stop is None or not stop.ended(death))

@@ -17,6 +17,7 @@ from firstfault.exceptions.stderr import (
     exception_of,
     first_try,
     has_native_text,
+    is_second_try,
     last_line,
     last_printed,
     text_of_death,
@@ -74,6 +75,7 @@ _NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
 """Lines of a log in which no error is told."""
 _NAMED = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
 """An exception in a line of the program's own."""
+_LAST_LINES = 100
 _LONG = 4096
 """Characters of a text that is classified in less time than its numbers are replaced."""
 
@@ -172,10 +174,15 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
 
 
 def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
-    """Classify a process by the first try of its step, if only that one failed by itself; None: there is none."""
-    exception = first_try(failure)
+    """Classify a process that tried again by its first try; None: it did not, or the last try tells as much."""
+    raised, exception = failure.exception, first_try(failure)
+    if exception is None and raised is not None and is_second_try(raised):
+        exception = exception_of(failure)
+        if exception is raised:
+            why = "tried again with the process group of its first try, which is not known"
+            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
     if exception is None or not is_own_fault(exception):
-        return None
+        return None if exception is None or raised is None else _of_raised(failure, exception)
     judged = _of_raised(failure, exception)
     category = judged.category or "user_code"
     return replace(judged, why=OF_A_FIRST_TRY, category=category, in_flight=failure.stopped_by_agent)
@@ -414,6 +421,21 @@ def prints_a_peers_error(stderr: str) -> bool:
     if found is not None and found.pointer is not None and found.pointer == Pointer(store=True):
         return False
     return names_a_peer(told)
+
+
+def names_a_wait(exception: ExceptionInfo) -> bool:
+    """Whether an exception tells only that a wait for others timed out."""
+    found = _link(exception)
+    return found.role is Role.AMBIGUOUS and found.category == _WAIT
+
+
+def prints_a_timeout(failure: WorkerError) -> bool:
+    """Whether a line of a worker tells that a wait of its own had timed out; NCCL's may tell of another rank's."""
+    lines = (_classified(line, "", ()) for line in failure.printed.splitlines()[-_LAST_LINES:] if line.strip())
+    return any(
+        found.role is Role.AMBIGUOUS and found.category == _WAIT and found.signature not in _OF_WATCHDOGS
+        for found in lines
+    )
 
 
 def names_a_peer(text: str) -> bool:

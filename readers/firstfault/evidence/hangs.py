@@ -18,11 +18,15 @@ from firstfault.evidence.classification import (
     TIMED_OUT,
     FailureClass,
     is_own_fault,
+    names_a_wait,
+    prints_a_timeout,
 )
 from firstfault.evidence.diagnosis import Candidate, ended_alone, without_failure
 from firstfault.evidence.signatures import Pattern
-from firstfault.exceptions.first_cause import all_links
+from firstfault.exceptions.first_cause import all_links, first_cause, own_frames
 from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stderr import last_printed
+from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import Collective, CollectiveProgress
 
 if TYPE_CHECKING:
@@ -62,6 +66,9 @@ _WORK = Pattern(
 """The collective that has timed out."""
 _RAN = Pattern(r"ran for (?P<ms>\d{1,12}) milliseconds before timing out")
 _DEFAULT_GROUP = "default_pg"
+_CALLS = re.compile(r"torch/distributed/distributed_c10d\.py$")
+_OF_SOME_RANKS = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
+"""Calls that not all ranks make."""
 _UNNAMED = ""
 """The group of a text that names none."""
 
@@ -192,6 +199,35 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     meanwhile = "while the others waited for it" if has_waits else "when the others lost a peer"
     why = f"it had exited with code 0 {meanwhile}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
+
+
+def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the rank that waited in another operation than most, by the tracebacks of their timeouts.
+
+    It left an operation out, or called one more. Ranks of several groups, and those that send and receive, may differ.
+    """
+    calls: dict[int, tuple[str, str]] = {}
+    for judged in diagnosis.workers:
+        exception = judged.failure.exception or getattr(last_printed(judged.failure.printed), "exception", None)
+        if judged.failure.rank is None or exception is None or judged.failure.collectives:
+            return []
+        if not names_a_wait(first_cause(exception)):
+            return []
+        own, frames = own_frames(exception)[-1:], first_cause(exception).frames
+        called = [frame.function for frame in frames if _CALLS.search(frame.file)] or [""]
+        if not own or _OF_SOME_RANKS.search(f"{own[0].code} {called[-1]}"):
+            return []
+        calls[judged.failure.rank] = (called[-1], place_of(own[0]))
+    usual, number = Counter(calls.values()).most_common(1)[0] if calls else (("", ""), 0)
+    odd = {rank: call for rank, call in calls.items() if call[0] != usual[0]}
+    size = max((judged.failure.place.world_size for judged in diagnosis.workers), default=0)
+    if len(calls) != size or number < _SEVERAL or number + len(odd) != size or len(odd) != 1:
+        return []
+    why = {
+        rank: [f"it waited in {name or 'a backward pass'} at {at}, the others at {usual[1]}"]
+        for rank, (name, at) in odd.items()
+    }
+    return _candidates(diagnosis, why)
 
 
 def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
@@ -325,6 +361,9 @@ def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> 
     # ranks of NCCL wait in a synchronization with their GPU
     synchronizing = [rank for rank, where in stood.items() if where.stood is Stood.TORCH]
     away = {rank: where for rank, where in stood.items() if where.stood is Stood.ELSEWHERE and rank not in waited}
+    if len(away) <= _MANY:  # one that had timed out itself may be about to try again
+        by_rank = {failure.rank: failure for failure in alive}
+        away = {rank: where for rank, where in away.items() if not prints_a_timeout(by_rank[rank])}
     if not away or len(away) > _MANY:
         return []
     if not waiting and not timed_out and not waited and len(synchronizing) < _SEVERAL * len(away):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import ANY_EXCEPTION, Pattern, Role, Signature, built_in_signatures, encoded
 from firstfault.exceptions.first_cause import causes_of, first_cause, is_wrapper, own_frames
-from firstfault.exceptions.stderr import bare_line, exception_of, last_line, text_of_death, thrown
+from firstfault.exceptions.stderr import bare_line, exception_of, last_line, last_printed, text_of_death, thrown
 from firstfault.exceptions.tracebacks import place_of, short_name, with_remote
 from firstfault.model import Subject
 from firstfault.model.failure import signal_of_exit_code
@@ -273,7 +273,11 @@ def _last_line(failure: WorkerError, signal: str) -> str:
         if line := next(telling, ""):
             return bare_line(line)
     if signal in {"", "SIGABRT"}:
-        return bare_line(thrown(text) or last_line(text))
+        printed = (
+            last_printed(failure.printed) if signal else None
+        )  # if it were the cause, it would have been told already
+        line = thrown(text) or last_line(text)
+        return bare_line(line) if printed is None or printed.exception.message not in line else ""
     return ""
 
 

@@ -97,15 +97,21 @@ def has_ended(failure: WorkerError) -> bool:
     return any(frame.function in {"record_end", "exits"} and _RECORDS_THE_END.search(frame.file) for frame in frames)
 
 
-def place_of_crash(failure: WorkerError) -> str:
-    """Return where Python met the fatal signal: "train.py:12 in step"; empty: not known, or it was in a collective."""
+def frames_of_crash(failure: WorkerError) -> list[FrameInfo]:
+    """Return where Python met the fatal signal, innermost frame first; empty: not known."""
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank and dump.text.startswith(_FATAL):
             threads = zip(_THREAD.findall(dump.text), map(_frames, _THREAD.split(dump.text)[1:]), strict=True)
-            frames = next((frames for head, frames in threads if head.startswith("Current")), [])
-            if frames and not any(_COLLECTIVE.search(frame.file) for frame in frames if not _OURS.search(frame.file)):
-                return _name(frames)
-    return ""
+            if frames := next((frames for head, frames in threads if head.startswith("Current")), []):
+                return frames
+    return []
+
+
+def place_of_crash(failure: WorkerError) -> str:
+    """Return where Python met the fatal signal: "train.py:12 in step"; empty: not known, or it was in a collective."""
+    frames = frames_of_crash(failure)
+    in_collective = any(_COLLECTIVE.search(frame.file) for frame in frames if not _OURS.search(frame.file))
+    return _name(frames) if frames and not in_collective else ""
 
 
 def with_source(dump: str, line_of: Callable[[str, int], str]) -> str:

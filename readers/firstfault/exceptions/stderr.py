@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.first_cause import all_links, causes_of
+from firstfault.exceptions.stack_position import frames_of_crash
 from firstfault.exceptions.tracebacks import block_of, original_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.model.failure import signal_of_exit_code
@@ -43,11 +44,13 @@ _INDENT = 2
 """Of a member, in the text of its group."""
 _OF_GROUP = re.compile(r"^\s*(?:[|+] ?)?")
 _NOT_A_DEATH = re.compile(
-    r"^(?:Exception ignored |--- Logging error ---)|\bWARN(?:ING)?\b"
+    r"^(?:Exception ignored |--- Logging error ---)"
     r"|\b(?:re-?try(?:ing)?|retried|ignor(?:ed|ing)|recover(?:ed|ing)|skipp(?:ed|ing))\b(?!\s*=)",
     re.IGNORECASE,
 )
 """Found in the line above the traceback of an exception that did not end its process."""
+_WARNS = re.compile(r"\bWARN(?:ING)?\b")
+"""Found there, too; but such a line may also be about something else, if the process printed nothing more."""
 _OF_WARNINGS = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
 """Lines of Python's warnings; the second one is indented source. They are not about a traceback below."""
 _NEXT = re.compile(
@@ -219,7 +222,7 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     second try that failed only because the first one had left its process group, or the step that its peers were at.
     """
     raised = failure.exception
-    if raised is not None and _is_second_try(raised):
+    if raised is not None and is_second_try(raised):
         return _with_first_try(raised, _plain(failure.printed[-_READ:]))
     if (first := first_try(failure)) is not None:
         cause = replace(first, relation="context", causes=())
@@ -239,7 +242,7 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     if signal and any(not _ONLY_AN_END.search(line) for line in _native(failure.printed.splitlines())):
         return raised
     printed = last_printed(failure.printed)
-    if printed is None:
+    if printed is None or (signal and _is_aborted_elsewhere(failure, printed.exception)):
         return raised
     # lines without a level or a date cannot be told from the exception's message
     more = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
@@ -249,6 +252,12 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     later = (*printed.exception.message.splitlines()[1:], *printed.after)
     is_dealt_with = raised is not None and any(map(_FATAL.search, later))
     return raised if is_dealt_with else printed.exception
+
+
+def _is_aborted_elsewhere(failure: WorkerError, exception: ExceptionInfo) -> bool:
+    """Whether Python was in another function, when the process aborted, than the one that printed the exception."""
+    called = {(frame.file, frame.function) for frame in frames_of_crash(failure)}
+    return bool(called and exception.frames) and (exception.frames[0].file, exception.frames[0].function) not in called
 
 
 def _thrown_exception(stderr: str) -> ExceptionInfo | None:
@@ -267,8 +276,10 @@ def last_printed(stderr: str) -> Printed | None:
     Exceptions that Python ignored, that logging could not write, or that the program reports as survived, do not count.
     """
     lines = _plain(stderr[-_READ:])
-    for first, found in _chains(lines, [at for at in _tracebacks(lines) if not _is_handled(lines, at)]):
-        is_second = _is_second_try(found.exception)
+    for first, found in _chains(lines, [at for at in _tracebacks(lines) if not _is_handled(lines, at, _NOT_A_DEATH)]):
+        if any(map(str.strip, found.after)) and _is_handled(lines, first, _WARNS):
+            continue
+        is_second = is_second_try(found.exception)
         return replace(found, exception=_with_first_try(found.exception, lines[:first])) if is_second else found
     return None
 
@@ -302,7 +313,8 @@ def _tracebacks(lines: Sequence[str]) -> list[int]:
     return [at for at, line in enumerate(lines) if (match := _BEGINS.match(line)) and "|" not in match["gutter"]]
 
 
-def _is_second_try(exception: ExceptionInfo) -> bool:
+def is_second_try(exception: ExceptionInfo) -> bool:
+    """Whether an exception only tells that a program tried again, with the process group of its first try."""
     return _SECOND_TRY in causes_of(exception).first.message
 
 
@@ -312,16 +324,16 @@ def _with_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> Exception
     if any(line.lstrip().startswith('File "') for line in cut):  # the lines begin within a traceback
         lines = ["Traceback (most recent call last):", *lines]
     for _, found in _chains(lines, _tracebacks(lines)):
-        if not _is_second_try(found.exception):
+        if not is_second_try(found.exception):
             cause = replace(found.exception, relation="context", causes=())
             return replace(exception, causes=(*exception.causes, cause, *found.exception.causes))
     return exception
 
 
-def _is_handled(lines: Sequence[str], at: int) -> bool:
+def _is_handled(lines: Sequence[str], at: int, tells: re.Pattern[str]) -> bool:
     """Whether the line above a traceback tells that its exception did not end the process."""
     above = next((line for line in reversed(lines[max(at - 2, 0) : at]) if line.strip()), "")
-    return _NOT_A_DEATH.search(above) is not None and not _OF_WARNINGS.match(above)
+    return tells.search(above) is not None and not _OF_WARNINGS.match(above)
 
 
 def _chains(lines: Sequence[str], begins: list[int]) -> Iterator[tuple[int, Printed]]:

@@ -24,7 +24,14 @@ from firstfault.evidence.diagnosis import (
     terminated_nodes,
 )
 from firstfault.evidence.faults import came_after_a_long_wait, with_faults
-from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
+from firstfault.evidence.hangs import (
+    all_in_one_collective,
+    hung,
+    left_behind,
+    mismatched,
+    returned_early,
+    waited_apart,
+)
 from firstfault.model import Reads, RestartKind, Suspect, Writer
 from firstfault.strategies import reads, takes_diagnosis
 from firstfault.strategies._evidence_verdicts import (
@@ -250,6 +257,9 @@ RULES = (
     Rule("lost-document", _lost_document, "medium", "a rank that failed, and whose document is missing"),
     # what remains
     Rule("mismatch-of-two", _mismatch_of_two, "low", "the rank that received a message of the wrong size, or its peer"),
+    Rule(
+        "waited-apart", _if_found(waited_apart), "low", "the rank that timed out in another operation than all others"
+    ),
     Rule("by-elimination", _by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
     Rule("only-failure", _only_failure, "low", "the only failure of a job without peers"),
