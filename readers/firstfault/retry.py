@@ -311,7 +311,9 @@ _RAISES = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals of a process that crashes on a driver's error."""
 _UNKNOWN = "the cause is not known; if nothing in the code explains it, run the task once more by hand"
-_ONLY_A_TEXT = "only a text says so, which is no proof; where a retry helps, the code can raise a recoverable error"
+_ONLY_A_TEXT = (
+    "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
+)
 _AGAINST = {
     "user_code": "the same code would probably fail again",
     "exit": "the same code would probably end again",

@@ -269,7 +269,7 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, Origin], str]] = {
     "a text alone": (
         {"category": "of_the_future", "message": "Connection reset: network is unreachable"},
         (False, Origin.USER),
-        "only a text says so, which is no proof; where a retry helps, the code can raise a recoverable error",
+        "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error",
     ),
 }
 

@@ -368,10 +368,7 @@ def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> 
         return []
     if not waiting and not timed_out and not waited and len(synchronizing) < _SEVERAL * len(away):
         return []
-    return [
-        (rank, f"{where.returned or f'it was at {where.frame}'} while the others waited for it")
-        for rank, where in sorted(away.items())
-    ]
+    return [(rank, f"{where.doing} while the others waited for it") for rank, where in sorted(away.items())]
 
 
 def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:

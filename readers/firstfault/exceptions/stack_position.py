@@ -44,6 +44,7 @@ _MAX_LINE = 200
 _FATAL = "Fatal Python error"
 _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
 _RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/recording|torchrun/script)\.py$")
+_WAITS_FOR_LOADER = re.compile(r"/torch/utils/data/dataloader\.py (?:_try_get_data|_get_data)$")
 _NO_FRAME = "<no Python frame>"
 """faulthandler's text for a main thread that has left the program."""
 _ENDS_PYTHON = re.compile(r"^(?:__del__|_?\w*(?:at_?exit|_exit|exit_?func|shutdown|clean_?up|tear_?down)\w*)$")
@@ -70,11 +71,19 @@ class Where:
     """The innermost frame of the user's code: "train.py:12 in step"."""
     raised_at: FrameInfo | None = None
     """Where an exception was raised that was on its way out; None: there was none, or it is not known."""
+    in_loader: bool = False
+    """Whether it waited for a process of its data loader."""
     finalises: bool = False
     """Whether that frame of the user's code was dropping an object that has a finaliser."""
     returned: str = ""
     """What had ended, the process still being there: the task function, while torch's process waits until its agent has
     read the result, the program, while Python ends, or its part in the process group. Empty: none of them."""
+
+    @property
+    def doing(self) -> str:
+        """A sentence: "it was at train.py:12 in step"."""
+        waits = "waited for a process of its data loader" if self.in_loader else "was"
+        return self.returned or f"it {waits} at {self.frame}"
 
 
 def where_it_stood(failure: WorkerError) -> Where:
@@ -83,10 +92,14 @@ def where_it_stood(failure: WorkerError) -> Where:
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank:
             found = _RAISED_AT.match(dump.text)
-            raised_at = FrameInfo(found["file"], int(found["line"]), found["function"]) if found is not None else None
-            inner = itertools.takewhile(lambda frame: is_library(frame.file), _frames(_THREAD.split(dump.text)[-1]))
-            finalises = any(frame.function == "__del__" for frame in inner)
-            return replace(_where(dump.text, outstanding=outstanding), raised_at=raised_at, finalises=finalises)
+            main = _frames(_THREAD.split(dump.text)[-1])
+            inner = [f"{frame.file} {frame.function}" for frame in itertools.takewhile(_is_of_library, main)]
+            return replace(
+                _where(dump.text, outstanding=outstanding),
+                raised_at=FrameInfo(found["file"], int(found["line"]), found["function"]) if found else None,
+                in_loader=any(map(_WAITS_FOR_LOADER.search, inner)),
+                finalises=any(name.endswith(" __del__") for name in inner),
+            )
     return Where(Stood.UNKNOWN)
 
 
@@ -212,6 +225,10 @@ def _where(text: str, *, outstanding: bool) -> Where:
     if waits:
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
+
+
+def _is_of_library(frame: FrameInfo) -> bool:
+    return is_library(frame.file)
 
 
 def _name(frames: Sequence[FrameInfo]) -> str:

@@ -239,7 +239,7 @@ def _unknown(case: Case) -> Iterator[str]:
     elif verdict.scope is Scope.UNDETERMINED:
         yield "which rank failed first: none stands out from the others"
     elif verdict.confidence != "high":
-        yield f"whether this failure came first: confidence is {verdict.confidence}, see the evidence"
+        yield "whether this failure came first: the lines on why speak for it, but do not prove it"
     suspects = [f"whether {suspect.name} failed first: {suspect.why}" for suspect in verdict.suspects]
     yield from few(suspects, _FEW, "and {} more suspects")
     if not verdict.settled:

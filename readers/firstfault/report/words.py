@@ -58,7 +58,7 @@ CATEGORY_WORDS: dict[str, tuple[FaultOwner, str]] = {
     "recoverable": (FaultOwner.TRANSIENT, "see what the code waited for when it asked for another attempt"),
     "user_code": (_CODE, "open the code that raised it"),
     "input": (_CODE, "check the task's inputs and its configuration"),
-    "config": (_CODE, "check the configuration: no worker can run with it"),
+    "config": (_CODE, "check the configuration, and the files and options that it names"),
     "data": (_CODE, "look at the sample that was being read"),
     "numerics": (_CODE, "look at the loss and the gradients of the last steps"),
     "checkpoint": (_CODE, "check that the checkpoint is complete and fits the model"),
