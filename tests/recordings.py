@@ -12,8 +12,7 @@ from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.options import Options
-from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
-from firstfault_torch.verdict.seal import NodeConclusion, seal_verdict
+from firstfault_torch.verdict import NodeConclusion, Wait, conclude_on_node, seal_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, WorkerError
     from firstfault_torch.context import Identity
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict import SealedVerdict
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 

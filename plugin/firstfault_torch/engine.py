@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import threading
 
     from firstfault.model import ExceptionInfo, JobErrors
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict import SealedVerdict
 
 
 __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]

@@ -12,25 +12,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from firstfault.conclude import record_of, with_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place
-from firstfault.restart import record_of, with_unused_restarts
 from firstfault.wire.documents import unpack
-from firstfault_torch.agent.launch import job_of, launch_agent
+from firstfault_torch.agent.agent import job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERVICE_S, NOW_S, TERMINATED_SETTLE_S
 from firstfault_torch.context import Recording, node_address
-from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
+from firstfault_torch.error_classes import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import SettledDocument, packed_for
-from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node, load_what_concluding_needs
-from firstfault_torch.verdict.seal import (
+from firstfault_torch.verdict import (
+    Wait,
     await_turn,
+    conclude_on_node,
     leave_verdict,
+    load_what_concluding_needs,
     notify,
     seal_verdict,
     sealed_elsewhere,
@@ -45,13 +47,13 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
+    from firstfault.conclude import RestartContext
     from firstfault.model import RestartRecord
-    from firstfault.restart import RestartContext
-    from firstfault_torch.agent.launch import Job, RoundEnd
+    from firstfault_torch.agent.agent import Job, RoundEnd
     from firstfault_torch.agent.reporter import NodeReport
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict import SealedVerdict
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 

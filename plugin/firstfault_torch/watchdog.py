@@ -29,7 +29,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
-from firstfault.untrusted_json import parse_json
+from firstfault.text import parse_json
 from firstfault_torch.budgets import WATCHDOG_BLOCKED_S
 from firstfault_torch.guard import logger
 

@@ -22,7 +22,7 @@ from firstfault.layout import (
 from firstfault.model import Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import each, read_document, sorted_out
-from firstfault.report.headline import first_line, short_pod
+from firstfault.report.words import first_line, short_pod
 from firstfault.store import join, open_store
 from firstfault.sync import attempted, gathered, run_sync
 from firstfault.text import one_line

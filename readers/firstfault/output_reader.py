@@ -13,7 +13,7 @@ from firstfault.model import JobErrors, NodePresence, Origin, Seal, Verdict, Wri
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
-from firstfault.reading.selection import Wish
+from firstfault.reading.listing import Wish
 from firstfault.render.plain import flyte_message
 from firstfault.report.data import report_of, with_attempts
 from firstfault.store import join, open_store

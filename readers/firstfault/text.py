@@ -1,8 +1,10 @@
-"""Text that is safe to store and to show: valid UTF-8, bounded, without secrets."""
+"""Text from elsewhere, made safe to parse, store and show: valid UTF-8, bounded, without secrets."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 from firstfault.credentials import redact
 
@@ -85,3 +87,15 @@ def sentence_of(message: str) -> str:
     """Return the first line of an exception's message, without flytekit's prefix ("USER:X: error=")."""
     line = one_line(message, 2000)
     return line[found.end() :] if (found := _FLYTEKIT_CODE.match(line)) else line
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deep.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deep") from error

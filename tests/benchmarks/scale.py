@@ -183,7 +183,7 @@ class Node:
         """Wait for the fault, report, settle; return what happened and when."""
         from firstfault.testing import make_error  # noqa: PLC0415, F401 - imported before the fault
         from firstfault_torch import run as run_module  # noqa: PLC0415
-        from firstfault_torch.agent.launch import RoundEnd  # noqa: PLC0415
+        from firstfault_torch.agent.agent import RoundEnd  # noqa: PLC0415
         from firstfault_torch.engine import PlainEngine  # noqa: PLC0415
         from firstfault_torch.options import Options  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
 from firstfault.reading.attempt import Patience, Request, look
-from firstfault.reading.selection import Wish
+from firstfault.reading.listing import Wish
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import get_strategy, reads_of
 from firstfault.wire.documents import encode, encode_presence

@@ -36,8 +36,8 @@ STEPS = {
     "spool": Step("worker", path="/spool/", struck=PROCESSES),
     "upload": Step("recorder", path="/firstfault/errors/", struck=PROCESSES),
     "await": Step("agent", begins="firstfault_torch.rounds.settlement:Settlement.settle"),
-    "conclude": Step("agent", begins="firstfault_torch.verdict.node_verdict:conclude_on_node"),
-    "seal": Step("agent", begins="firstfault_torch.verdict.seal:seal_verdict"),
+    "conclude": Step("agent", begins="firstfault_torch.verdict:conclude_on_node"),
+    "seal": Step("agent", begins="firstfault_torch.verdict:seal_verdict"),
     "publish": Step("recorder", path="/error.pb"),
     "leave": Step("agent", begins="firstfault.recorder.process:RecorderProcess.end"),
 }

@@ -11,8 +11,8 @@ from flytekit.bin.entrypoint import setup_execution
 from flytekit.core.mock_stats import MockStats
 
 from firstfault_torch.options import Options
+from flytekitplugins.firstfault.entrypoints import expect_missing_checkpoint
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
-from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint
 from flytekitplugins.firstfault.pytorch import run_in_pod
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from flytekitplugins.firstfault import PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
+from flytekitplugins.firstfault.entrypoints import VerdictSealedError
 from tests.http_receiver import receiving
 
 if TYPE_CHECKING:

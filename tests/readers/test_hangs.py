@@ -28,7 +28,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.render.json_report import json_report
 from firstfault.render.plain import terminal_text
 from firstfault.report import report_of
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy
 from firstfault.strategies.rules import evidence

@@ -13,7 +13,7 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stderr import last_printed, without_traceback
 from firstfault.model import ExceptionInfo, StackDump, Writer
 from firstfault.report import report_of
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job

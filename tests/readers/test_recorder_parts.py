@@ -13,7 +13,7 @@ import pytest
 from firstfault.model import Receipt
 from firstfault.recorder import NodeFolder, Spool
 from firstfault.recorder.folder import Settings
-from firstfault.recorder.memory import MemoryWatch
+from firstfault.recorder.server import MemoryWatch
 
 if TYPE_CHECKING:
     from pathlib import Path

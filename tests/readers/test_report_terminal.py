@@ -28,7 +28,7 @@ from firstfault.render.plain import terminal_text
 from firstfault.render.terminal import print_report
 from firstfault.report import markdown, report_of
 from firstfault.report.data import AttemptSummary, summary_of, with_attempts
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
@@ -253,7 +253,6 @@ def test_markup_is_text(verbose: bool) -> None:
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
-
 
 _BAD = {
     **{name: scene for name, scene in HARD_SCENES.items() if name != "ten-thousand-ranks"},

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.cli import main
-from firstfault.conclude import conclude
+from firstfault.conclude import (
+    RestartContext,
+    RestartDecision,
+    conclude,
+    decide_restart,
+    record_of,
+    with_unused_restarts,
+)
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.render.plain import flyte_message
 from firstfault.report import report_of
-from firstfault.report.sections import recovered_lines
-from firstfault.restart import RestartContext, RestartDecision, decide_restart, record_of, with_unused_restarts
+from firstfault.report.data import recovered_lines
 from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job
@@ -157,7 +163,7 @@ def test_the_record_is_kept(record: RestartRecord) -> None:
         b"\xff",
         b"[]",
         b"{}",
-        b'{"schema":"firstfault.restart/v9"}',
+        b'{"schema":"firstfault.conclude/v9"}',
         restart_to_json(RECORD)[:-9],
         restart_to_json(RECORD).replace(b'"round"', b'"unknown"'),
         restart_to_json(RECORD).replace(b":2,", b":-2,"),

@@ -21,7 +21,7 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.store import CLIENT_VARIABLE, FsspecStore, is_remote, join, open_store, split_name
-from firstfault.store._settings import storage_options
+from firstfault.store._base import storage_options
 from firstfault.sync import run_sync
 
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ from firstfault.model import (
 )
 from firstfault.render.plain import terminal_text
 from firstfault.report import Report, flyte_message, markdown, report_of
-from firstfault.report.headline import first_line
-from firstfault.report.sections import sections_of
-from firstfault.report.words import CATEGORY_WORDS, FLYTE, PLAIN, FaultOwner, engine_of, words_on
+from firstfault.report.data import sections_of
+from firstfault.report.words import CATEGORY_WORDS, FLYTE, PLAIN, FaultOwner, engine_of, first_line, words_on
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence

@@ -15,8 +15,7 @@ from jsonschema import Draft202012Validator
 
 from firstfault.model import Kind, Origin, Phase, Scope, Subject, Writer
 from firstfault.render.json_report import json_report
-from firstfault.report.data import AttemptSummary
-from firstfault.report.sections import sections_of
+from firstfault.report.data import AttemptSummary, sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job, make_presence

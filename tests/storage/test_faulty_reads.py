@@ -9,7 +9,7 @@ import stamina
 
 from firstfault.errors import StoreError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import CLIENT_VARIABLE, _settings
+from firstfault.store import CLIENT_VARIABLE, _base
 from firstfault.testing import make_error
 from tests.faulty_proxy import FAULTS, faulty_proxy_before
 
@@ -50,8 +50,8 @@ def attempt(proxy: FaultyProxy, write: Callable[..., list[str]]) -> tuple[str, s
 def _impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the clients wait a moment only, and ask twice without a pause; end all faults after the test."""
     stamina.set_testing(True, attempts=2)
-    monkeypatch.setattr(_settings, "CONNECT_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(_settings, "READ_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(_base, "CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(_base, "READ_TIMEOUT_S", 0.6)
     yield
     stamina.set_testing(False)
     proxy.plan()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import CLIENT_VARIABLE, Store, _fsspec, _settings
+from firstfault.store import CLIENT_VARIABLE, Store, _base, _fsspec
 from tests.faulty_proxy import Fault
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def test_a_server_that_never_answers(
     verb: str,
 ) -> None:
     """A silent server takes one read timeout per attempt: the clients do not retry by themselves."""
-    monkeypatch.setattr(_settings, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(_base, "READ_TIMEOUT_S", 0.2)
     monkeypatch.setattr(_fsspec, "_WRITE_TIMEOUT_S", 0.5)
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", silent_server.endpoint)
     refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))

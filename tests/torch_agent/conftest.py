@@ -3,8 +3,8 @@
 import pytest
 
 from firstfault_torch import context as node_setup
+from firstfault_torch import verdict as verdicts
 from firstfault_torch.node import document_writer
-from firstfault_torch.verdict import node_verdict, seal
 from firstfault_torch.worker import process_state
 from tests.prefix import prefix
 
@@ -19,12 +19,12 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give machine and storage more time than a worker or an agent gives; a test of a limit sets its own."""
     for module, limit in [
         (document_writer, "RECEIPT_S"),
-        (node_verdict, "CONCLUDING_S"),
-        (node_verdict, "PREVIOUS_S"),
-        (node_verdict, "READING_S"),
-        (seal, "PREVIOUS_S"),
-        (seal, "LEAVING_FILES_S"),
-        (seal, "TURN_LOOK_S"),
+        (verdicts, "CONCLUDING_S"),
+        (verdicts, "PREVIOUS_S"),
+        (verdicts, "READING_S"),
+        (verdicts, "PREVIOUS_S"),
+        (verdicts, "LEAVING_FILES_S"),
+        (verdicts, "TURN_LOOK_S"),
         (process_state, "FLIGHT_RECORDER_S"),
         (process_state, "GPU_S"),
         (node_setup, "READING_SETUP_S"),

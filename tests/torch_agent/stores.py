@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore
 
-from firstfault_torch.rounds.rendezvous import RoundStore
+from firstfault_torch.rounds.failure_broadcast import RoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

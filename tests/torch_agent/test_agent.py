@@ -43,13 +43,15 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
-from firstfault_torch.agent import launch as launch_module
-from firstfault_torch.agent.agent import ReportingAgent
-from firstfault_torch.agent.death_documents import (
+from firstfault_torch.agent import agent as launch_module
+from firstfault_torch.agent.agent import ReportingAgent, RoundEnd, job_of, launch_agent
+from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault_torch.agent.node_round import AgentSettings, NodeRound
+from firstfault_torch.agent.reporter import (
     Death,
     KeptException,
     Observation,
@@ -58,9 +60,6 @@ from firstfault_torch.agent.death_documents import (
     about_agent,
     about_death,
 )
-from firstfault_torch.agent.launch import RoundEnd, job_of, launch_agent
-from firstfault_torch.agent.local_workers import LocalWorkers
-from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.error_classes import ErrorClass

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.agent.death_documents import Death, signal_name
 from firstfault_torch.agent.local_workers import DeathWatch
+from firstfault_torch.agent.reporter import Death, signal_name
 from tests.waiting import until
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
-from firstfault_torch.agent.death_documents import kept_exception
-from firstfault_torch.error_file import (
+from firstfault_torch.agent.reporter import kept_exception
+from firstfault_torch.error_classes import (
     error_file_data,
     read_error_file,
     read_traceback,

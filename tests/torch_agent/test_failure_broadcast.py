@@ -11,8 +11,7 @@ import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
 from firstfault_torch.rounds import failure_broadcast as outcome_module
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
-from firstfault_torch.rounds.rendezvous import RoundStore
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundStore
 from tests.torch_agent.stores import hosted
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from firstfault.layout import ERROR_FILE
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import engine
+from firstfault_torch import verdict as verdicts
 from firstfault_torch.node.document_writer import (
     document_path,
     node_recorder,
@@ -23,7 +24,6 @@ from firstfault_torch.node.document_writer import (
     record_error,
     spool_of,
 )
-from firstfault_torch.verdict import node_verdict
 from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
 from tests.recordings import RetryingEngine, concluded, recording_at, sealed
 
@@ -158,7 +158,7 @@ def sealings(s3: S3, proxy: FaultyProxy) -> dict[str, Sealing]:
     with pytest.MonkeyPatch.context() as patch:
         # a busy machine needs longer than a terminated pod has
         patch.setattr(engine, "TERMINATED_PUBLISH_S", PATIENT_S)
-        patch.setattr(node_verdict, "TERMINATED_READING_S", PATIENT_S)
+        patch.setattr(verdicts, "TERMINATED_READING_S", PATIENT_S)
         found = {what: seal(what) for what in sorted(HARMLESS)}
     others = [what for what in FAULTS if what not in {*HARMLESS, "refused"}]
     with concurrent.futures.ThreadPoolExecutor(len(others)) as pool:

@@ -12,7 +12,7 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.first_cause import first_cause
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.report import report_of
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
 from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, launch, watchdog
 from firstfault_torch.agent.agent import ReportingAgent
 from tests.nodes import Job

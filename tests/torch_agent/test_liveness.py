@@ -19,8 +19,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from firstfault_torch.rounds import liveness
+from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.rounds.liveness import Liveness
-from firstfault_torch.rounds.rendezvous import RoundStore
 from tests.waiting import until
 
 if TYPE_CHECKING:

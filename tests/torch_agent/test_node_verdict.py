@@ -16,13 +16,13 @@ from firstfault.strategies import earliest, register_strategy, unregister_strate
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
 from firstfault_torch import run
-from firstfault_torch.agent.launch import RoundEnd
+from firstfault_torch import verdict as verdicts
+from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
 from firstfault_torch.options import Options
-from firstfault_torch.verdict import node_verdict
-from firstfault_torch.verdict.seal import torch_error_data
+from firstfault_torch.verdict import torch_error_data
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
 
@@ -210,8 +210,8 @@ def test_a_policy_that_blocks(
     leaving: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It must not hold the pod: after a limit, and soon after the pod was told to end, the defaults decide."""
-    monkeypatch.setattr(node_verdict, "CONCLUDING_S", LONG_S if leaving else 0.3)
-    monkeypatch.setattr(node_verdict, "TERMINATED_CONCLUDING_S", 0.3)
+    monkeypatch.setattr(verdicts, "CONCLUDING_S", LONG_S if leaving else 0.3)
+    monkeypatch.setattr(verdicts, "TERMINATED_CONCLUDING_S", 0.3)
     release, asked, give_up = threading.Event(), [], threading.Event()
 
     def blocks(*_: object) -> bool:

@@ -13,19 +13,19 @@ from unittest.mock import Mock
 
 import pytest
 
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import run
-from firstfault_torch.agent.launch import RoundEnd
+from firstfault_torch import verdict as verdicts
+from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
-from firstfault_torch.verdict import seal
-from firstfault_torch.verdict.seal import notify
+from firstfault_torch.verdict import notify
 from tests.http_receiver import Receiver, receiving
 from tests.recordings import concluded, sealed
 from tests.reports.scenes import SCOPE_SCENES, URI
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from firstfault.report import Report
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict import SealedVerdict
     from tests.prefix import Prefix
 
 PATH = "T0/B0/not-for-the-log"
@@ -61,7 +61,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def install(**calls: Callable[[Report], object]) -> None:
         points = [SimpleNamespace(name=name, load=lambda call=call: call) for name, call in calls.items()]
-        monkeypatch.setattr(seal, "entry_points", lambda group: points if group == "firstfault.notifiers" else [])
+        monkeypatch.setattr(verdicts, "entry_points", lambda group: points if group == "firstfault.notifiers" else [])
 
     return install
 
@@ -140,8 +140,8 @@ def test_a_slow_lookup_of_installed_notifiers(
 ) -> None:
     """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
     goes_on = threading.Event()
-    monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
-    monkeypatch.setattr(seal, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group])
+    monkeypatch.setattr(verdicts, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(verdicts, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group])
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
     assert time.monotonic() - began < LONG_S / 2

@@ -12,10 +12,10 @@ import pytest
 from opentelemetry import _logs
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from firstfault.report.headline import first_line
+from firstfault.report.words import first_line
+from firstfault_torch import verdict as verdicts
 from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
-from firstfault_torch.verdict import seal
-from firstfault_torch.verdict.seal import notify
+from firstfault_torch.verdict import notify
 from tests.http_receiver import Receiver, receiving
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
@@ -178,7 +178,7 @@ def test_a_receiver_that_does_not_answer(
     receiver: str, collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
-    monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(verdicts, "NOTIFIERS_S", 0.5)
     monkeypatch.setattr("firstfault_torch.notifiers.otel.OTEL_S", 60.0)
     monkeypatch.setattr("firstfault_torch.notifiers.webhook.WEBHOOK_S", 60.0)
     if receiver == "webhook":

@@ -12,8 +12,7 @@ from firstfault.layout import error_key_for
 from firstfault.model import Place, Writer
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
-from firstfault_torch.agent.death_documents import Death, Stop
-from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.reporter import Death, Reporter, Stop
 
 if TYPE_CHECKING:
     from pathlib import Path

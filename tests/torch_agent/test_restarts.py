@@ -13,8 +13,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import RestartKind, RestartRecord
+from firstfault_torch.agent.node_round import Restarts
 from firstfault_torch.agent.reporter import Reporter
-from firstfault_torch.agent.restarts import Restarts
 from firstfault_torch.context import Identity, Recording, node_place
 from firstfault_torch.rounds import peers as peers_module
 from firstfault_torch.rounds import settlement as settlement_module
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from firstfault.conclude import RestartContext
     from firstfault.model import Place
-    from firstfault.restart import RestartContext
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

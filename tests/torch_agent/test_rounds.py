@@ -18,10 +18,15 @@ from firstfault.model import Phase
 from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.rounds import rendezvous as rounds
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
+from firstfault_torch.rounds import failure_broadcast as rounds
+from firstfault_torch.rounds.failure_broadcast import (
+    FailureBroadcast,
+    FirstFailure,
+    Rendezvous,
+    RoundOutcome,
+    begin_round,
+)
 from firstfault_torch.rounds.peers import await_all
-from firstfault_torch.rounds.rendezvous import Rendezvous, begin_round
 from tests.waiting import until
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from firstfault.model import Kind, Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.verdict.seal import VERDICT, await_turn, leave_verdict, previous_attempt, retries_left, turn_of
+from firstfault_torch.verdict import VERDICT, await_turn, leave_verdict, previous_attempt, retries_left, turn_of
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
 

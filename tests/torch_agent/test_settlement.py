@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from firstfault.wire.documents import unpack
 from firstfault_torch.rounds import settlement as settlement_module
-from firstfault_torch.rounds.rendezvous import RoundStore
+from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until

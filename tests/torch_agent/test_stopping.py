@@ -17,9 +17,8 @@ import pytest
 
 from firstfault.model import Place
 from firstfault_torch.agent import local_workers as workers
-from firstfault_torch.agent.death_documents import Death
 from firstfault_torch.agent.local_workers import LocalWorkers, stop_processes
-from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.reporter import Death, Reporter
 from firstfault_torch.compat.torch_agent import unfinished
 
 if TYPE_CHECKING:

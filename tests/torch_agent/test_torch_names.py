@@ -16,7 +16,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault_torch import compat
-from firstfault_torch.agent.launch import job_of, launch_agent
+from firstfault_torch.agent.agent import job_of, launch_agent
 from firstfault_torch.agent.local_workers import DeathWatch
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch

@@ -1,4 +1,4 @@
-"""LocalElasticAgent that exchanges failure notices with its peers and documents why its workers died.
+"""LocalElasticAgent that exchanges failure notices with its peers and documents why its workers died, and its launch.
 
 torch decides when a worker counts as failed, how often workers restart, and how nodes meet. The code of this agent is
 guarded: if it breaks, this is a plain LocalElasticAgent and one warning.
@@ -7,40 +7,59 @@ guarded: if it breaks, this is a plain LocalElasticAgent and one warning.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
-from dataclasses import replace
+import traceback
+import uuid
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.metrics.api import MetricsConfig
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from firstfault.model import TERMINATED, Phase
 from firstfault_torch.agent.local_workers import ObservedLogs
 from firstfault_torch.agent.node_round import NodeRound
+from firstfault_torch.agent.reporter import NodeReport, Reporter, about_agent
 from firstfault_torch.agent.signals import guarded_in_main
+from firstfault_torch.budgets import CLOSING_S
+from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import (
     HookedAgent,
+    MissingNamesError,
     flight_recorder_variables,
     format_exceptions_early,
     log_failure,
     process_failure,
 )
-from firstfault_torch.guard import caught
+from firstfault_torch.context import Moment, node_place
+from firstfault_torch.error_classes import ErrorClass, error_class_of
+from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.node.channel import starting
-from firstfault_torch.options import with_node
-from firstfault_torch.rounds.rendezvous import Rendezvous, begin_round, has_shared_store
+from firstfault_torch.options import DEFAULT_SIGNALS, with_node
+from firstfault_torch.rounds.failure_broadcast import Rendezvous, begin_round, has_shared_store
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from firstfault_torch.agent.death_documents import Death
-    from firstfault_torch.agent.node_round import AgentSettings
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from firstfault_torch.agent.node_round import AgentSettings, RefusedRestart
+    from firstfault_torch.agent.reporter import Death
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
+    from firstfault_torch.rounds.peers import Peers
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _NO_PAUSE = 1e-6
@@ -275,3 +294,239 @@ def environment_set(variables: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# --- launch -----------------------------------------------------------------------------------------------------------
+
+_OPTIONAL_SPEC = (
+    "local_addr",
+    "event_log_handler",
+    "numa_options",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+    "virtual_local_rank",
+)
+"""Fields of LaunchConfig that some versions of torch pass to the WorkerSpec."""
+_OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """How a node's last round ended, with results or with an error."""
+
+    recording: Recording
+    """With the number of the round."""
+    report: NodeReport
+    """What this node has written about the round."""
+    results: dict[int, Any] | None = None
+    """What the workers returned, by global rank; empty if the job finished without this node. None: it failed."""
+    error: Exception | None = None
+    """What torch raised: ChildFailedError, SignalException, or an error of the agent itself; PeerFailedError if another
+    node failed. None: the workers succeeded."""
+    group_rank: int = 0
+    """This node's."""
+    refused: RefusedRestart | None = None
+    """The decision against a restart that ended the attempt; None: there was none."""
+    peers: Peers | None = None
+    """The other agents; None: there are none, or the round had not begun."""
+
+    def forget_agent(self) -> None:
+        """Let the agent end, whose frames the error's traceback holds: a later fork must not inherit its store."""
+        if self.error is not None:
+            traceback.clear_frames(self.error.__traceback__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What torch's launcher knows of a job, on one node."""
+
+    min_nodes: int
+    max_restarts: int
+    signals: str
+    """Names of the signals that end the agent, as torch's ``signals_to_handle`` has them."""
+    prepare: Callable[[], Prepared]
+    """Meets the store of the rendezvous."""
+
+
+class Prepared(NamedTuple):
+    """An agent that can be made and run."""
+
+    arguments: dict[str, Any]
+    """Of `LocalElasticAgent`."""
+    run: Callable[[LocalElasticAgent], dict[int, Any]]
+    """Runs it as torch's launcher does; returns what the workers returned, by global rank."""
+    shutdown: Callable[[], Any]
+    """Closes the rendezvous."""
+
+
+def job_of(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> Job:
+    """Return a job as ``torch.distributed.launcher.api.elastic_launch(config, entrypoint)(*args)`` runs it."""
+    signals = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
+
+    def prepare() -> Prepared:
+        handler = _rendezvous(config)
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals
+        arguments = {
+            "spec": _spec(config, entrypoint, args, handler),
+            "logs_specs": config.logs_specs or DefaultLogsSpecs(),
+            "start_method": config.start_method,
+            **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
+        }
+        return Prepared(arguments, lambda agent: _run(agent, config), handler.shutdown)
+
+    return Job(config.min_nodes, config.max_restarts, signals, prepare)
+
+
+def launch_agent(
+    job: Job, recording: Recording, settings: AgentSettings, last_resort: Callable[[RoundEnd], None]
+) -> RoundEnd:
+    """Run the workers of this node to their end with a `ReportingAgent`; return how they ended.
+
+    `last_resort` ends the pod from another thread if the main thread does not handle a signal.
+    """
+    agent: ReportingAgent | None = None
+    shutdown: Callable[[], Any] | None = None
+    signals = settings.signals
+
+    def end_pod(number: signal.Signals) -> None:
+        error = SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
+        last_resort(_failed(agent, error, recording))
+
+    signals.as_last_resort(end_pod)
+    try:
+        arguments, run, shutdown = job.prepare()
+        try:
+            agent = ReportingAgent(recording, settings, **arguments)
+        except MissingNamesError as error:
+            warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
+        if agent is not None:
+            results = run(agent)
+            return RoundEnd(agent.node.reporter.recording, agent.node.reporter.report, results)
+        with environment_set(recording.environment()):
+            return RoundEnd(recording, NodeReport(), run(LocalElasticAgent(**arguments)))
+    except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
+        signals.notice()
+        if isinstance(error, SignalException):
+            shutdown = None  # the rendezvous stays open: another pod may take this one's place
+        return _failed(agent, error, recording)
+    finally:
+        signals.begin_shutdown()
+        if agent is not None:
+            with guarded("ending the report"):
+                agent.close()
+        if shutdown is not None:
+            # the node that hosts the store may be gone or frozen
+            bounded(shutdown, CLOSING_S, "closing the rendezvous", signals.gave_up)
+
+
+def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
+    return rendezvous_registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend=config.rdzv_backend,
+            endpoint=config.rdzv_endpoint,
+            run_id=config.run_id or uuid.uuid4().hex,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            local_addr=config.local_addr,
+            **config.rdzv_configs,
+        )
+    )
+
+
+def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording) -> RoundEnd:
+    """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
+    peers = agent.node.peers if agent is not None else None
+    if peers is not None and isinstance(error, RendezvousClosedError):
+        # another node failed for good while this one was entering the next round
+        failure = peers.broadcast.fatal_failure()
+        error = PeerFailedError(failure) if failure is not None else error
+    report = NodeReport()
+    # the failure of a worker or of another node is documented already
+    if not isinstance(error, ChildFailedError | PeerFailedError):
+        with guarded("reporting the agent's own failure"):
+            error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
+            if agent is not None:
+                agent.node.report_agent(error, error_class)
+            else:  # before there is a round, and ranks
+                place = replace(node_place(recording), incarnation=recording.incarnation)
+                reporter = Reporter(recording, lambda _: place)
+                reporter.write(about_agent(error, error_class, place, Moment.now()))
+                reporter.finish((), None)
+                reporter.drain()
+                report = reporter.report
+    if agent is None:
+        return RoundEnd(recording, report, error=error)
+    node = agent.node
+    return RoundEnd(
+        node.reporter.recording,
+        node.reporter.report,
+        error=error,
+        group_rank=node.places.of().group_rank or 0,
+        refused=node.restarts.refused,
+        peers=node.peers,
+    )
+
+
+def _run(agent: LocalElasticAgent, config: LaunchConfig) -> dict[int, Any]:
+    if config.metrics_cfg:
+        with guarded("setting up torch's metrics"):
+            metrics.initialize_metrics(MetricsConfig(config.metrics_cfg))
+    try:
+        results = results_of(agent)
+    except ChildFailedError:
+        _record(agent.get_event_succeeded, config)
+        raise
+    except Exception:
+        _record(agent.get_event_failed, config)
+        raise
+    _record(agent.get_event_succeeded, config)  # of the agent, whatever became of its workers
+    return results
+
+
+def results_of(agent: LocalElasticAgent) -> dict[int, Any]:
+    """Run an agent; return what the workers returned, by global rank.
+
+    Raises:
+        ChildFailedError: a worker failed.
+    """
+    result = agent.run()
+    if result is None:
+        return {}  # torch logs "Rendezvous gracefully exited" and has no result
+    if result.is_failed():
+        entrypoint = agent.get_worker_group().spec.entrypoint
+        raise ChildFailedError(name=getattr(entrypoint, "__name__", str(entrypoint)), failures=result.failures)
+    return dict(result.return_values)
+
+
+def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
+    handler = getattr(config, "event_log_handler", "null")
+    if handler != "null":  # an event asks the name service
+        with guarded("recording torch's event"):
+            events.record(event(), handler)
+
+
+def _spec(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...], handler: Any
+) -> WorkerSpec:
+    optional = _accepted(WorkerSpec, config, _OPTIONAL_SPEC)
+    if config.rdzv_backend == "static":  # else the round's store tells the address of the workers' store
+        host, _, port = config.rdzv_endpoint.strip().rpartition(":")
+        if not host or not port.isdecimal():
+            where = config.rdzv_endpoint
+            raise ValueError(f"rdzv_endpoint must be <host>:<port> for a static rendezvous, not {where!r}")
+        optional |= {"master_addr": host.strip("[]"), "master_port": int(port)}
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=args,
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        **optional,
+    )
+
+
+def _accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {name: getattr(config, name) for name in names if name in parameters and hasattr(config, name)}

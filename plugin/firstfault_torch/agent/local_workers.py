@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from firstfault.model import TERMINATED, ExpiredDeadline
 from firstfault.recorder.left_behind import end_left_processes
-from firstfault_torch.agent.death_documents import Death, Expiry, Observation, Stop
+from firstfault_torch.agent.reporter import Death, Expiry, Observation, Stop
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.timers import open_timers
 from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WAKE_S

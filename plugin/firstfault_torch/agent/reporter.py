@@ -1,7 +1,9 @@
-"""What a node writes: its roster entries, and the documents about its processes' deaths."""
+"""What a node writes: its roster entries, and the documents about its workers' deaths and its agent's errors."""
 
 from __future__ import annotations
 
+import linecache
+import signal
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,13 +12,35 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firstfault.exceptions.stack_position import with_raise_point, with_source
 from firstfault.exceptions.stderr import without_traceback
-from firstfault.model import DocumentRef, LogTail, NodePresence, Phase, Receipt, Resources, WorkerError
+from firstfault.exceptions.tracebacks import format_exception
+from firstfault.model import (
+    TIME_LIMIT,
+    CausedBy,
+    CollectiveProgress,
+    DocumentRef,
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    LogTail,
+    NodePresence,
+    Origin,
+    Phase,
+    Receipt,
+    Resources,
+    SentSignal,
+    StackDump,
+    Subject,
+    ThreadFailure,
+    WorkerError,
+    Writer,
+)
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.agent.death_documents import Traces, about_death, kept_exception
-from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, TERMINATED_UPLOADS_S
-from firstfault_torch.context import setup_of_node
-from firstfault_torch.error_classes import lost_agent
+from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
+from firstfault_torch.capture import capture
+from firstfault_torch.context import setup_of_node, time_limit
+from firstfault_torch.error_classes import ErrorClass, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
     as_entry,
@@ -31,12 +55,11 @@ from firstfault_torch.node.document_writer import (
 from firstfault_torch.node.stack_dumps import fatal_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from firstfault.model import Place
+    from firstfault.model import ExpiredDeadline, Place
     from firstfault.recorder import SpooledDocument
-    from firstfault_torch.agent.death_documents import Death, Expiry, Stop
-    from firstfault_torch.context import Recording
+    from firstfault_torch.context import Moment, Recording
     from firstfault_torch.node.stderr_relay import StderrRelay
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
 
@@ -292,3 +315,230 @@ def _is_bare_exit(failure: WorkerError) -> bool:
     """Whether a worker exited outside of an exception's handling: what led to it stands only in its stderr."""
     exception = failure.exception
     return exception is not None and exception.type == "SystemExit" and not exception.causes
+
+
+# --- the failures that an agent documents -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One worker process that ended."""
+
+    local_rank: int
+    pid: int
+    exit_code: int
+    """As in multiprocessing: negative for a signal."""
+    wall_ns: int
+    monotonic_ns: int
+
+    @property
+    def signal(self) -> str:
+        """Name of the signal that killed it; empty if it exited."""
+        return signal_name(-self.exit_code) if self.exit_code < 0 else ""
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, "SIG64" for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptException:
+    """What torch kept of an exception that firstfault did not record."""
+
+    exception: ExceptionInfo
+    traceback: str
+
+
+def kept_exception(error_file: str, traceback_file: str) -> KeptException | None:
+    """Return the exception in torch elastic's error.json, else the one in torch.multiprocessing's traceback file."""
+    content = read_error_file(error_file)
+    if content is not None:
+        line, extra = str(content.get("message", "")), content.get("extraInfo")
+        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or line)
+    else:
+        text = read_traceback(traceback_file)
+        if not text:
+            return None
+        line = text.strip().splitlines()[-1]
+    kind, _, message = line.partition(": ")
+    return KeptException(ExceptionInfo(type=kind or "unknown", message=message), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an agent learned about a worker before it stopped it."""
+
+    stack: str = ""
+    """The stacks of all its threads."""
+    collectives: tuple[CollectiveProgress, ...] = ()
+    thread_failures: tuple[ThreadFailure, ...] = ()
+    raised_at: FrameInfo | None = None
+    """Where an exception was raised that was on its way out, but that Python did not show yet; None: there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The deadline for which the agent killed a worker, and what it learned before."""
+
+    deadline: ExpiredDeadline
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why an agent stopped its workers, and what they answered before."""
+
+    reason: str
+    began_ns: int
+    """By the monotonic clock."""
+    sent: str = "SIGTERM"
+    """The signal."""
+    first: frozenset[int] = frozenset()
+    """Local ranks of the workers that failed first; the agent stopped the others because of them."""
+    caused_by: CausedBy | None = None
+    observations: Mapping[int, Observation] = field(default_factory=dict)
+    """By local rank."""
+    killed_ns: int | None = None
+    """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: not known."""
+
+    def ended(self, death: Death) -> bool:
+        """Whether this stop ended a worker; never one of `first`, even if it died after the stop began.
+
+        A stopped process may also exit by itself, or crash in its clean-up.
+        """
+        by_us = True
+        if death.signal == "SIGKILL" and self.killed_ns is not None:
+            by_us = death.monotonic_ns >= self.killed_ns
+        return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
+
+
+_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
+"""Signals that stop workers: the one that the agent received itself, else SIGTERM; then SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What is known of a worker after its death."""
+
+    kept: KeptException | None = None
+    """The exception that torch kept."""
+    resources: Resources = field(default_factory=Resources)
+    """The container's memory."""
+    fatal_stack: str = ""
+    """What faulthandler wrote at a fatal signal."""
+    log_tail: str = ""
+    """The end of the worker's stderr."""
+
+
+def about_death(
+    death: Death, place: Place, *, stop: Stop | None = None, traces: Traces | None = None, expiry: Expiry | None = None
+) -> WorkerError:
+    """Return the failure record of a worker's death.
+
+    Args:
+        death: what the agent saw.
+        place: the worker's.
+        stop: why the agent stopped its workers; None if it did not.
+        traces: what is known of the worker.
+        expiry: the deadline for which the agent killed it; None: it did not.
+    """
+    traces = traces or Traces()
+    ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
+    # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
+    kept = traces.kept if ended_by is None else None
+    seen = Observation()
+    if expiry is not None:
+        seen = expiry.observation
+    elif stop is not None:
+        seen = stop.observations.get(death.local_rank, seen)
+    stack = traces.fatal_stack or seen.stack
+    if stack:  # without source lines if the program's files cannot be read in time
+        read = partial(with_source, stack, linecache.getline)
+        stack = bounded(read, SOURCE_LINES_S, "reading source lines", local=True) or stack
+    if seen.raised_at is not None and not traces.fatal_stack:
+        stack = with_raise_point(stack, seen.raised_at)
+    code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
+    category = "host_oom" if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill else ""
+    sent: tuple[SentSignal, ...] = ()
+    if ended_by is not None:
+        sent = (SentSignal(death.signal if death.signal in _TEARDOWN_SIGNALS else ended_by.sent, ended_by.reason),)
+    if expiry is not None:
+        category = "hang"
+        if kept is None:
+            code, message = _hang(place, expiry.deadline)
+    return failure_record(
+        ErrorClass.WORKER_FAILURE,
+        place,
+        code=code,
+        message=message,
+        timestamp_ns=death.wall_ns,
+        writer=Writer.AGENT,
+        subject=Subject.WORKER,
+        exception=kept.exception if kept is not None else None,
+        exit_code=death.exit_code,
+        signal=death.signal,
+        sent_signals=sent,
+        category=category,
+        monotonic_ns=death.monotonic_ns,
+        upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
+        resources=traces.resources,
+        log_tail=traces.log_tail,
+        stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
+        collectives=seen.collectives,
+        thread_failures=seen.thread_failures,
+        caused_by=ended_by.caused_by if ended_by is not None else None,
+        expired=expiry.deadline if expiry is not None else None,
+    )
+
+
+def _hang(place: Place, expired: ExpiredDeadline) -> tuple[str, str]:
+    """Return code and message of a worker that did not keep a deadline."""
+    since = "its last ping was" if expired.heartbeat else "the block began"
+    where = f"; {since} at {expired.since}" if expired.since else ""
+    return "USER:Hang", f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it"
+
+
+def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
+    who = f"rank {place.rank}"
+    if kept is not None:
+        return ErrorClass.WORKER_FAILURE.value.code, kept.traceback
+    if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
+        return "USER:Stopped", f"{who} was killed by {death.signal} while its agent stopped it: {stopped}"
+    if stopped:
+        return "USER:Stopped", f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}"
+    if death.signal:
+        text = f"{who} was killed by {death.signal}, which its agent did not send; exit code {death.exit_code}"
+        return f"USER:{death.signal}", text
+    if death.exit_code == 0:
+        return "USER:ExitCode", f"{who} exited with code 0 before the task function returned"
+    return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
+
+
+def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Moment) -> WorkerError:
+    """Return the failure record of an error in the agent process; one about a signal has no exception."""
+    signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
+    exception = capture(error) if signal_number is None else None
+    name = signal_name(signal_number) if signal_number is not None else ""
+    limit = time_limit() if name else ""
+    terminated = f"the agent of {place.node} was terminated ({name})"
+    if limit:
+        terminated = f"the attempt reached its time limit of {limit} s; {terminated}"
+    else:
+        terminated += ": preemption, drain, a time limit, or a person"
+    by_limit = {"code": TIME_LIMIT, "kind": Kind.NON_RECOVERABLE, "origin": Origin.USER} if limit else {}
+    return failure_record(
+        sort,
+        place,
+        **by_limit,
+        message=format_exception(exception) if exception is not None else terminated,
+        timestamp_ns=moment.wall_ns,
+        writer=Writer.AGENT,
+        subject=Subject.AGENT,
+        exception=exception,
+        signal=name,
+        monotonic_ns=moment.monotonic_ns,
+    )

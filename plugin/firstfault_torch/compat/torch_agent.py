@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from firstfault_torch.compat import warn_once
-from firstfault_torch.error_file import is_readable, read_traceback
+from firstfault_torch.error_classes import is_readable, read_traceback
 from firstfault_torch.guard import begun, caught
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
-from firstfault.untrusted_json import parse_json
+from firstfault.text import parse_json
 from firstfault_torch.budgets import SENDING_S, SIBLINGS_S
 from firstfault_torch.guard import guarded
 

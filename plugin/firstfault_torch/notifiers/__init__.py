@@ -1,1 +1,1 @@
-"""Notifiers of firstfault's own: a webhook and OpenTelemetry. Nothing imports them: `verdict.seal` finds them."""
+"""Notifiers of firstfault's own: a webhook and OpenTelemetry. Nothing imports them: `verdict` finds them."""

@@ -27,7 +27,7 @@ from firstfault.layout import RosterKey
 from firstfault.model import Phase
 from firstfault.recorder import Recorder
 from firstfault.recorder.budgets import ROSTER_ANSWER_S
-from firstfault.untrusted_json import parse_json
+from firstfault.text import parse_json
 from firstfault_torch.budgets import (
     CONNECT_PAUSE_S,
     CONNECTING_S,

@@ -14,9 +14,8 @@ from firstfault.model import DIED_SILENTLY, Phase
 from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, LEAVING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome, store_of_agents
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
-from firstfault_torch.rounds.rendezvous import store_of_agents
 from firstfault_torch.rounds.settlement import Reports, Settlement, have_joined
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from firstfault_torch.budgets import (
     TURN_S,
 )
 from firstfault_torch.guard import bounded, caught, logger
-from firstfault_torch.rounds.rendezvous import set_once
+from firstfault_torch.rounds.failure_broadcast import set_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -18,8 +18,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.runs import begin_run
 from firstfault.store import split_name
-from firstfault_torch.agent.agent import PeerFailedError
-from firstfault_torch.agent.launch import Job, Prepared, results_of
+from firstfault_torch.agent.agent import Job, PeerFailedError, Prepared, results_of
 from firstfault_torch.budgets import LEAVING_FILES_S, TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict import SealedVerdict
 
 _LAUNCHER = "torch.distributed.launcher.api"
 _FAILED = 1

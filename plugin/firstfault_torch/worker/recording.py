@@ -28,8 +28,15 @@ from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARE
 from firstfault_torch.capture import bare, before_exit, capture, safe_text
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import Moment, Recording, worker_place
-from firstfault_torch.error_classes import ErrorClass, failure_record, lost_agent
-from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, mark_recoverable, write_error_file
+from firstfault_torch.error_classes import (
+    ERROR_FILE_VARIABLE,
+    ErrorClass,
+    error_file_data,
+    failure_record,
+    lost_agent,
+    mark_recoverable,
+    write_error_file,
+)
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel, await_siblings, to_message
 from firstfault_torch.node.document_writer import ask_recorder, record_error, spool_for_agent, spool_of

@@ -22,15 +22,21 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
-from firstfault_torch.agent.launch import job_of
+from firstfault_torch.agent.agent import job_of
 from firstfault_torch.compat.torch_agent import process_failure
-from firstfault_torch.error_file import was_recoverable
+from firstfault_torch.error_classes import was_recoverable
 from firstfault_torch.guard import logger
 from firstfault_torch.options import DEFAULT_SIGNALS, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, parse_nnodes
-from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, code_with_file, run_forked, run_spawned
-from flytekitplugins.firstfault.flytekit_classes import verdict_error
+from flytekitplugins.firstfault.entrypoints import (
+    SpawnPayload,
+    WorkerResult,
+    code_with_file,
+    run_forked,
+    run_spawned,
+    verdict_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,11 +15,10 @@ from firstfault_torch.context import setup_of_node, worker_place
 from firstfault_torch.guard import begun, guarded, logger
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
 from firstfault_torch.run import recording_of
-from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
-from firstfault_torch.verdict.seal import leave_verdict, notify, seal_verdict
+from firstfault_torch.verdict import Wait, conclude_on_node, leave_verdict, notify, seal_verdict
 from firstfault_torch.worker.in_flight import is_clean_exit
 from firstfault_torch.worker.recording import describe_and_record
-from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
+from flytekitplugins.firstfault.entrypoints import expect_missing_checkpoint, verdict_error
 
 if TYPE_CHECKING:
     import threading
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from firstfault.model import Place, Receipt
     from firstfault_torch.context import Recording
     from firstfault_torch.options import Options
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 

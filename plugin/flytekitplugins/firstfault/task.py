@@ -38,8 +38,8 @@ from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     Worker,
     parse_nnodes,
 )
+from flytekitplugins.firstfault.entrypoints import VerdictSealedError
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, sealed_name
-from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
 
 if TYPE_CHECKING:
     import threading
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from flytekit.configuration import SerializationSettings
     from flytekit.core.context_manager import FlyteContext
 
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict import SealedVerdict
 
 _TASK_TYPE = "pytorch"
 _SINGLE_NODE_TASK_TYPE = "python-task"

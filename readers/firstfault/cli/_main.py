@@ -18,8 +18,7 @@ from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
 from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError, UsageError
-from firstfault.text import printable
-from firstfault.untrusted_json import parse_json
+from firstfault.text import parse_json, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

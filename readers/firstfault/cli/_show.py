@@ -207,7 +207,7 @@ def _print(report: Report, forms: Forms) -> None:
 
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     """Print the restarts within an attempt and the seconds that they cost, also if it succeeded."""
-    from firstfault.report.sections import restart_line  # noqa: PLC0415 - as above
+    from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
     from firstfault.report.words import counted  # noqa: PLC0415 - as above
     from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 

@@ -29,23 +29,21 @@ from firstfault.model.failure import (
 )
 from firstfault.model.job import (
     Coverage,
+    Decision,
     JobErrors,
     LogTail,
     NodePresence,
     NodeSetup,
     Phase,
     Reads,
+    Reason,
     Receipt,
     RestartKind,
     RestartRecord,
-    Seal,
-    Unopened,
-)
-from firstfault.model.verdict import (
-    Decision,
-    Reason,
     Scope,
+    Seal,
     Suspect,
+    Unopened,
     Verdict,
     Victims,
 )

@@ -30,18 +30,20 @@ from firstfault.reading.fetch import (
     sorted_out,
     with_other_nodes,
 )
-from firstfault.reading.listing import Listing, begin, list_everything
-from firstfault.reading.selection import (
+from firstfault.reading.listing import (
     MORE,
     NO_FAULT,
     OF_EACH_FAULT,
     OF_HISTORY,
     SMALL,
     STEPS,
+    Listing,
     Wish,
     agrees,
+    begin,
     first_rows,
     incarnations_of_round,
+    list_everything,
     newest_incarnations,
     roster_entries_to_open,
     some_of_each_fault,

@@ -77,7 +77,7 @@ class Recorder:
         return Receipt(**answer) if answer else target.failed(f"the storage did not answer within {seconds:.1f} s")
 
     def resources(self, timeout_seconds: float = RESOURCES_S) -> dict[str, int | None]:
-        """Return the container's memory figures; see `firstfault.recorder.memory.MemoryWatch.report`.
+        """Return the container's memory figures; see `firstfault.recorder.server.MemoryWatch.report`.
 
         Raises:
             RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.model import Receipt
-from firstfault.untrusted_json import parse_json
+from firstfault.text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

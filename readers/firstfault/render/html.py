@@ -24,9 +24,8 @@ from firstfault.exceptions.tracebacks import chain, format_exception, runs
 from firstfault.render.drawings import node_map, timeline_of
 from firstfault.render.json_report import json_report
 from firstfault.render.plain import markdown
-from firstfault.report.headline import line_of, short_pod
-from firstfault.report.sections import log_lines, message_text, recovered_lines
-from firstfault.report.words import State, is_retried, ranks_text, short_names, shown_time
+from firstfault.report.data import log_lines, message_text, recovered_lines
+from firstfault.report.words import State, is_retried, line_of, ranks_text, short_names, short_pod, shown_time
 from firstfault.strategies import who
 from firstfault.text import elide, printable
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.exceptions.stderr import exception_of
-from firstfault.report.sections import log_lines, stack_lines
+from firstfault.report.data import log_lines, stack_lines
 from firstfault.report.words import PLAIN, State
 from firstfault.text import elide
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES

@@ -13,7 +13,7 @@ from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import chain, place_of, runs
 from firstfault.render.plain import encodable, one_row
-from firstfault.report.sections import log_lines, quoted_failures, sections_of
+from firstfault.report.data import log_lines, quoted_failures, sections_of
 from firstfault.report.words import State, counted, duration, few
 from firstfault.text import elide, one_line, printable
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
     from firstfault.report.cascade import Group
-    from firstfault.report.data import Report
-    from firstfault.report.sections import Sections
+    from firstfault.report.data import Report, Sections
 
 _ROWS = 23
 """Rows of one screen, without the shell's prompt."""

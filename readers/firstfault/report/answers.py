@@ -12,8 +12,7 @@ from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import CATEGORIES, TIME_LIMIT, Origin, Scope, Subject
-from firstfault.report.headline import fault_of
-from firstfault.report.words import FaultOwner, State, counted, few, ranks_text, words_on
+from firstfault.report.words import FaultOwner, State, counted, fault_of, few, ranks_text, words_on
 from firstfault.text import one_line
 
 if TYPE_CHECKING:

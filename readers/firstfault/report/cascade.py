@@ -11,8 +11,7 @@ from firstfault.evidence.clocks import Interval
 from firstfault.evidence.texts import message_of
 from firstfault.model import Phase, Scope, Subject
 from firstfault.model.job import unreported_nodes
-from firstfault.report.headline import headline_parts, line_of
-from firstfault.report.words import State, duration, ranks_text
+from firstfault.report.words import State, duration, headline_parts, line_of, ranks_text
 from firstfault.text import printable
 
 if TYPE_CHECKING:

@@ -1,13 +1,14 @@
-"""What both clients share: the protocol of a store, URIs, retries, and the order of a listing."""
+"""What both clients share: the protocol of a store, URIs, settings, retries, and the order of a listing."""
 
 from __future__ import annotations
 
 import datetime as dt
 import itertools
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from firstfault.errors import StoreUnavailableError
+from firstfault.errors import StoreUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -222,3 +223,75 @@ def nanoseconds(moment: dt.datetime) -> int:
     """Return nanoseconds since the Unix epoch; a moment without a time zone is in UTC."""
     since = (moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * NANO + since.microseconds * 1000
+
+
+# --- credentials and endpoints ----------------------------------------------------------------------------------------
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 20
+_GOOGLE = "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run 'gcloud auth application-default login'"
+_MICROSOFT = (
+    "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY "
+    "(or FLYTE_AZURE_STORAGE_ACCOUNT_NAME and FLYTE_AZURE_STORAGE_ACCOUNT_KEY)"
+)
+_WHAT_TO_SET = {"gs": _GOOGLE, "gcs": _GOOGLE, "az": _MICROSOFT, "abfs": _MICROSOFT, "abfss": _MICROSOFT}
+_AMAZON = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
+
+AZURE = {
+    "account_name": "FLYTE_AZURE_STORAGE_ACCOUNT_NAME",
+    "account_key": "FLYTE_AZURE_STORAGE_ACCOUNT_KEY",
+    "client_id": "FLYTE_AZURE_CLIENT_ID",
+    "client_secret": "FLYTE_AZURE_CLIENT_SECRET",
+    "tenant_id": "FLYTE_AZURE_TENANT_ID",
+}
+_AWS = {"key": "FLYTE_AWS_ACCESS_KEY_ID", "secret": "FLYTE_AWS_SECRET_ACCESS_KEY"}
+_OPTIONS = {"s3": _AWS, "s3a": _AWS, "az": AZURE, "abfs": AZURE, "abfss": AZURE}
+"""Options of fsspec, and flytekit's variables, by scheme."""
+
+
+def no_credentials(protocol: str) -> str:
+    """Return the advice for a client that finds no credentials."""
+    return f"no credentials; {_WHAT_TO_SET.get(protocol, _AMAZON)}"
+
+
+def other_region(region: str) -> str:
+    """Return the advice for a bucket in another region than the client's."""
+    where = f"the bucket is in the region {region}" if region else "the bucket is in another region"
+    return f"{where}; set AWS_DEFAULT_REGION={region or '<its region>'}"
+
+
+def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fsspec storage options for `protocol`.
+
+    They are flytekit's variables ``FLYTE_AWS_*`` and ``FLYTE_AZURE_*``; `given` overrides them. The client itself
+    finds what is not set there (for S3: ``AWS_*``, profiles, instance roles).
+
+    Raises:
+        UsageError: the endpoint is not a URL.
+    """
+    names = _OPTIONS.get(protocol, {})
+    options: dict[str, Any] = {option: os.environ[name] for option, name in names.items() if os.environ.get(name)}
+    if protocol in {"s3", "s3a"}:
+        options |= _s3_options()
+    return {**options, **(given or {})}
+
+
+def _s3_options() -> dict[str, Any]:
+    options: dict[str, Any] = {
+        # else s3fs sends a HEAD before every GET
+        "max_concurrency": 1,
+        "config_kwargs": {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "read_timeout": READ_TIMEOUT_S,
+            "max_pool_connections": 64,
+            # the store retries; botocore's retries would multiply the timeouts
+            "retries": {"total_max_attempts": 1},
+        },
+    }
+    endpoints = ("FLYTE_AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = next(filter(None, map(os.environ.get, endpoints)), None)
+    if endpoint:
+        if "://" not in endpoint:
+            raise UsageError(f"the S3 endpoint must be a URL such as https://host:port, not {endpoint!r}")
+        options["endpoint_url"] = endpoint
+    return options

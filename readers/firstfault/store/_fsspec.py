@@ -21,7 +21,7 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from firstfault.store import _settings
+from firstfault.store import _base
 from firstfault.store._base import (
     ATTEMPTS,
     NANO,
@@ -33,10 +33,12 @@ from firstfault.store._base import (
     by_name,
     join,
     nanoseconds,
+    no_credentials,
     only_page,
+    other_region,
     retried,
+    storage_options,
 )
-from firstfault.store._settings import no_credentials, other_region, storage_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -238,7 +240,7 @@ class FsspecStore(StoreOfClient):
         if self._fs is None:
             raise RuntimeError("the store is closed; use it inside `async with`")
         # as obstore bounds one request; botocore's own limit begins again with each byte that comes
-        limit = _settings.CONNECT_TIMEOUT_S + _settings.READ_TIMEOUT_S if self._protocol in self.ordered else None
+        limit = _base.CONNECT_TIMEOUT_S + _base.READ_TIMEOUT_S if self._protocol in self.ordered else None
         return await retried(
             lambda: asyncio.wait_for(call(), limit), lambda error: self._typed(error, verb, full), self._attempts
         )

@@ -22,7 +22,7 @@ from flytekit.tools.translator import get_serializable
 
 from firstfault.errors import UsageError
 from firstfault.store import join
-from firstfault.untrusted_json import parse_json
+from firstfault.text import parse_json
 from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 
 TrainingTask = ElasticFunctionTask | PyTorchFunctionTask

@@ -17,7 +17,7 @@ from firstfault.retry import RetryContext
 from firstfault.runs import begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import get_strategy
-from firstfault_torch.agent.death_documents import signal_name
+from firstfault_torch.agent.reporter import signal_name
 from firstfault_torch.context import TIME_LIMIT_VARIABLE
 from firstfault_torch.guard import caught
 from firstfault_torch.node.document_writer import put_file
