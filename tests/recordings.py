@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, WorkerError
     from firstfault_torch.context import Identity
-    from firstfault_torch.verdict import SealedVerdict
+    from firstfault_torch.engine import SealedVerdict
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 

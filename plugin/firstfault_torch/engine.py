@@ -17,8 +17,10 @@ from firstfault_torch.node.document_writer import get_file, put_on_node
 if TYPE_CHECKING:
     import threading
 
-    from firstfault.model import ExceptionInfo, JobErrors
-    from firstfault_torch.verdict import SealedVerdict
+    from firstfault.conclude import Conclusion
+    from firstfault.model import Decision, ExceptionInfo, JobErrors, Seal, Verdict
+    from firstfault.report import Report
+    from firstfault_torch.context import Recording
 
 
 __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]
@@ -31,6 +33,31 @@ class ErrorName:
     code: str
     recoverable: bool
     """Whether the exception asks for another attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedVerdict:
+    """The verdict on a failed attempt, ready to be published."""
+
+    verdict: Verdict
+    """Without credentials."""
+    decision: Decision
+    seal: Seal
+    document: bytes
+    """The ``error.pb``."""
+    recording: Recording
+    """This node's."""
+    conclusion: Conclusion | None = None
+    """None: another node concluded."""
+    report: Report | None = None
+    """Without credentials; message and deck are rendered from it. None: another node concluded."""
+    for_all: bool = False
+    """All nodes settled on it: only the node that concluded publishes it."""
+    durable: bool = False
+    """Whether the ``error.pb`` is in the storage."""
+    bundle: bytes = b""
+    """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if another node concluded,
+    if each has a folder of its own."""
 
 
 class Engine(Protocol):

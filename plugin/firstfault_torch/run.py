@@ -51,9 +51,8 @@ if TYPE_CHECKING:
     from firstfault.model import RestartRecord
     from firstfault_torch.agent.agent import Job, RoundEnd
     from firstfault_torch.agent.reporter import NodeReport
-    from firstfault_torch.engine import Engine
+    from firstfault_torch.engine import Engine, SealedVerdict
     from firstfault_torch.rounds.settlement import Reports
-    from firstfault_torch.verdict import SealedVerdict
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 

@@ -37,6 +37,7 @@ from firstfault_torch.budgets import (
     TURN_LOOK_S,
     TURN_PAUSE_S,
 )
+from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.error_classes import error_file_data
 from firstfault_torch.guard import begun, bounded, caught, logger
 from firstfault_torch.node.document_writer import get_file, put_file
@@ -239,31 +240,6 @@ class NodeConclusion(NamedTuple):
     conclusion: Conclusion
     files: Mapping[str, bytes]
     """The documents and roster entries that were read, by path below the output prefix."""
-
-
-@dataclass(frozen=True, slots=True)
-class SealedVerdict:
-    """The verdict on a failed attempt, ready to be published."""
-
-    verdict: Verdict
-    """Without credentials."""
-    decision: Decision
-    seal: Seal
-    document: bytes
-    """The ``error.pb``."""
-    recording: Recording
-    """This node's."""
-    conclusion: Conclusion | None = None
-    """None: another node concluded."""
-    report: Report | None = None
-    """Without credentials; message and deck are rendered from it. None: another node concluded."""
-    for_all: bool = False
-    """All nodes settled on it: only the node that concluded publishes it."""
-    durable: bool = False
-    """Whether the ``error.pb`` is in the storage."""
-    bundle: bytes = b""
-    """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if another node concluded,
-    if each has a folder of its own."""
 
 
 def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:

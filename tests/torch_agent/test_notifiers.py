@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from firstfault.report import Report
-    from firstfault_torch.verdict import SealedVerdict
+    from firstfault_torch.engine import SealedVerdict
     from tests.prefix import Prefix
 
 PATH = "T0/B0/not-for-the-log"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
-    from firstfault_torch.verdict import SealedVerdict
+    from firstfault_torch.engine import SealedVerdict
 
 _LAUNCHER = "torch.distributed.launcher.api"
 _FAILED = 1

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from firstfault.recorder import NodeFolder
     from firstfault.report.data import AttemptSummary, Report
     from firstfault_torch.context import Recording
-    from firstfault_torch.verdict import SealedVerdict
+    from firstfault_torch.engine import SealedVerdict
 
 _LOOK_SHARE = 20
 """The pause after a slow check is this many times its duration, so that large decks do not slow the training."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
 
+    from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.options import RestartsInProcess
-    from firstfault_torch.verdict import SealedVerdict
     from firstfault_torch.worker.recording import WorkerMonitor
     from flytekitplugins.firstfault.flyte_engine import Published
 

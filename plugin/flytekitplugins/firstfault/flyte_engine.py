@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, JobErrors
     from firstfault.store import Store
-    from firstfault_torch.verdict import SealedVerdict
+    from firstfault_torch.engine import SealedVerdict
 
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place, Receipt
     from firstfault_torch.context import Recording
+    from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.options import Options
-    from firstfault_torch.verdict import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 

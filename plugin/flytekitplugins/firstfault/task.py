@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from flytekit.configuration import SerializationSettings
     from flytekit.core.context_manager import FlyteContext
 
-    from firstfault_torch.verdict import SealedVerdict
+    from firstfault_torch.engine import SealedVerdict
 
 _TASK_TYPE = "pytorch"
 _SINGLE_NODE_TASK_TYPE = "python-task"
