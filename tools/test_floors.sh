@@ -47,7 +47,7 @@ echo "oldest: flytekit==$oldest ${1:+torch==$1}"
 "$venv/bin/pip" install --quiet --disable-pip-version-check "flytekit==$oldest.0" ${1:+"torch==$1"}
 of_torch=()
 if [ -n "${1:-}" ]; then
-  of_torch=(tests/plugin/test_{faults,concluding}.py tests/torch_agent/test_{failure_broadcast,liveness,settlement}.py)
+  of_torch=(tests/plugin/test_faults.py tests/torch_agent/test_{failure_broadcast,liveness,settlement}.py)
 fi
 # this release warns of its own use of `disable_deck`
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 -W 'ignore:`disable_deck`' \

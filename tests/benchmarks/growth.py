@@ -32,10 +32,7 @@ def svg(title: str, of: Mapping[str, Sequence[tuple[float, float]]], across: str
     inner = (_WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM)
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            _LEFT + inner[0] * x / widest,
-            _HEIGHT - _BOTTOM - inner[1] * (y - lowest) / max(highest - lowest, 1),
-        )
+        return (_LEFT + inner[0] * x / widest, _HEIGHT - _BOTTOM - inner[1] * (y - lowest) / max(highest - lowest, 1))
 
     parts = [
         (

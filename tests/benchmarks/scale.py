@@ -132,13 +132,7 @@ class Node:
             master_port=0,
             spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=lambda: None)),
         )
-        self.peers = Peers(
-            group,
-            self.recording,
-            patience_seconds=0.1,
-            wake=self.failed.set,
-            gave_up=self.gave_up,
-        )
+        self.peers = Peers(group, self.recording, patience_seconds=0.1, wake=self.failed.set, gave_up=self.gave_up)
         self.peers.join(self.reporter.report.copies)
 
     @property

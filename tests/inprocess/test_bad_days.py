@@ -13,54 +13,35 @@ import torch.distributed as dist
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
 from firstfault_torch.inprocess.store import TCPStore
-from tests.inprocess.training import BLOCKED, FAST, FAULTY, OnOneRank, run
+from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.inprocess.training import Run
 
 pytestmark = pytest.mark.jobs
 
-OTHER = FAULTY + 1
-"""The rank whose hook fails."""
 
+def test_hooks_that_fail() -> None:
+    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue.
 
-def _others_went_on(ended: Run, gone: int) -> None:
-    assert set(ended.of("done")) == {0, 1, 2, 3} - {gone}
-    assert sorted(event.value for event in ended.of("done").values()) == [(0, 3), (1, 3), (2, 3)]
-
-
-# a health check is also called before the first iteration
-@pytest.mark.parametrize(("hook", "healthy"), [("finalize", 0), ("health_check", 1)])
-def test_a_hook_that_raises(hook: str, healthy: int) -> None:
-    """The rank leaves with the hook's exception; the others continue."""
-    ended = run("raise", **{hook: OnOneRank("raise", healthy)}, **FAST)
-    _others_went_on(ended, OTHER)
-    name, text, *_ = ended.of("raised")[OTHER].value
-    assert name == ("OSError" if hook == "finalize" else "HealthCheckError")
-    assert "this machine is broken" in text
-
-
-def test_a_hook_whose_own_store_fails() -> None:
-    """It is not taken for the loss of the ranks' store: the rank leaves, the others continue."""
-    ended = run("raise", finalize=OnOneRank("store", 0), **FAST)
-    _others_went_on(ended, OTHER)
-    name, text, *_ = ended.of("raised")[OTHER].value
-    assert (name, text) == ("RuntimeError", "`finalize` failed: DistStoreError: a store of the hook's own")
-
-
-def test_a_hook_that_hangs() -> None:
-    """After `hard_timeout` the rank is ended; the others continue."""
-    ended = run("raise", finalize=OnOneRank("hang", 0), **BLOCKED)
-    _others_went_on(ended, OTHER)
-    assert ended.codes[OTHER] in {-15, -9}
+    An error of a hook's own store is not taken for the loss of the ranks' store.
+    """
+    finalize, health_check = Failing({2: "raise", 4: "store", 5: "hang"}, 0), Failing({3: "raise"}, 1)
+    # a health check is also called before the first iteration
+    ended = run("raise", world=6, finalize=finalize, health_check=health_check, **BLOCKED)
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 1: (1, 2)}
+    told = {rank: event.value[:2] for rank, event in ended.of("raised").items()}
+    assert {rank: name for rank, (name, _) in told.items()} == {2: "OSError", 3: "HealthCheckError", 4: "RuntimeError"}
+    assert all("this machine is broken" in told[rank][1] for rank in (2, 3))
+    assert told[4][1] == "`finalize` failed: DistStoreError: a store of the hook's own"
+    assert ended.codes[5] in {-15, -9}
 
 
 def test_a_machine_that_is_gone() -> None:
     """Of a rank that is frozen with its monitor process nothing is heard; the others continue without it."""
     ended = run("frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})
-    _others_went_on(ended, FAULTY)
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}
 
 
 def _serve(answer: Any) -> None:
@@ -90,12 +71,6 @@ def test_a_store_that_is_lost(store: tuple[int, int]) -> None:
     assert all("the store of the in-process restart is lost" in text for _, text, *_ in raised.values())
     assert set(raised) | {FAULTY} == {0, 1, 2}
     assert 0 not in ended.codes
-
-
-def test_a_store_without_libuv() -> None:
-    """Torch's older store wakes waiting ranks, too."""
-    ended = run("raise", store_kwargs={"use_libuv": False}, **FAST)
-    assert set(ended.of("enter", 1)) == set(ended.of("done")) == {0, 1, 2, 3}
 
 
 def test_a_reserve_waits_as_long_as_it_takes() -> None:

@@ -21,19 +21,24 @@ from tests.nodes import forkserver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BLOCKED", "FAST", "HANGING", "Event", "Run", "on_nodes", "run"]
+__all__ = ["BLOCKED", "FAST", "Event", "Run", "on_nodes", "run"]
 
-ON_THE_WAY_OUT = {
-    "task group": lambda interruption: BaseExceptionGroup("in a TaskGroup", [interruption]),  # noqa: F821 - 3.11
-    "exit when interrupted": lambda _: SystemExit(1),
+OTHERWISE: dict[int, Callable[[BaseException], BaseException]] = {
+    0: lambda interruption: BaseExceptionGroup("in a TaskGroup", [interruption]),  # noqa: F821 - 3.11
+    2: lambda _: SystemExit(1),
 }
-"""What the healthy ranks make of an interruption."""
+"""What healthy ranks make of an interruption under "otherwise", by rank."""
 STEPS = 30
 FAULT_STEP = 10
 SLOW_STEPS = 50
 """Each takes 0.1 s; a rank that is late takes so long that it is interrupted."""
-RAISES = {"second fault", *ON_THE_WAY_OUT}
-"""Kinds of faults in which the faulty rank raises."""
+SEVERAL = {
+    "again and again": {1: "two arguments", 2: "raise"},
+    "stuck": {1: "blocked", 2: "hang", 3: "atomic"},
+    "otherwise": {1: "raise"},
+}
+"""Faults of several ranks in the first iteration, or another name of a fault. The first one has a second iteration with
+a fault."""
 FAST = {
     "soft_timeout": 40.0,
     "hard_timeout": 60.0,
@@ -43,10 +48,8 @@ FAST = {
     "termination_grace_time": 0.5,
 }
 """Options of a restart in which no rank hangs: a machine that stalls for seconds changes nothing."""
-HANGING = {**FAST, "soft_timeout": 5.0}
-"""Options where a rank that hangs can be interrupted."""
-BLOCKED = {**HANGING, "hard_timeout": 10.0}
-"""Options where it cannot, and is ended."""
+BLOCKED = {**FAST, "soft_timeout": 5.0, "hard_timeout": 10.0}
+"""Options where a rank that hangs is interrupted, or is ended if it cannot be interrupted."""
 FAULTY = 1
 """The rank that fails in the first iteration."""
 
@@ -71,7 +74,7 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one br
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind.startswith("store:"):
         os.kill(int(kind.partition(":")[2]), signal.SIGKILL)
-        time.sleep(1000)
+        time.sleep(2)  # the others learn of it first
     if kind == "atomic":
         with call.atomic():
             while True:
@@ -83,26 +86,27 @@ def _monitor_of(call: Any) -> int:
     return number
 
 
-class OnOneRank(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
-    """A hook that fails on one rank.
+class Failing(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
+    """A hook that fails on some ranks.
 
     Args:
-        how: "raise", "hang" or "store": an error of torch's stores.
+        how: "raise", "hang" or "store" (an error of torch's stores), by rank.
         healthy: so many calls before do not fail.
     """
 
-    def __init__(self, how: str, healthy: int) -> None:
+    def __init__(self, how: dict[int, str], healthy: int) -> None:
         self.how = how
         self.healthy = healthy
         self.calls = 0
 
     def __call__(self, state: Any) -> Any:
         self.calls += 1
-        if state.initial_rank == FAULTY + 1 and self.calls > self.healthy:
-            if self.how == "store":
-                raise dist.DistStoreError("a store of the hook's own")
-            if self.how == "hang":
-                time.sleep(1000)
+        how = self.how.get(state.initial_rank, "") if self.calls > self.healthy else ""
+        if how == "store":
+            raise dist.DistStoreError("a store of the hook's own")
+        if how == "hang":
+            time.sleep(1000)
+        if how == "raise":
             raise OSError("this machine is broken")
         return state
 
@@ -127,11 +131,8 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
     if kind == "frozen":
         say("monitor", _monitor_of(call))
     rank = int(os.environ["RANK"])
-    if kind == "second fault" and call.iteration == 1 and rank == 2:
+    if kind == "again and again" and call.iteration == 1 and rank == 2:
         raise ValueError("a fault during the recovery")
-    if kind == "before the group" and call.iteration == 0 and rank == FAULTY:
-        say("fault")
-        raise ValueError("the fault")
     if store is None:
         dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
     else:
@@ -144,11 +145,9 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
         ones = torch.ones(100)
         dist.all_reduce(ones)
         assert ones[0].item() == world
-        if call.iteration == 0 and step == FAULT_STEP and me == FAULTY and kind:
+        if call.iteration == 0 and step == FAULT_STEP and (fault := SEVERAL.get(kind, {FAULTY: kind}).get(me)):
             say("fault")
-            fail("raise" if kind in RAISES else kind, call)
-        if kind == "two at once" and call.iteration == 0 and step == FAULT_STEP and me == 2:
-            raise KeyError("another one at the same time")
+            fail(fault, call)
     if kind == "slow" or (kind == "late" and me == FAULTY):
         for _ in range(SLOW_STEPS if kind == "slow" else 100 * SLOW_STEPS):
             call.ping()
@@ -199,8 +198,8 @@ def _worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], 
         try:
             return train(call, kind, say)
         except inprocess.exception.RankShouldRestart as interruption:
-            if kind in ON_THE_WAY_OUT:
-                raise ON_THE_WAY_OUT[kind](interruption)  # noqa: B904 - as code does that knows of no restart
+            if kind == "otherwise" and rank in OTHERWISE:
+                raise OTHERWISE[rank](interruption)  # noqa: B904 - as code does that knows of no restart
             raise
 
     try:
@@ -230,9 +229,9 @@ class Run:
         return {event.rank: event for event in self.events if event.what == what and value in {None, event.value}}
 
     def seconds(self, iteration: int = 1) -> float:
-        """Return the seconds from the fault until the last rank called the function again."""
-        (fault,) = self.of("fault").values()
-        return max(event.seconds for event in self.of("enter", iteration).values()) - fault.seconds
+        """Return the seconds from the last fault until the last rank called the function again."""
+        fault = max(event.seconds for event in self.of("fault").values())
+        return max(event.seconds for event in self.of("enter", iteration).values()) - fault
 
 
 def run(kind: str, world: int = 4, seconds: float = 120, port: int = 0, **options: Any) -> Run:

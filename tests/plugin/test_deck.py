@@ -242,12 +242,7 @@ def test_a_missing_folder(tmp_path: Path, decks: list[Deck], caplog: pytest.LogC
 
 @pytest.mark.parametrize(
     ("change", "rank", "expected"),
-    [
-        ({}, "0", [("loss", "1")]),
-        ({}, "1", []),
-        ({}, "no number", []),
-        ({"node_folder": ""}, "0", []),
-    ],
+    [({}, "0", [("loss", "1")]), ({}, "1", []), ({}, "no number", []), ({"node_folder": ""}, "0", [])],
     ids=["rank 0", "another rank", "no rank", "no recorder"],
 )
 def test_whose_decks_are_kept(

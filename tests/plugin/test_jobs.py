@@ -1,15 +1,20 @@
-"""A job in which one of four workers is killed, its deck, and a job with several attempts."""
+"""Jobs on real pods: a killed worker and its deck, several attempts, restarts on S3 and within the processes."""
 
 from __future__ import annotations
 
 import html
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.model import Writer
+from firstfault import MultiErrorFileOutputReader
+from firstfault.model import RestartKind, Writer
 from tests.plugin.running import running
+
+if TYPE_CHECKING:
+    from tests.s3_server import S3
 
 pytestmark = pytest.mark.jobs
 
@@ -78,3 +83,56 @@ def test_a_policy_stops_retries_of_the_same_fault(tmp_path: Path) -> None:
     assert ended.stderr.splitlines()[-1].startswith("report: ")
     page = report.read_text(encoding="utf-8")
     assert all(f"attempt {number}" in page for number in range(3))
+
+
+def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
+    """Of three failed rounds, the last is judged and the others are history; the HTML report is written locally."""
+    store = ("--store", s3_environ.uri("restarts"))
+    with running(FOLDER / "restarting.py", "train", tmp_path, {"faulty_rounds": 3}, *store, cwd=tmp_path) as run:
+        ended = run.end()
+    attempt = ended.attempt
+    assert ended.status == 11
+    assert ended.verdict["ranks"] == [1]
+    assert "round 2 is bad" in ended.verdict["message"]
+    job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()
+    assert job.round == 2
+    assert {failure.place.round for failure in job.failures} == {2}
+    assert {failure.place.round for failure in job.history} == {0, 1}
+    assert any("round 0 is bad" in failure.message for failure in job.history)
+    assert min(failure.timestamp_ns for failure in job.failures) > max(failure.timestamp_ns for failure in job.history)
+    # a recoverable error uses its restarts, each of which has a record
+    assert [(record.number, record.restart, record.rank) for record in job.restarts] == [(0, True, 1), (1, True, 1)]
+    assert "raised as recoverable" in job.restarts[0].reason
+    assert "round 0 is bad" in job.restarts[0].headline
+    assert all(0 < (record.lost_seconds or 0) < 60 for record in job.restarts)
+    assert {(record.world_size_before, record.world_size_after) for record in job.restarts} == {(2, 2)}
+    # outputs go to a bucket, the report to the folder of the pods' logs
+    report = Path(ended.result["report"])
+    assert report.parent.parent == tmp_path / ".firstfault" / "logs"
+    assert (report.parent / "attempt-0").is_dir()
+    assert "round 2 is bad" in report.read_text(encoding="utf-8")
+
+
+def test_the_job_goes_on(tmp_path: Path) -> None:
+    """After an exception, a hang, and then a SIGKILL of rank 0, the others continue, and the job succeeds.
+
+    The record of the hang names the rank that hung, not those that waited for it in a collective, and its line.
+    """
+    with running(FOLDER / "in_process.py", "train", tmp_path, {"faults": ["3 raise", "2 hang", "0 kill"]}) as run:
+        ended = run.end()
+    assert run.left_over() == []
+    assert ended.status == 0, ended.stderr
+    assert ended.verdict is None
+    assert ended.result["outputs"]["o0"] == "rank 0 of 3, began as 1, iteration 3"
+    reader = MultiErrorFileOutputReader(str(ended.prefix))
+    assert not reader.is_error()
+    first, second, third = reader.restarts()
+    assert (first.kind, first.number, first.rank) == (RestartKind.IN_PROCESS, 0, 3)
+    assert first.headline == "rank 3: exception, ValueError: the fault of iteration 0"
+    assert (first.world_size_before, first.world_size_after) == (4, 4)
+    assert (second.number, second.rank, second.category) == (1, 2, "hang")
+    hung = r"rank 2: soft timeout, no progress for \d+\.\d s, at in_process\.py:\d+ in train"
+    assert re.fullmatch(hung, second.headline)
+    assert (third.number, third.rank, third.headline) == (2, 0, "rank 0: terminated, its process ended")
+    assert (third.world_size_before, third.world_size_after) == (4, 3)
+    assert 0 < (first.lost_seconds or 0) < 60

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -26,6 +28,7 @@ from flytekitplugins import firstfault as plugin
 from firstfault_torch import run as run_module
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.elastic import pickled
 from flytekitplugins.firstfault.entrypoints import VerdictSealedError
 from flytekitplugins.firstfault.flyte_engine import Published
 
@@ -224,3 +227,19 @@ def test_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list((tmp_path / "engine").rglob("error*"))
     own = _executing(monkeypatch, _sealed(durable=True, writes_deck=True))
     assert _dispatch(own, tmp_path / "other") == LiteralMap(literals={})
+
+
+def test_code_keeps_its_file() -> None:
+    """A function that is pickled by value, and one inside it, name this file; so do their tracebacks and stacks."""
+
+    def outer(number: int) -> object:
+        def inner() -> int:
+            return number
+
+        return inner
+
+    function = pickle.loads(pickled(partial(outer, 3)))  # noqa: S301 - pickled above
+    inner = function()
+    assert inner() == 3
+    assert function.func is not outer, "it was pickled by reference"
+    assert {function.func.__code__.co_filename, inner.__code__.co_filename} == {__file__}

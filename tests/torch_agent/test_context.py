@@ -1,21 +1,31 @@
-"""What a node reads from its environment, and what an agent passes to its workers."""
+"""What a node reads from its environment and from git's files, and what an agent passes to its workers."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING
 
 import pytest
 
+from firstfault_torch import context as node_setup
 from firstfault_torch.context import (
+    SOURCE_VARIABLE,
     Identity,
     Recording,
     boot_id,
     node_address,
     node_place,
+    setup_of_node,
     versions,
     worker_place,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IDENTITY = Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
 RECORDING = Recording("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
@@ -88,3 +98,126 @@ def test_an_address_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(socket, "gethostbyname", refuse)
     assert node_address() == ""
+
+
+_IDENTITY = Identity(output_prefix="s3://bucket/run", task="train.fit", image="trainer:1")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    if shutil.which("git") is None:
+        if os.environ.get("CI"):
+            pytest.fail("git is not installed")
+        pytest.skip("git is not installed")
+    nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    author = {f"GIT_{who}_{what}": "someone" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    environment = {**os.environ, **nobody, **author}
+    done = subprocess.run(["git", *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a repository with one commit and a working folder in it, in which this process works."""
+    folder = tmp_path / "repository"
+    (folder / "src").mkdir(parents=True)
+    _git(folder, "init", "-q", "-b", "main")
+    (folder / "src" / "train.py").write_text("pass\n")
+    _git(folder, "add", ".")
+    _git(folder, "commit", "-q", "-m", "first")
+    monkeypatch.chdir(folder / "src")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("git@github.com:org/repo.git", "https://github.com/org/repo/blob/{commit}"),
+        ("https://user:token@github.com/org/repo", "https://github.com/org/repo/blob/{commit}"),
+        (
+            "ssh://git@gitlab.example.com:2222/team/sub/repo.git",
+            "https://gitlab.example.com/team/sub/repo/-/blob/{commit}",
+        ),
+        ("https://github.example.com:8443/org/repo.git", "https://github.example.com:8443/org/repo/blob/{commit}"),
+        ("https://code.example.com/org/repo.git", ""),
+        ("github:org/repo.git", ""),
+        ("git@bitbucket.org:org/repo.git", "https://bitbucket.org/org/repo/src/{commit}"),
+        ("/srv/git/repo.git", ""),
+    ],
+)
+def test_the_address_of_the_source(repository: Path, remote: str, address: str) -> None:
+    """The checked-out commit at the remote's web address, without user and token; a remote on a disk has none."""
+    _git(repository, "remote", "add", "origin", remote)
+    setup = setup_of_node(_IDENTITY)
+    assert setup.source_url == address.format(commit=_git(repository, "rev-parse", "HEAD"))
+    assert setup.source_root == (str(repository) if address else "")
+    assert (setup.task, setup.image) == ("train.fit", "trainer:1")
+
+
+def test_where_git_keeps_a_commit(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detached head, packed references and another worktree name the same commit."""
+    _git(repository, "remote", "add", "origin", "git@github.com:org/repo.git")
+    expected = setup_of_node(_IDENTITY).source_url
+    assert expected
+    _git(repository, "pack-refs", "--all")
+    assert setup_of_node(_IDENTITY).source_url == expected
+    _git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "other"))
+    monkeypatch.chdir(tmp_path / "other")
+    there = setup_of_node(_IDENTITY)
+    assert (there.source_url, there.source_root) == (expected, str(tmp_path / "other"))
+    monkeypatch.chdir(repository)
+    _git(repository, "checkout", "-q", "--detach")
+    assert setup_of_node(_IDENTITY).source_url == expected
+
+
+def test_a_damaged_repository_has_no_address(repository: Path) -> None:
+    """What git's files do not tell is left out."""
+    _git(repository, "remote", "add", "origin", "git@github.com:org/repo.git")
+    (repository / ".git" / "HEAD").write_bytes(b"\xff\xfe")
+    assert not setup_of_node(_IDENTITY).source_url
+
+
+def test_a_deleted_working_folder_has_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose working folder was deleted still tells its GPUs, without a warning."""
+    (tmp_path / "bus").mkdir()
+    (tmp_path / "bus" / "information").write_text("Model: NVIDIA H100 80GB HBM3\n")
+    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    setup = setup_of_node(_IDENTITY)
+    assert (setup.gpu_model, setup.source_url, setup.source_root) == ("NVIDIA H100 80GB HBM3", "", "")
+
+
+def test_the_environment_names_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images without git's files name it themselves; the address stands for the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SOURCE_VARIABLE, "https://code.example.com/repo/blob/3f2c1e9/")
+    setup = setup_of_node(_IDENTITY)
+    assert (setup.source_url, setup.source_root) == ("https://code.example.com/repo/blob/3f2c1e9", str(tmp_path))
+
+
+def test_the_gpus_that_the_driver_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's files name the model of each GPU of the container."""
+    for bus in ("0000:19:00.0", "0000:3b:00.0"):
+        (tmp_path / bus).mkdir()
+        text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 317\nGPU UUID: \t GPU-8f3a\n"
+        (tmp_path / bus / "information").write_text(text)
+    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    setup = setup_of_node(_IDENTITY)
+    assert (setup.gpu_model, setup.gpus) == ("NVIDIA H100 80GB HBM3", 2)
+
+
+def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files are read with a limit, so that a roster entry is not late; what is known without them stays."""
+    pipe = tmp_path / "0000:19:00.0" / "information"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)  # opening it waits for a writer
+    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "READING_SETUP_S", 0.1)
+    began = time.monotonic()
+    setup = setup_of_node(_IDENTITY)
+    took = time.monotonic() - began
+    with pipe.open("w"):  # the thread that reads ends now, or other tests wait for it
+        pass
+    assert took < 30
+    assert (setup.task, setup.gpus) == ("train.fit", 0)

@@ -167,10 +167,7 @@ def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:
 # --- agents that die ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rank", "with_worker"),
-    [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1),
-)
+@pytest.mark.parametrize(("rank", "with_worker"), [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1))
 def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: bool) -> None:
     """The recorder and the other node's agent report the killed agent, on whichever node the store is."""
     running = job(trainings.one_fails, "hang")

@@ -54,10 +54,7 @@ def test_ranks(value: Any, expected: set[int] | None) -> None:
 def _bad() -> Iterator[tuple[Callable[[], object], str]]:
     """Yield calls that are refused, each with the message."""
     for value in ("", "4", "out", "0:4", "0:1,", "a:1", 4, -1, True, None, {0: 4}, {"0": 1}, [3]):
-        yield (
-            partial(parse_streams, value, "tee", WORKERS),
-            "tee must be 0 (none), 1 (stdout), 2 (stderr), 3 (both)",
-        )
+        yield (partial(parse_streams, value, "tee", WORKERS), "tee must be 0 (none), 1 (stdout), 2 (stderr), 3 (both)")
     for value in ("a", "0,,1", "-1", [], [True], {0: 1}, 3, b"0"):
         yield partial(parse_ranks, value, "filter", WORKERS), 'filter must be local ranks like "0,1" or [0, 1], not'
     for value in ("", "SIGTERM,", "SIGNONE", "TERM", "SIGKILL", "SIGTERM,SIGSTOP", 15, None):

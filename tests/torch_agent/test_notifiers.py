@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
+from opentelemetry import _logs
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from firstfault.report.words import first_line
 from firstfault.testing import make_error
@@ -28,10 +32,13 @@ from firstfault_torch.rounds.settlement import Reports, SettledDocument
 from firstfault_torch.verdict import notify
 from tests.http_receiver import Receiver, receiving
 from tests.recordings import concluded, sealed
-from tests.reports.scenes import SCOPE_SCENES, URI
+from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 
     from firstfault.report import Report
     from firstfault_torch.engine import SealedVerdict
@@ -188,3 +195,185 @@ def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) 
     peers.settle.return_value = [SettledDocument(document, durable=True)]
     assert _reported(prefix, RoundEnd(prefix.recording(), NodeReport(), group_rank=1, peers=peers)) is not None
     assert not webhook.received
+
+
+BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+LOGS = "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"
+VARIABLES = (
+    *(BASE, LOGS, "OTEL_SDK_DISABLED", "OTEL_LOGS_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+    *("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", WEBHOOK_VARIABLE),
+)
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Run a receiver, and name it in the environment as the endpoint of all signals."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with receiving() as found:
+        monkeypatch.setenv(BASE, found.url)
+        yield found
+
+
+def _value(value: AnyValue) -> Any:
+    return getattr(value, str(value.WhichOneof("value")))
+
+
+def _values(pairs: Any) -> dict[str, Any]:
+    found: list[KeyValue] = list(pairs)
+    return {pair.key: _value(pair.value) for pair in found}
+
+
+def _only(collector: Receiver) -> tuple[ResourceLogs, LogRecord]:
+    """Return the one record that a receiver was sent, and what it came in."""
+    (request,) = collector.received
+    (logs,) = ExportLogsServiceRequest.FromString(request.body).resource_logs
+    (scope,) = logs.scope_logs
+    (record,) = scope.log_records
+    assert scope.scope.name == "firstfault"
+    return logs, record
+
+
+def test_a_verdict_is_one_record(collector: Receiver) -> None:
+    """It has the first line, the exception by the semantic conventions, and the verdict as attributes."""
+    report = SCOPE_SCENES["rank"]()
+    root = report.verdict.root
+    assert root is not None
+    assert root.exception is not None
+    notify(report)
+    logs, record = _only(collector)
+    assert collector.received[0].path == "/v1/logs"
+    assert collector.received[0].headers["Content-Type"] == "application/x-protobuf"
+    assert _value(record.body) == first_line(report.verdict, report.decision)
+    assert (record.severity_number, record.severity_text) == (17, "ERROR")
+    assert record.event_name == "firstfault.verdict"
+    assert record.time_unix_nano == report.verdict.timestamp_ns
+    assert abs(record.observed_time_unix_nano - time.time_ns()) < 60e9
+    found = _values(record.attributes)
+    stack = found.pop("exception.stacktrace")
+    assert stack.startswith("Traceback (most recent call last):\n")
+    assert stack.endswith(f"{root.exception.type}: {root.exception.message}")
+    assert found == {
+        "exception.type": root.exception.type,
+        "exception.message": root.exception.message,
+        "k8s.pod.name": root.node,
+        "k8s.namespace.name": "project-development",
+        "k8s.node.name": "gpu-node-8",
+        "host.name": "gpu-node-8",
+        "firstfault.category": "user_code",
+        "firstfault.code": report.verdict.code,
+        "firstfault.scope": "rank",
+        "firstfault.confidence": "high",
+        "firstfault.rank": 3,
+        "firstfault.pod": root.node,
+        "firstfault.machine": "gpu-node-8",
+        "firstfault.retry": False,
+        "firstfault.fingerprint": report.verdict.fingerprint,
+        "firstfault.digest": report.verdict.digest,
+        "firstfault.attempt": 0,
+        "firstfault.execution": "project-development-a7xk2m9qp4vd8wz3hj6t",
+        "firstfault.uri": URI,
+    }
+    assert _values(logs.resource.attributes)["service.name"] == "firstfault"
+    # the user's own OpenTelemetry can still be configured
+    assert isinstance(_logs.get_logger_provider(), _logs._internal.ProxyLoggerProvider)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [*SCOPE_SCENES, *CATEGORY_SCENES])
+def test_every_kind_of_verdict_can_be_sent(collector: Receiver, name: str) -> None:
+    """A record has a category, a scope and a decision, and an exception only if there was one."""
+    report = {**SCOPE_SCENES, **CATEGORY_SCENES}[name]()
+    notify(report)
+    found = _values(_only(collector)[1].attributes)
+    assert found["firstfault.category"] == report.verdict.category
+    assert found["firstfault.retry"] is report.decision.retry
+    root = report.verdict.root
+    assert ("exception.type" in found) is (root is not None and root.exception is not None)
+
+
+def test_the_standard_variables_hold(collector: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint for logs is taken as it is; headers, the service's name and its attributes are the user's."""
+    monkeypatch.setenv(BASE, "http://127.0.0.1:1")
+    monkeypatch.setenv(LOGS, f"{collector.url}/own/path")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "training")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=vision,k8s.pod.name=the-sender")
+    notify(SCOPE_SCENES["rank"]())
+    logs, record = _only(collector)
+    (request,) = collector.received
+    assert (request.path, request.headers["x-key"]) == ("/own/path", "abc")
+    resource = _values(logs.resource.attributes)
+    assert (resource["service.name"], resource["team"]) == ("training", "vision")
+    assert resource["k8s.pod.name"] == "the-sender"
+    assert _values(record.attributes)["k8s.pod.name"].endswith("worker-1")
+
+
+@pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_LOGS_EXPORTER", "none"), (BASE, "")])
+def test_it_is_switched_off(
+    collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str
+) -> None:
+    """Without an endpoint, or by OpenTelemetry's own variables; without the extra, there is no reason for a warning."""
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        notify(SCOPE_SCENES["rank"]())
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http._log_exporter", None)
+    notify(SCOPE_SCENES["rank"]())
+    assert not collector.received
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("protocol", "status", "warning"),
+    [
+        ("grpc", 200, "set OTEL_EXPORTER_OTLP_LOGS_PROTOCOL=http/protobuf"),
+        ("http/protobuf", 400, "the notifier otel failed (OSError: the OTLP endpoint did not take the record)"),
+    ],
+)
+def test_a_record_that_is_not_sent(  # noqa: PLR0917
+    protocol: str,
+    status: int,
+    warning: str,
+    collector: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An endpoint for gRPC, or one that refuses, is a warning that says what to do."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    collector.status = status
+    notify(SCOPE_SCENES["rank"]())
+    assert len(collector.received) == (protocol != "grpc")
+    assert warning in caplog.text
+
+
+@pytest.mark.parametrize("receiver", ["otel", "webhook"])
+def test_a_receiver_that_does_not_answer(
+    receiver: str, collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
+    monkeypatch.setattr(verdicts, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr("firstfault_torch.notifiers.otel.OTEL_S", 60.0)
+    monkeypatch.setattr("firstfault_torch.notifiers.webhook.WEBHOOK_S", 60.0)
+    if receiver == "webhook":
+        monkeypatch.delenv(BASE)
+        monkeypatch.setenv(WEBHOOK_VARIABLE, f"{collector.url}/a-secret")
+    collector.goes_on.clear()
+    before = set(threading.enumerate())
+    began = time.monotonic()
+    notify(SCOPE_SCENES["rank"]())
+    assert time.monotonic() - began < 30
+    assert f"the notifier {receiver} has not ended" in caplog.text
+    assert "a-secret" not in caplog.text
+    ours = {thread for thread in set(threading.enumerate()) - before if "process_request" not in thread.name}
+    assert all(thread.daemon for thread in ours)
+
+
+def test_a_healthy_training_imports_none_of_it(collector: Receiver) -> None:
+    """The agent's modules load without OpenTelemetry, and start no thread, also if an endpoint is configured."""
+    code = """if True:
+        import sys, threading
+        import firstfault_torch.run, firstfault_torch.notifiers.otel
+        assert threading.active_count() == 1
+        print([name for name in sys.modules if name.startswith('opentelemetry')])
+    """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -93,11 +93,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.Base
     context = multiprocessing.get_context("fork")
 
     def begin(
-        where: Callable[[], None],
-        *,
-        local_rank: int = 0,
-        offers: bool = True,
-        then: Callable[[], None] = bool,
+        where: Callable[[], None], *, local_rank: int = 0, offers: bool = True, then: Callable[[], None] = bool
     ) -> multiprocessing.process.BaseProcess:
         ready = context.Event()
 

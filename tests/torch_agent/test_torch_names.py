@@ -1,19 +1,28 @@
-"""Without one of torch's private names there is one warning, and torch's own behaviour."""
+"""torch's private names: what firstfault does with them, and torch's own behaviour without one."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import os
+import select
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch.distributed import TCPStore, distributed_c10d
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
+from torch.torch_version import TorchVersion
 
 from firstfault_torch import compat
 from firstfault_torch.agent.agent import job_of, launch_agent
@@ -22,13 +31,14 @@ from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import (
     HookedAgent,
+    flight_recorder_variables,
     master_address,
     missing_names,
     traceback_files,
     unfinished,
     worker_processes,
 )
-from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown
+from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown, shut_down_gloo_connections
 from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.process_state import collective_progress
@@ -159,3 +169,101 @@ def test_the_address_of_the_workers_store() -> None:
     before: Any = SimpleNamespace(store=store)
     now: Any = SimpleNamespace(store=None, master_addr="worker-1", master_port=4321)
     assert [master_address(group) for group in (before, now)] == [("worker-0", 1234), ("worker-1", 4321)]
+
+
+SCRIPT = """\
+import logging, sys
+from firstfault_torch.compat.torch_agent import format_exceptions_early
+import torch.distributed.elastic.multiprocessing.api as api
+
+before = "torch._dynamo" in sys.modules
+format_exceptions_early()
+format_exceptions_early()  # as a second agent of this process does
+try:
+    raise ValueError("boom of a worker")
+except ValueError:
+    logging.getLogger(api.__name__).exception("failed (exitcode: %s)", 1)
+print(before, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_torchs_log_of_an_exception() -> None:
+    """Logging an exception does not import torch's compiler; the log contains message and traceback once."""
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False False"
+    for text in ("failed (exitcode: 1)", "Traceback (most recent call last):", "ValueError: boom of a worker"):
+        assert ended.stderr.count(text) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "environment", "set_for_workers"),
+    [
+        ("2.3.1", {}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}),
+        ("2.8.0", {}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}),
+        ("2.8.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {}),
+        ("2.9.0", {}, {}),
+        ("2.13.0+cpu", {}, {}),
+    ],
+)
+def test_the_flight_recorder_is_on(
+    version: str, environment: dict[str, str], set_for_workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is turned on where torch does not do that; a torch that does would warn of the old variable."""
+    monkeypatch.setattr("torch.__version__", TorchVersion(version))
+    assert flight_recorder_variables(environment) == set_for_workers
+
+
+PATIENCE = dt.timedelta(seconds=60)
+
+
+def test_a_peer_that_waits_is_released(tmp_path: Path) -> None:
+    """It fails at once, in each group, although the groups still exist; listening sockets and others' stay open."""
+    context = mp.spawn(_rank_without_an_end, args=(str(tmp_path / "store"), tmp_path), nprocs=2, join=False)
+    assert context.join(timeout=120) or context.join(timeout=120)
+    assert "onnection" in (tmp_path / "first").read_text()
+    assert "onnection" in (tmp_path / "second").read_text()
+
+
+def test_without_gloo() -> None:
+    """There is nothing to shut down."""
+    assert shut_down_gloo_connections() == 0
+
+
+def _rank_without_an_end(rank: int, store: str, marks: Path) -> None:
+    _rank(rank, store, marks)
+    os._exit(0)  # at Python's end, gloo may abort a process that still has its groups
+
+
+def _rank(rank: int, store: str, marks: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=PATIENCE)
+    group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(4))
+    dist.all_reduce(torch.ones(4), group=group)
+    if rank == 0:
+        with _listening() as listener, socket.create_connection(listener.getsockname()) as other:
+            epoll = select.epoll()
+            epoll.register(listener)
+            epoll.register(other)
+            assert shut_down_gloo_connections() == 2
+            assert shut_down_gloo_connections() == 0
+            opened = len(list(Path("/proc/self/fd").iterdir()))
+            assert [shut_down_gloo_connections() for _ in range(10)] == [0] * 10
+            assert len(list(Path("/proc/self/fd").iterdir())) < opened + 10, "each call leaves a file open"
+            accepted, _ = listener.accept()
+            other.sendall(b"still here")
+            assert accepted.recv(10) == b"still here"
+            accepted.close()
+        dist.FileStore(store, 2).wait(["released"], PATIENCE)
+        return
+    for name, where in {"first": None, "second": group}.items():
+        with pytest.raises(RuntimeError) as raised:
+            dist.all_reduce(torch.ones(4), group=where)
+        (marks / name).write_text(str(raised.value))
+    dist.FileStore(store, 2).set("released", "1")
+
+
+def _listening() -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener

@@ -43,7 +43,7 @@ def raise_fault(kind: str) -> None:
         start_method=os.environ.get("MATRIX_START_METHOD", "spawn"),
         monitor_interval=float(os.environ.get("MATRIX_MONITOR_INTERVAL", "0.1")),
         increase_shared_mem=False,
-    ),
+    )
 )
 def train(kind: str, rank: int) -> float:
     """Reduce ones until the fault comes."""

@@ -13,9 +13,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekitplugins.firstfault import Elastic
 
 
-@task(
-    task_config=Elastic(nnodes=1, nproc_per_node=2, start_method="fork", max_restarts=2, increase_shared_mem=False),
-)
+@task(task_config=Elastic(nnodes=1, nproc_per_node=2, start_method="fork", max_restarts=2, increase_shared_mem=False))
 def train(faulty_rounds: int) -> int:
     """Return the first round without a fault; in a faulty round rank 1 raises and rank 0 waits to be stopped."""
     number = int(os.environ["TORCHELASTIC_RESTART_COUNT"])

@@ -1,4 +1,4 @@
-"""torch elastic's error.json, compared with what torch itself writes and reads."""
+"""torch elastic's error.json, compared with what torch itself writes and reads, and the classes of errors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
+from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault_torch.agent.reporter import kept_exception
 from firstfault_torch.error_classes import (
+    ErrorClass,
+    error_class_of,
     error_file_data,
     read_error_file,
     read_traceback,
@@ -43,10 +48,7 @@ def test_torch_reads_it(tmp_path: Path) -> None:
     write_error_file(path, error_file_data("my.module.LostError", "boom", "Traceback of it", 1_700_000_000_900_000_000))
     failure = ProcessFailure(local_rank=1, pid=42, exitcode=1, error_file=str(path))
     assert failure.timestamp == 1_700_000_000
-    word = {
-        "message": "LostError: boom",
-        "extraInfo": {"py_callstack": "Traceback of it", "timestamp": "1700000000"},
-    }
+    word = {"message": "LostError: boom", "extraInfo": {"py_callstack": "Traceback of it", "timestamp": "1700000000"}}
     assert failure.message == word
     assert read_error_file(path) == word
 
@@ -120,3 +122,39 @@ def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -
     assert (kept.exception.type, kept.exception.message) == ("ValueError", "boom")
     assert kept.traceback == text
     assert kept_exception(str(tmp_path / "missing.json"), str(tmp_path / "missing")) is None
+
+
+def test_every_class_has_its_flyte_class() -> None:
+    """Each class has a known category; only a recoverable exception is retried on the user's budget."""
+    for error_class in ErrorClass:
+        flyte = error_class.value
+        assert flyte.category == "" or flyte.category in CATEGORIES
+        assert flyte.code.startswith(f"{flyte.origin.value}:")
+        if error_class is ErrorClass.RECOVERABLE_EXCEPTION:
+            assert (flyte.kind, flyte.origin) == (Kind.RECOVERABLE, Origin.USER)
+        else:
+            assert (flyte.kind is Kind.RECOVERABLE) is (flyte.origin is Origin.SYSTEM)
+
+
+@pytest.mark.parametrize(
+    ("error", "error_class"),
+    [
+        (RendezvousTimeoutError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (RendezvousConnectionError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (torch.distributed.DistNetworkError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (torch.distributed.DistStoreError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (OSError(28, "No space left on device"), ErrorClass.INFRA_ERROR),
+        (MemoryError(), ErrorClass.INFRA_ERROR),
+        (ConnectionRefusedError(), ErrorClass.INFRA_ERROR),
+        (FileNotFoundError(2, "No such file or directory", "./train"), ErrorClass.INPUT_ERROR),
+        (OSError(8, "Exec format error", "./train"), ErrorClass.INPUT_ERROR),
+        (ValueError("bad port"), ErrorClass.INPUT_ERROR),
+        (TypeError("x"), ErrorClass.INPUT_ERROR),
+        (RuntimeError("x"), ErrorClass.PLATFORM_ERROR),
+        (torch.distributed.DistError("x"), ErrorClass.PLATFORM_ERROR),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.name,
+)
+def test_agent_errors(error: Exception, error_class: ErrorClass) -> None:
+    """An error of the agent is a rendezvous, infra, input or platform error."""
+    assert error_class_of(error) is error_class

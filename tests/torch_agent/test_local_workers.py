@@ -1,0 +1,419 @@
+"""An agent's own workers: real processes that die, are stopped with real signals, and are reported."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.layout import error_key_for
+from firstfault.model import Place, Writer
+from firstfault.testing import make_error
+from firstfault.wire.documents import encode
+from firstfault_torch.agent import local_workers as workers
+from firstfault_torch.agent.local_workers import DeathWatch, LocalWorkers, stop_processes
+from firstfault_torch.agent.reporter import Death, Reporter, Stop, signal_name
+from firstfault_torch.compat.torch_agent import unfinished
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from tests.prefix import Prefix
+
+_ONLY_ITS_MAIN_THREAD_EXITS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+_fork = multiprocessing.get_context("fork")
+LONG_S = 60.0
+# Python 3.12 and later warn of a fork beside threads; an agent forks before it has any, these tests do not
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def _ignores_sigterm(ready: Any) -> None:
+    """Ignore SIGTERM and wait for ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    threading.Event().wait()
+
+
+def _plain(ready: Any) -> None:
+    """Wait for ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ready.set()
+    threading.Event().wait()
+
+
+def _leaving(ready: Any) -> None:
+    """Take a moment for the exit; a SIGTERM meanwhile would be seen in the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ready.set()
+    time.sleep(0.5)
+    raise SystemExit(7)
+
+
+def _exit_codes(processes: list[Any]) -> list[int | None]:
+    """Return how processes ended; the kernel may take long to end one that was killed on a busy machine."""
+    for process in processes:
+        process.join(LONG_S)
+    return [process.exitcode for process in processes]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., list[Any]]]:
+    """Start a process for each function, and wait until they run."""
+    started = []
+
+    def begin(*functions: Callable[[Any], None]) -> list[Any]:
+        for function in functions:
+            ready = _fork.Event()
+            process = _fork.Process(target=function, args=(ready,))
+            process.start()
+            started.append(process)
+            assert ready.wait(LONG_S)
+        return list(started)
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize(("second", "seconds", "code"), [(_plain, LONG_S, -15), (_ignores_sigterm, 0.3, -9)])
+def test_a_signal_ends_them(
+    second: Callable[[Any], None], seconds: float, code: int, start: Callable[..., list[Any]]
+) -> None:
+    """The signal ends processes at once; one that ignores it is killed after the time limit."""
+    processes = start(_plain, second)
+    began = time.monotonic()
+    stop_processes(processes, signal.SIGTERM, seconds=seconds)
+    assert _exit_codes(processes) == [-15, code]
+    assert (0.3 if code == -9 else 0.0) <= time.monotonic() - began < LONG_S / 2
+
+
+def test_one_that_failed_ends_by_itself(start: Callable[..., list[Any]]) -> None:
+    """A failed worker gets no signal, and its exit handlers have more time than stopped workers."""
+    processes = start(_leaving, _plain)
+    stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
+    assert _exit_codes(processes) == [7, -signal.SIGTERM]
+
+
+def test_one_that_failed_and_does_not_end(start: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose exit hangs is killed."""
+    monkeypatch.setattr(workers, "EXIT_S", 0.5)
+    processes = start(_plain)
+    began = time.monotonic()
+    stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
+    assert time.monotonic() - began >= 0.5
+    assert _exit_codes(processes) == [-signal.SIGKILL]
+
+
+def test_one_that_is_exiting() -> None:
+    """The kernel marks a process from the moment its exit begins; such a process is not stopped any more."""
+    with subprocess.Popen([sys.executable, "-c", _ONLY_ITS_MAIN_THREAD_EXITS]) as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        deadline = time.monotonic() + LONG_S
+        while (fields := stat.read_text().rpartition(")")[2].split())[0] != "Z" and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+        assert int(fields[1 + workers._FLAGS]) & workers._EXITING
+        assert not workers._is_running(process.pid)
+        assert workers._is_running(os.getpid())
+        process.kill()
+
+
+def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix) -> None:
+    """A worker that SIGTERM ended before its agent sent one was not stopped, even if its death is noticed later."""
+    processes = start(_plain, _plain)
+    processes[0].terminate()
+    _exit_codes(processes[:1])
+    local = LocalWorkers(
+        prefix.recording(),
+        Reporter(prefix.recording(), lambda rank: Place(node="worker-0", local_rank=rank)),
+        LONG_S,
+        lambda: None,
+    )
+    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=processes))
+
+    local.stop("another worker of this node had failed")
+
+    assert _exit_codes(processes) == [-signal.SIGTERM, -signal.SIGTERM]
+    now = time.monotonic_ns()
+    assert local.stopped is not None
+    assert [local.stopped.ended(Death(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)] == [False, True]
+
+
+def test_unfinished() -> None:
+    """A worker that handed over its result, read or not, is finished."""
+
+    class Context:
+        _return_values = {0: "taken"}  # noqa: RUF012 - torch's, of an instance
+        _ret_vals = {rank: _fork.SimpleQueue() for rank in range(3)}  # noqa: RUF012 - as above
+
+    Context._ret_vals[1].put("waiting")
+    assert unfinished(Context()) == {2}
+    assert unfinished(object()) == frozenset()
+
+
+# --- their deaths ----------------------------------------------------------------------------------------------------
+
+
+def _act(orders: Connection, answers: Connection) -> None:
+    """Do what the parent orders, after sending the (wall, monotonic) nanoseconds of that moment."""
+    action = orders.recv()
+    if action == "with a child of its own":
+        # it inherits every descriptor of this process, as a data loader's workers do
+        child = os.fork()
+        if child == 0:
+            time.sleep(LONG_S)
+            os._exit(0)
+        answers.send(child)
+    answers.send((time.time_ns(), time.monotonic_ns()))
+    if action == "exit 3":
+        os._exit(3)
+    elif action == "raise":
+        raise SystemExit(4)
+    elif action != "end":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Worker:
+    """A child process that ends on order, in the way of the order."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("fork")
+        # two pipes rather than a socket, which may be reset when its other end is killed
+        orders, self.orders = context.Pipe(duplex=False)
+        self.answers, answers = context.Pipe(duplex=False)
+        self.process = context.Process(target=_act, args=(orders, answers))
+        self.process.start()
+        orders.close()
+        answers.close()
+
+    def end(self, action: str) -> Any:
+        """Order it to end; return its last answer."""
+        self.orders.send(action)
+        said = self.answers.recv()
+        if action == "with a child of its own":
+            self.answers.recv()
+        return said
+
+
+def _deaths(watch: DeathWatch) -> list[Death]:
+    return [death for death in watch.ended() if death.exit_code != 0]
+
+
+@pytest.fixture
+def doomed() -> Iterator[Callable[..., _Worker]]:
+    """Start worker processes; none survives the test."""
+    workers: list[_Worker] = []
+
+    def begin() -> _Worker:
+        workers.append(_Worker())
+        return workers[-1]
+
+    yield begin
+    for worker in workers:
+        worker.process.kill()
+        worker.process.join()
+
+
+def _noted(watch: DeathWatch, index: int = 0) -> int:
+    """Wait until a death is noted, and return its moment; reading the watch later does not change it."""
+    until(partial(watch._ended.__contains__, index))
+    return time.monotonic_ns()
+
+
+@pytest.mark.parametrize(
+    ("action", "exit_code", "name"), [("kill", -9, "SIGKILL"), ("exit 3", 3, ""), ("raise", 4, "")]
+)
+def test_a_death(doomed: Callable[..., _Worker], action: str, exit_code: int, name: str) -> None:
+    """A death is noted with local rank, pid, exit code, signal and the moment by both clocks."""
+    workers = [doomed(), doomed()]
+    watch = DeathWatch([worker.process for worker in workers])
+    assert _deaths(watch) == []
+    wall_ns, monotonic_ns = workers[1].end(action)
+    workers[1].process.join()  # torch may have waited for it first
+    noted_ns = _noted(watch, 1)
+    (death,) = _deaths(watch)
+    watch.stop()
+    assert (death.local_rank, death.pid, death.exit_code) == (1, workers[1].process.pid, exit_code)
+    assert death.signal == name
+    assert monotonic_ns <= death.monotonic_ns <= noted_ns
+    assert wall_ns <= death.wall_ns
+
+
+def test_a_signal_without_a_name() -> None:
+    """It is told by its number."""
+    assert [signal_name(number) for number in (9, 99)] == ["SIGKILL", "SIG99"]
+
+
+def test_success_is_no_death(doomed: Callable[..., _Worker]) -> None:
+    """A process that exits with 0 has not died, and the watch ends with its last process."""
+    worker = doomed()
+    watch = DeathWatch([worker.process])
+    worker.end("end")
+    worker.process.join()
+    assert _deaths(watch) == []
+    until(lambda: not watch._thread.is_alive())
+
+
+def test_the_order_is_that_of_the_deaths(doomed: Callable[..., _Worker]) -> None:
+    """Deaths come in the order in which they happened, not in that of the ranks."""
+    workers = [doomed() for _ in range(3)]
+    watch = DeathWatch([worker.process for worker in workers])
+    for index in (2, 0, 1):
+        workers[index].end("kill")
+        _noted(watch, index)
+        workers[index].process.join()
+    assert [death.local_rank for death in _deaths(watch)] == [2, 0, 1]
+    watch.stop()
+
+
+def test_a_death_before_the_watch(doomed: Callable[..., _Worker]) -> None:
+    """A process that ended and was reaped before the watch began is recorded."""
+    worker = doomed()
+    worker.end("kill")
+    worker.process.join()
+    began_ns = time.monotonic_ns()
+    watch = DeathWatch([worker.process])
+    (death,) = _deaths(watch)
+    watch.stop()
+    assert death.signal == "SIGKILL"
+    assert death.monotonic_ns >= began_ns
+
+
+def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
+    """The children of a worker, such as a data loader's, do not hide its death."""
+    worker = doomed()
+    watch = DeathWatch([worker.process])
+    child = worker.end("with a child of its own")
+    try:
+        worker.process.join()
+        noted_ns = _noted(watch)
+        (death,) = _deaths(watch)
+        assert death.monotonic_ns <= noted_ns
+    finally:
+        os.kill(child, signal.SIGKILL)
+        watch.stop()
+
+
+@pytest.mark.parametrize("lacks", ["kernel", "Python"])
+def test_without_pidfds(lacks: str, doomed: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a kernel, or with a Python, without pidfds the watch uses multiprocessing's sentinels."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    if lacks == "kernel":
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
+    worker = doomed()
+    watch = DeathWatch([worker.process])
+    _, monotonic_ns = worker.end("kill")
+    until(lambda: _deaths(watch))
+    noted_ns = _noted(watch)
+    (death,) = _deaths(watch)
+    watch.stop()
+    assert monotonic_ns <= death.monotonic_ns <= noted_ns
+
+
+def _descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_stop_leaves_nothing(doomed: Callable[..., _Worker]) -> None:
+    """A stopped watch has no thread and no descriptor, so that the agent may fork again."""
+    worker = doomed()
+    before = _descriptors()
+    watch = DeathWatch([worker.process])
+    assert _descriptors() > before
+    watch.stop()
+    assert _descriptors() == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-deaths"]
+    assert worker.process.is_alive(), "it only watches"
+
+
+# --- what the agent reports ------------------------------------------------------------------------------------------
+
+
+def _garbage(spool: Path) -> None:
+    (spool / "garbage.pb").write_bytes(b"garbage")
+
+
+def _truncated(spool: Path) -> None:
+    (spool / "garbage.pb").write_bytes(encode(make_error(1))[:-3])
+
+
+def _folder(spool: Path) -> None:
+    (spool / "garbage.pb").mkdir()
+
+
+def _strange_receipt(spool: Path) -> None:
+    _garbage(spool)
+    (spool / "garbage.pb.receipt.json").write_text('{"durable": true}')
+
+
+@pytest.mark.parametrize("spoil", [_garbage, _truncated, _folder, _strange_receipt])
+@pytest.mark.parametrize("wrote", [True, False])
+def test_a_document_in_the_spool_that_cannot_be_read(
+    spoil: object, wrote: bool, prefix: Prefix, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unreadable file in a worker's spool hides neither the worker's other documents nor its death."""
+    assert callable(spoil)
+    spool = tmp_path / "node" / "spool" / "0-1"
+    spool.mkdir(parents=True)
+    spoil(spool)
+    own = make_error(1, node="worker-0", local_rank=1)
+    if wrote:
+        (spool / error_key_for(own)).write_bytes(encode(own))
+    recording = replace(prefix.recording(), node_folder=str(tmp_path / "node"))
+    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+
+    reporter.document(Death(1, 123, -9, time.time_ns(), time.monotonic_ns()), None)
+    reporter.finish((0, 1), None)
+    reporter.drain()
+
+    (failure,) = prefix.failures()
+    assert (failure.rank, failure.writer) == (1, Writer.WORKER if wrote else Writer.AGENT)
+    (entry,) = prefix.roster()
+    assert {receipt.name: (receipt.durable, receipt.error, receipt.rank) for receipt in entry.receipts} == {
+        "garbage.pb": (False, "it cannot be read", 1),
+        failure.documents[0].name: (True, "", 1),
+    }
+    assert "garbage.pb" in caplog.text
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, tmp_path: Path) -> None:
+    """A worker whose handler exited with 0 was stopped, even if it was not asked before; one that exited before not."""
+    spool = tmp_path / "node" / "spool" / "0-1"
+    spool.mkdir(parents=True)
+    now = time.monotonic_ns()
+    exited = make_error(1, node="worker-0", local_rank=1, exception="SystemExit", message="0", monotonic_ns=now)
+    (spool / error_key_for(exited)).write_bytes(encode(exited))
+    recording = replace(prefix.recording(), node_folder=str(tmp_path / "node"))
+    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    stop = Stop("another worker of this node had failed", now - 1 if later else now + 1, first=frozenset({0}))
+
+    reporter.document(Death(1, 123, 0, time.time_ns(), now + 2), stop)
+    reporter.finish((0, 1), None)
+    reporter.drain()
+
+    sent = [bool(failure.sent_signals) for failure in prefix.failures()]
+    assert sorted(sent) == ([False, True] if later else [False])
