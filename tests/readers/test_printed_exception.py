@@ -56,88 +56,58 @@ def grouped():
         raise RuntimeError("run 7 failed") from error
 
 """
-_PRINTING = {
-    "raised": "wrapped()",
-    "print_exc": """
-try:
-    wrapped()
-except Exception:
-    traceback.print_exc()
-    print("leaving", file=sys.stderr)
-    os._exit(1)
-""",
-    "below a warning": """
-import warnings
-warnings.warn("this API will go away", FutureWarning)
-try:
-    wrapped()
-except Exception:
-    traceback.print_exc()
-    os._exit(1)
-""",
-    "logging": """
-try:
-    wrapped()
-except Exception:
-    logging.exception("the training failed")
-    os._exit(1)
-""",
-    "thread": """
-def watch():
-    try:
-        wrapped()
-    except Exception:
-        logging.exception("in the loader's thread")
-        os._exit(1)
-threading.Thread(target=watch).start()
-""",
-    "ended thread": "thread = threading.Thread(target=wrapped); thread.start(); thread.join(); os._exit(1)",
-    "rich": "from rich.traceback import install; install(); wrapped()",
-    "rich with colours and locals": """
-from rich.console import Console
-try:
-    wrapped()
-except Exception:
-    Console(stderr=True, force_terminal=True, width=90).print_exception(show_locals=True)
-    os._exit(1)
-""",
-    "rich's log": """
+
+
+def _caught(handler: str, before: str = "") -> str:
+    """Return a program that handles the exception so, and exits."""
+    lines = handler.strip().replace("\n", "\n    ")
+    return f"{before}\ntry:\n    wrapped()\nexcept Exception:\n    {lines}\n    os._exit(1)\n"
+
+
+_RICH_LOG = """
 from rich.console import Console
 from rich.logging import RichHandler
 logging.basicConfig(handlers=[RichHandler(console=Console(stderr=True, width=100), rich_tracebacks=True)])
-try:
-    wrapped()
-except Exception:
-    logging.exception("the training failed")
-    os._exit(1)
-""",
-    "after a warning about another": """
+"""
+_CACHE = """
 try:
     {}["cache"]
 except Exception:
     logging.warning("cache miss, retrying", exc_info=True)
+"""
+_CLEAN_UP = """
+traceback.print_exc()
 try:
-    wrapped()
+    raise OSError(28, "No space left on device")
 except Exception:
-    traceback.print_exc()
-    try:
-        raise OSError(28, "No space left on device")
-    except Exception:
-        logging.warning("ignoring a failed clean-up", exc_info=True)
-    os._exit(1)
-""",
-    "before an ignored one": """
+    logging.warning("ignoring a failed clean-up", exc_info=True)
+"""
+_LOADER = """
 class Loader:
     def __del__(self):
         raise OSError("loader")
 loader = Loader()
-try:
-    wrapped()
-except Exception:
-    traceback.print_exc()
-    del loader
-    os._exit(1)
-""",
+"""
+_THREAD = "threading.Thread(target=watch).start()\n"
+_PRINTING = {
+    "raised": "wrapped()",
+    "print_exc": _caught('traceback.print_exc()\nprint("leaving", file=sys.stderr)'),
+    "below a warning": _caught(
+        "traceback.print_exc()", 'import warnings\nwarnings.warn("this API will go away", FutureWarning)'
+    ),
+    "logging": _caught('logging.exception("the training failed")'),
+    "thread": "def watch():\n    "
+    + _caught('logging.exception("in the loader\'s thread")').strip().replace("\n", "\n    ")
+    + f"\n{_THREAD}",
+    "ended thread": "thread = threading.Thread(target=wrapped); thread.start(); thread.join(); os._exit(1)",
+    "rich": "from rich.traceback import install; install(); wrapped()",
+    "rich with colours and locals": _caught(
+        "Console(stderr=True, force_terminal=True, width=90).print_exception(show_locals=True)",
+        "from rich.console import Console",
+    ),
+    "rich's log": _caught('logging.exception("the training failed")', _RICH_LOG),
+    "after a warning about another": _caught(_CLEAN_UP, _CACHE),
+    "before an ignored one": _caught("traceback.print_exc()\ndel loader", _LOADER),
 }
 if sys.version_info >= (3, 11):
     _PRINTING |= {"group": "asyncio.run(tasks())", "a group that is a cause": "grouped()"}

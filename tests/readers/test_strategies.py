@@ -64,13 +64,6 @@ _CASCADE = (
 )
 
 
-def test_a_stopped_process_is_picked_only_when_there_is_nothing_else() -> None:
-    """If all that is known is which processes were stopped, that is what the verdict rests on."""
-    verdict = _verdict("earliest", make_error(1, at_ms=2, **_STOPPED), make_error(2, at_ms=2, **_STOPPED))
-    assert verdict.root.stopped_by_agent
-    assert verdict.category == "stopped"
-
-
 _CAUGHT = {**_PEER, "in_flight": True, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
 
 
@@ -167,7 +160,7 @@ def test_the_scope(root: WorkerError, scope: Scope, ranks: tuple[int, ...], node
         ({"kind": Kind.RECOVERABLE}, "recoverable"),
         ({"kind": Kind.RECOVERABLE, "origin": Origin.UNKNOWN}, "recoverable"),
         ({"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM, "exception": None}, "unknown"),
-        (_STOPPED, "stopped"),
+        (_STOPPED, "stopped"),  # picked only because there is nothing else
         ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, "signal"),
         ({"exception": None, "exit_code": 1}, "exit"),
         ({"exception": None, "writer": Writer.STOCK}, "user_code"),
@@ -177,50 +170,46 @@ def test_the_scope(root: WorkerError, scope: Scope, ranks: tuple[int, ...], node
 )
 def test_the_category(changes: dict[str, Any], category: str) -> None:
     """The writer's claim counts first, then what exception, signal and exit code allow to say."""
-    assert _verdict("earliest", make_error(**changes)).category == category
+    verdict = _verdict("earliest", make_error(**changes))
+    assert (verdict.category, verdict.root.stopped_by_agent) == (category, category == "stopped")
+
+
+_DEAD = {"exception": None}
+_TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
 
 
 @pytest.mark.parametrize(
     ("changes", "headline"),
     [
-        ({"message": "boom\nmore"}, "ValueError, rank 3 on w-1: boom"),
-        ({"message": "USER:ValueError: error=boom"}, "ValueError, rank 3 on w-1: boom"),
-        ({"exception": "torch.cuda.OutOfMemoryError"}, "OutOfMemoryError, rank 3 on w-1: boom"),
+        ({"message": "boom\nmore"}, "ValueError, {}: boom"),
+        ({"message": "USER:ValueError: error=boom"}, "ValueError, {}: boom"),
+        ({"exception": "torch.cuda.OutOfMemoryError"}, "OutOfMemoryError, {}: boom"),
         (
-            {"exception": None, "signal": "SIGKILL", "exit_code": -9},
-            "SIGKILL, rank 3 on w-1: killed, sender unknown, OOM kills could not be counted",
+            {**_DEAD, "signal": "SIGKILL", "exit_code": -9},
+            "SIGKILL, {}: killed, sender unknown, OOM kills could not be counted",
         ),
         (
-            {"exception": None, "signal": "SIGKILL", "resources": Resources(oom_kill=0)},
-            "SIGKILL, rank 3 on w-1: killed, sender unknown, no OOM kill counted",
+            {**_DEAD, "signal": "SIGKILL", "resources": Resources(oom_kill=0)},
+            "SIGKILL, {}: killed, sender unknown, no OOM kill counted",
         ),
         (
-            {"exception": None, "signal": "SIGKILL", "resources": Resources(oom_kill=1)},
-            "SIGKILL, rank 3 on w-1: killed by the kernel's OOM killer",
+            {**_DEAD, "signal": "SIGKILL", "resources": Resources(oom_kill=1)},
+            "SIGKILL, {}: killed by the kernel's OOM killer",
+        ),
+        ({**_DEAD, "signal": "SIGSEGV"}, "SIGSEGV, {}: crashed in native code (invalid memory access)"),
+        ({**_DEAD, "signal": "SIGABRT"}, "SIGABRT, {}: the process aborted (a failed check in native code)"),
+        ({**_DEAD, "signal": "SIGRTMIN+3"}, "SIGRTMIN+3, {}: ended by SIGRTMIN+3"),
+        (
+            {**_DEAD, "exit_code": 137},
+            "exit code 137, {}: exited without an exception (a shell's exit code for SIGKILL)",
         ),
         (
-            {"exception": None, "signal": "SIGSEGV"},
-            "SIGSEGV, rank 3 on w-1: crashed in native code (invalid memory access)",
-        ),
-        (
-            {"exception": None, "signal": "SIGABRT"},
-            "SIGABRT, rank 3 on w-1: the process aborted (a failed check in native code)",
-        ),
-        ({"exception": None, "signal": "SIGRTMIN+3"}, "SIGRTMIN+3, rank 3 on w-1: ended by SIGRTMIN+3"),
-        (
-            {"exception": None, "exit_code": 137},
-            "exit code 137, rank 3 on w-1: exited without an exception (a shell's exit code for SIGKILL)",
-        ),
-        (
-            {"exception": None, "subject": Subject.AGENT, "rank": None, "message": f"{TERMINATED_BY} SIGTERM"},
+            {**_DEAD, "subject": Subject.AGENT, "rank": None, "message": f"{TERMINATED_BY} SIGTERM"},
             "USER, the agent of w-1: terminated by SIGTERM",
         ),
-        ({"exception": None, "exit_code": 1}, "exit code 1, rank 3 on w-1: exited without an exception"),
-        (
-            {"exception": None, "message": "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"},
-            "USER, rank 3 on w-1: ValueError: bad input",
-        ),
-        ({"exception": None, "code": "", "message": ""}, "error, rank 3 on w-1"),
+        ({**_DEAD, "exit_code": 1}, "exit code 1, {}: exited without an exception"),
+        ({**_DEAD, "message": _TRACE}, "USER, {}: ValueError: bad input"),
+        ({**_DEAD, "code": "", "message": ""}, "error, {}"),
         ({"node": ""}, "ValueError, rank 3: boom"),
         ({"rank": None, "node": "", "subject": Subject.AGENT}, "ValueError, an agent: boom"),
         ({"rank": None}, "ValueError, w-1: boom"),
@@ -229,7 +218,8 @@ def test_the_category(changes: dict[str, Any], category: str) -> None:
 )
 def test_the_headline(changes: dict[str, Any], headline: str) -> None:
     """The headline is one line: what, who, and what it said; of Flyte's own texts the sentence after "Message:"."""
-    assert _verdict("earliest", make_error(**{"rank": 3, "node": "w-1", **changes})).headline == headline
+    verdict = _verdict("earliest", make_error(**{"rank": 3, "node": "w-1", **changes}))
+    assert verdict.headline == headline.format("rank 3 on w-1")
 
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
@@ -240,7 +230,10 @@ def test_many_ranks_in_a_headline(count: int, more: str) -> None:
 
 
 def test_victims_are_listed_by_rank() -> None:
-    """Victims come by rank with what they raised, those that were stopped with why; without a rank they only count."""
+    """Victims come by rank with what they raised, those that were stopped with why; without a rank they only count.
+
+    Two nodes that claim the same rank share its line, and of many victims the first hundred are listed.
+    """
     root, first, *others = _CASCADE
     first = replace(first, message="Traceback (most recent call last): ...")
     verdict = _verdict("earliest", root, first, *others, make_error(None, node="w-9", at_ms=40, **_PEER))
@@ -251,25 +244,12 @@ def test_victims_are_listed_by_rank() -> None:
         (1, "RuntimeError: Connection closed by peer"),
         (2, "stopped by its agent (SIGTERM): rank 3 failed"),
     )
-
-
-def test_two_victims_of_one_rank_share_a_line() -> None:
-    """Two nodes that claim the same rank do not hide each other."""
-    verdict = _verdict(
-        "earliest",
-        make_error(0, node="w-0", at_ms=-1),
-        make_error(5, node="w-1", exception="KeyError", message="a"),
-        make_error(5, node="w-2", exception="KeyError", message="b"),
-    )
-    assert verdict.victims.by_rank == ((5, "KeyError: a; KeyError: b"),)
-    assert verdict.victims.count == 2
-
-
-def test_at_most_a_hundred_victims_are_listed() -> None:
-    """All victims are counted and the first hundred listed."""
-    verdict = _verdict("earliest", make_error(0, at_ms=-1), *(make_error(n, **_PEER) for n in range(1, 500)))
-    assert verdict.victims.count == 499
-    assert [rank for rank, _ in verdict.victims.by_rank] == list(range(1, 101))
+    first = make_error(0, at_ms=-1)
+    one_rank = (make_error(5, node=f"w-{text}", exception="KeyError", message=text) for text in "ab")
+    victims = _verdict("earliest", first, *one_rank).victims
+    assert (victims.by_rank, victims.count) == (((5, "KeyError: a; KeyError: b"),), 2)
+    many = _verdict("earliest", first, *(make_error(n, **_PEER) for n in range(1, 500))).victims
+    assert ([rank for rank, _ in many.by_rank], many.count) == ([*range(1, 101)], 499)
 
 
 def test_what_was_read_is_in_the_verdict() -> None:
