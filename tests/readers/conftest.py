@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.store import FsspecStore
 from firstfault.wire.documents import encode, encode_presence
 from tests.readers.recorders import agent, gate, out, short, start
 
@@ -38,11 +39,17 @@ class Attempt:
         """The output prefix."""
         return str(self.folder)
 
-    def put(self, path: str, data: bytes) -> str:
-        """Write a file below the prefix and return its name."""
+    def at(self, name: str | int) -> Attempt:
+        """Return the attempt in a folder of this one."""
+        return Attempt(self.folder / str(name))
+
+    def put(self, path: str, data: bytes = b"") -> str:
+        """Write a file below the prefix, atomically as object storage does, and return its name."""
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+        beside = self.folder.with_name(f"{self.folder.name} beside")
+        beside.write_bytes(data)
+        beside.replace(target)
         return target.name
 
     def write(self, *errors: WorkerError) -> list[str]:
@@ -81,6 +88,20 @@ def stock_document(*, seconds: int | None = None, **fields: Any) -> bytes:
 def attempt(tmp_path: Path) -> Attempt:
     """An empty output prefix."""
     return Attempt(tmp_path / "out")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths that are requested from the storage."""
+    paths: list[str] = []
+    get = FsspecStore.get
+
+    async def counted(self: FsspecStore, path: str, **options: Any) -> bytes:
+        paths.append(path)
+        return await get(self, path, **options)
+
+    monkeypatch.setattr(FsspecStore, "get", counted)
+    return paths
 
 
 @pytest.fixture(autouse=True)

@@ -10,31 +10,25 @@ import pytest
 
 from firstfault.attempts import logs_of_run, sibling_attempts
 from firstfault.errors import AccessDeniedError
-from firstfault.layout import attempt_of, error_key_for, roster_key_for
+from firstfault.layout import attempt_of
 from firstfault.model import JobErrors, Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.report.data import changes_between
 from firstfault.testing import make_error, make_presence
-from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from firstfault.report.data import AttemptSummary
+    from tests.readers.conftest import Attempt
 
 
-def _fails(folder: Path, number: int, rank: int = 3) -> None:
-    error = make_error(rank, node=f"w-{rank}", attempt=number, kind=Kind.RECOVERABLE)
-    _put(folder / str(number) / "firstfault" / "errors" / error_key_for(error), encode(error))
+def _fails(attempt: Attempt, number: int, rank: int = 3) -> None:
+    attempt.at(number).write(make_error(rank, node=f"w-{rank}", attempt=number, kind=Kind.RECOVERABLE))
 
 
-def _put(path: Path, data: bytes = b"") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-
-
-def _siblings(folder: Path, number: int, below: str = "", **options: float) -> tuple[AttemptSummary, ...]:
-    uri = f"{folder}/{number}{below}"
+def _siblings(attempt: Attempt, number: int, below: str = "", **options: float) -> tuple[AttemptSummary, ...]:
+    uri = f"{attempt.uri}/{number}{below}"
     conclusion = MultiErrorFileOutputReader(uri).conclude()
     assert conclusion is not None
     return sibling_attempts(uri, conclusion, **options)
@@ -62,13 +56,13 @@ def test_the_number_of_an_attempt(uri: str, found: tuple[str, int] | None) -> No
     assert attempt_of(uri) == found
 
 
-def test_three_attempts_of_which_one_cannot_be_read(tmp_path: Path) -> None:
+def test_three_attempts_of_which_one_cannot_be_read(attempt: Attempt) -> None:
     """An unreadable attempt has a note with the reason; the others are not affected."""
-    _fails(tmp_path, 0, rank=3)
-    (tmp_path / "1").symlink_to(tmp_path / "1")
-    _fails(tmp_path, 2, rank=1)
+    _fails(attempt, 0, rank=3)
+    attempt.at(1).folder.symlink_to(attempt.at(1).folder)
+    _fails(attempt, 2, rank=1)
     for number in (0, 2):
-        first, second, third = _siblings(tmp_path, number)
+        first, second, third = _siblings(attempt, number)
         assert [item.number for item in (first, second, third)] == [0, 1, 2]
         assert first.outcome == "ValueError, rank 3 on w-3: boom"
         assert first.decision is not None
@@ -80,12 +74,12 @@ def test_three_attempts_of_which_one_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_an_attempt_of_which_every_document_is_damaged(tmp_path: Path, number: int) -> None:
+def test_an_attempt_of_which_every_document_is_damaged(attempt: Attempt, number: int) -> None:
     """An attempt with an undecodable document is not compared with the others."""
-    _fails(tmp_path, 0)
-    _put(tmp_path / "1" / "error.pb", b"\xff\xff")
-    _fails(tmp_path, 2)
-    found = _siblings(tmp_path, number)
+    _fails(attempt, 0)
+    attempt.at(1).put("error.pb", b"\xff\xff")
+    _fails(attempt, 2)
+    found = _siblings(attempt, number)
     assert [item.verdict is None for item in found] == [False, True, False]
     assert found[1].note.startswith("could not be read: error.pb is not an error document: ")
     changes = changes_between(found)
@@ -93,17 +87,16 @@ def test_an_attempt_of_which_every_document_is_damaged(tmp_path: Path, number: i
     assert changes[1] == "attempt 0 to 2: the same fault again, on the same rank"
 
 
-def test_what_became_of_the_others(tmp_path: Path) -> None:
+def test_what_became_of_the_others(attempt: Attempt) -> None:
     """An attempt with outputs succeeded; one with a roster alone may still run; behind a missing one none is read."""
-    _fails(tmp_path, 0)
-    _put(tmp_path / "1" / "outputs.pb")
+    _fails(attempt, 0)
+    attempt.at(1).put("outputs.pb")
     for number, phase in ((2, Phase.JOINED), (3, Phase.FAILED)):
-        entry = make_presence(phase, node="w-1")
-        _put(tmp_path / str(number) / "firstfault" / "roster" / roster_key_for(entry), encode_presence(entry))
+        attempt.at(number).join(make_presence(phase, node="w-1"))
     for number in range(3):
-        _put(tmp_path / "4" / "firstfault" / "errors" / f"e1-damaged-{number}.pb", b"\xff\xff")
-    _fails(tmp_path, 6)
-    notes = [item.note for item in _siblings(tmp_path, 0, below="/firstfault/errors")]
+        attempt.at(4).put(f"firstfault/errors/e1-damaged-{number}.pb", b"\xff\xff")
+    _fails(attempt, 6)
+    notes = [item.note for item in _siblings(attempt, 0, below="/firstfault/errors")]
     assert notes[:3] == ["", "succeeded", "has neither an error nor outputs; it may still run"]
     assert notes[3] == ("could not be read: a node reported that it failed, but its error documents are not there")
     assert notes[4].startswith("could not be read: e1-damaged-0.pb")
@@ -112,42 +105,41 @@ def test_what_became_of_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["0", "0/", "0/firstfault/errors", "here"])
-def test_no_siblings(tmp_path: Path, below: str) -> None:
+def test_no_siblings(attempt: Attempt, below: str) -> None:
     """Without other attempts, and for a prefix without an attempt's number, the result is empty."""
-    folder = tmp_path / below.partition("/")[0]
-    _fails(tmp_path, 0)
-    (tmp_path / "0").rename(folder)
-    if below == "here":
-        _fails(tmp_path, 1)
-    conclusion = MultiErrorFileOutputReader(str(folder)).conclude()
+    name = below.partition("/")[0]
+    attempt.at(name).write(make_error())
+    if name == "here":
+        _fails(attempt, 1)
+    conclusion = attempt.at(name).reader().conclude()
     assert conclusion is not None
-    assert sibling_attempts(f"{tmp_path}/{below}", conclusion) == ()
+    assert sibling_attempts(f"{attempt.uri}/{below}", conclusion) == ()
 
 
-def test_ten_others_at_most(tmp_path: Path) -> None:
+def test_ten_others_at_most(attempt: Attempt) -> None:
     """At most ten other attempts are read: the nearest earlier ones, then later ones."""
     for number in range(20):
-        _fails(tmp_path, number)
-    assert [item.number for item in _siblings(tmp_path, 15)] == list(range(5, 16))
-    assert [item.number for item in _siblings(tmp_path, 4)] == list(range(11))
+        _fails(attempt, number)
+    assert [item.number for item in _siblings(attempt, 15)] == list(range(5, 16))
+    assert [item.number for item in _siblings(attempt, 4)] == list(range(11))
 
 
-def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_does_not_answer(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for other attempts is limited, for any number of them; a refusal is the attempt's note."""
     for number in range(5):
-        _fails(tmp_path, number)
+        _fails(attempt, number)
     answers = MultiErrorFileOutputReader.job_async
 
     async def hang(self: MultiErrorFileOutputReader) -> JobErrors:
-        if self.errors_uri.startswith(f"{tmp_path}/1/"):
+        if self.errors_uri.startswith(f"{attempt.uri}/1/"):
             raise AccessDeniedError("cannot list it: refused")
-        if not self.errors_uri.startswith(f"{tmp_path}/2/"):
+        if not self.errors_uri.startswith(f"{attempt.uri}/2/"):
             await asyncio.sleep(60)
         return await answers(self)
 
     monkeypatch.setattr(MultiErrorFileOutputReader, "job_async", hang)
     began = time.monotonic()
-    found = _siblings(tmp_path, 2, seconds=0.2)
+    found = _siblings(attempt, 2, seconds=0.2)
     assert time.monotonic() - began < 30
     assert [item.number for item in found] == [0, 1, 2, 3]
     assert [item.note for item in found[:2]] == [
@@ -160,7 +152,8 @@ def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_logs_of_a_run_on_this_machine(tmp_path: Path) -> None:
     """The logs of ``firstfault run`` are found by pod; any other attempt has none."""
     log = tmp_path / "logs" / "attempt-1" / "f00-n0-0-worker-1.log"
-    _put(log)
+    log.parent.mkdir(parents=True)
+    log.touch()
     assert logs_of_run(f"{tmp_path}/1") == {"f00-n0-0-worker-1": str(log)}
     assert logs_of_run(f"{tmp_path}/0") == {}
     assert logs_of_run(f"{tmp_path}/x") == {}

@@ -19,12 +19,10 @@ import pytest
 from firstfault.cli import EXIT, main
 from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.errors import AccessDeniedError
-from firstfault.layout import error_key_for
 from firstfault.model import Kind
 from firstfault.runs import MARK, begin_run
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
-from firstfault.wire.documents import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,14 +122,8 @@ def test_no_readable_document_is_no_root_cause(
         (("shwo", "out"), "unknown command 'shwo'; did you mean 'show'?"),
         (("Watch", "out"), "unknown command 'Watch'; did you mean 'watch'?"),
         (("help", "shwo"), "unknown command 'shwo'; did you mean 'show'?"),
-        (
-            ("frobnicate",),
-            "unknown command 'frobnicate'; commands are classify, doctor, help, ls, prune, run, show",
-        ),
-        (
-            (),
-            "missing command; commands are classify, doctor, help, ls, prune, run, show, torchrun and watch",
-        ),
+        (("frobnicate",), "unknown command 'frobnicate'; commands are classify, doctor, help, ls, prune, run, show"),
+        ((), "missing command; commands are classify, doctor, help, ls, prune, run, show, torchrun and watch"),
         (("--debug",), "missing command"),
         (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),
         (("show", "out", "--markdown", "--html", "-"), "--markdown and --html - write to stdout; choose one"),
@@ -175,85 +167,67 @@ def test_outputs_do_not_excuse_an_errors_folder(attempt: Attempt, run: Run) -> N
 # --- errors of the tool ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing that is refused with two coloured lines."""
-
-    async def listing(self: FsspecStore, folder: str = "") -> list:
-        raise AccessDeniedError("cannot list:\n\x1b[31mrefused\x1b[0m")
-
-    monkeypatch.setattr(FsspecStore, "list", listing)
-
-
 @pytest.mark.parametrize("last", ["failed", "succeeded", "behind a gap"])
-def test_the_folder_of_all_attempts(run: Run, tmp_path: Path, last: str) -> None:
-    """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started."""
-    _attempts(tmp_path)
-    where = tmp_path / ("3" if last == "behind a gap" else "1")
-    (tmp_path / "1").rename(where)
+def test_the_folder_of_all_attempts(attempt: Attempt, run: Run, last: str) -> None:
+    """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started.
+
+    If no attempt failed, the last one's outputs are the answer.
+    """
+    attempt.at(0).put("outputs.pb")
+    assert run("show", attempt.uri).code == EXIT.OK
+    _attempts(attempt)
+    where = attempt.at(3 if last == "behind a gap" else 1)
+    attempt.at(1).folder.rename(where.folder)
     if last == "succeeded":
-        (tmp_path / "2").mkdir()
-        (tmp_path / "2" / "outputs.pb").write_bytes(b"")
-    ran = run("show", str(tmp_path), "--json")
+        attempt.at(2).put("outputs.pb")
+    ran = run("show", attempt.uri, "--json")
     assert ran.code == EXIT.ROOT_CAUSE
     found = json.loads(ran.out)
-    assert (found["root"]["rank"], found["uri"]) == (1, str(where))
+    assert (found["root"]["rank"], found["uri"]) == (1, where.uri)
 
 
-def test_the_folder_of_attempts_without_a_failure(run: Run, tmp_path: Path) -> None:
-    """If no attempt failed, the last one's outputs are the answer."""
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "outputs.pb").write_bytes(b"")
-    assert run("show", str(tmp_path)).code == EXIT.OK
-
-
-def test_the_newest_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_run(attempt: Attempt, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--last finds the newest run of this folder, of torchrun or of `firstfault run`; so does the folder of runs."""
     monkeypatch.chdir(tmp_path)
     for seconds, name in ((1_000, "runs/older"), (2_000, "torchrun/newer"), (1_500, "torchrun/other")):
-        folder = tmp_path / ".firstfault" / name
-        os.close(begin_run(folder))
-        _attempts(folder)
-        os.utime(folder / MARK, (seconds, seconds))
+        made = attempt.at(tmp_path / ".firstfault" / name)
+        os.close(begin_run(made.folder))
+        _attempts(made)
+        os.utime(made.folder / MARK, (seconds, seconds))
     assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/torchrun/newer/1"
     assert json.loads(run("show", "--json", ".firstfault/torchrun").out)["uri"] == ".firstfault/torchrun/newer/1"
     assert (tmp_path / ".firstfault" / ".gitignore").read_text() == "*\n"
 
 
-@pytest.mark.usefixtures("refused")
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_storage_error_is_one_line(attempt: Attempt, run: Run, options: tuple[str, ...]) -> None:
-    """A refused request has exit code 1 and one plain line, even if there are outputs."""
-    attempt.put("outputs.pb", b"")
-    ran = run("show", attempt.uri, *options)
-    assert ran == Ran(EXIT.TOOL_FAILED, "", "firstfault: cannot list: refused\n")
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (AccessDeniedError("cannot list:\n\x1b[31mrefused\x1b[0m"), (EXIT.TOOL_FAILED, "cannot list: refused")),
+        (
+            ZeroDivisionError("a bug"),
+            (EXIT.TOOL_FAILED, "unexpected ZeroDivisionError: a bug (run with --debug for a traceback)"),
+        ),
+        (KeyboardInterrupt(), (EXIT.INTERRUPTED, "interrupted")),
+    ],
+    ids=["a refused request", "a bug", "Ctrl-C"],
+)
+def test_an_error_of_the_tool(
+    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, ended: tuple[int, str]
+) -> None:
+    """Each has its exit code and one plain line, even if there are outputs; --debug raises what is unexpected."""
 
+    async def fail(self: FsspecStore, folder: str = "") -> list:
+        raise error
 
-def _bug(*arguments: object, **options: object) -> None:
-    raise ZeroDivisionError("a bug")
-
-
-def test_a_bug_is_one_line(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unexpected error is one line with its name; with --debug before or after the command it is raised."""
-    monkeypatch.setattr(FsspecStore, "list", _bug)
-    ran = run("show", attempt.uri)
-    assert ran.code == EXIT.TOOL_FAILED
-    assert ran.err == "firstfault: unexpected ZeroDivisionError: a bug (run with --debug for a traceback)\n"
-    for arguments in (["show", attempt.uri, "--debug"], ["--debug", "show", attempt.uri]):
-        with pytest.raises(ZeroDivisionError):
-            main(arguments)
-
-
-def test_an_interrupt(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C has exit code 130 and one line."""
-
-    def interrupt(self: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("firstfault.output_reader.MultiErrorFileOutputReader.job", interrupt)
-    ran = run("show", attempt.uri)
-    assert ran.code == EXIT.INTERRUPTED
-    assert ran.err.strip() == "firstfault: interrupted"
+    monkeypatch.setattr(FsspecStore, "list", fail)
+    attempt.put("outputs.pb")
+    for options in ((), ("--json",)):
+        ran = run("show", attempt.uri, *options)
+        assert (ran.code, ran.out, ran.err.strip()) == (ended[0], "", f"firstfault: {ended[1]}")
+    if isinstance(error, ZeroDivisionError):
+        for arguments in (["show", attempt.uri, "--debug"], ["--debug", "show", attempt.uri]):
+            with pytest.raises(ZeroDivisionError):
+                main(arguments)
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
@@ -402,28 +376,24 @@ def test_a_device_is_not_replaced(attempt: Attempt, run: Run, tmp_path: Path) ->
 # --- attempts -------------------------------------------------------------------------------------------------------
 
 
-def _attempts(folder: Path) -> None:
+def _attempts(attempt: Attempt) -> None:
     for number, rank in enumerate((3, 1)):
-        error = make_error(rank, node=f"w-{rank}", attempt=number, message="bad")
-        path = folder / str(number) / "firstfault" / "errors" / error_key_for(error)
-        path.parent.mkdir(parents=True)
-        path.write_bytes(encode(error))
+        attempt.at(number).write(make_error(rank, node=f"w-{rank}", attempt=number, message="bad"))
 
 
 @pytest.mark.parametrize("options", [("-v",), ("--markdown",), ("--html", "-")])
-def test_the_attempts_are_side_by_side(tmp_path: Path, run: Run, options: tuple[str, ...]) -> None:
+def test_the_attempts_are_side_by_side(attempt: Attempt, run: Run, options: tuple[str, ...]) -> None:
     """-v, --html and --markdown show the other attempts."""
-    _attempts(tmp_path)
-    ran = run("show", str(tmp_path / "1"), *options)
-    assert "on rank 1 after 3" in ran.out
+    _attempts(attempt)
+    assert "on rank 1 after 3" in run("show", attempt.at(1).uri, *options).out
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_the_answer_costs_one_attempt(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     """--json and a plain pipe do not read the other attempts."""
-    _attempts(tmp_path)
+    _attempts(attempt)
     listed: list[str] = []
     pages = FsspecStore.pages
 
@@ -432,10 +402,10 @@ def test_the_answer_costs_one_attempt(
         return pages(self, folder)
 
     monkeypatch.setattr(FsspecStore, "pages", spy)
-    run("show", str(tmp_path / "1"), *options)
-    assert set(listed) <= {str(tmp_path / "1")}
-    run("show", str(tmp_path / "1"), "-v")
-    assert str(tmp_path / "0") in listed
+    run("show", attempt.at(1).uri, *options)
+    assert set(listed) <= {attempt.at(1).uri}
+    run("show", attempt.at(1).uri, "-v")
+    assert attempt.at(0).uri in listed
 
 
 # --- the group ------------------------------------------------------------------------------------------------------

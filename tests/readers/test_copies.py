@@ -6,7 +6,7 @@ import asyncio
 import logging
 import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,6 @@ from firstfault.model import Phase
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.store import ObjectInfo, Page
-from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence, pack, unpack
 
@@ -48,20 +47,6 @@ def test_a_damaged_bundle() -> None:
 
 
 # --- beside the documents -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the paths that are requested from the storage."""
-    paths: list[str] = []
-    get = FsspecStore.get
-
-    async def counted(self: FsspecStore, path: str, **options: Any) -> bytes:
-        paths.append(path)
-        return await get(self, path, **options)
-
-    monkeypatch.setattr(FsspecStore, "get", counted)
-    return paths
 
 
 def _files(ranks: int = 12) -> dict[str, bytes]:

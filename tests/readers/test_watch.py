@@ -7,7 +7,6 @@ import itertools
 import json
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -41,9 +40,8 @@ def node(number: int, phase: Phase = Phase.FAILED, **fields: object) -> object:
 
 def victim() -> object:
     """Return the document of rank 0, a victim."""
-    return make_error(
-        0, node="w-0", group_rank=0, at_ms=20, exception="RuntimeError", message="Connection closed by peer"
-    )
+    text = "Connection closed by peer"
+    return make_error(0, node="w-0", group_rank=0, at_ms=20, exception="RuntimeError", message=text)
 
 
 def later() -> object:
@@ -54,21 +52,6 @@ def later() -> object:
 def root(**fields: object) -> object:
     """Return the document of rank 1, the root cause."""
     return make_error(1, node="w-1", group_rank=1, at_ms=5, message="bad batch", **fields)
-
-
-@pytest.fixture(autouse=True)
-def _whole_files(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a file atomically, as object storage does."""
-
-    def put(self: Attempt, path: str, data: bytes) -> str:
-        target = self.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.folder.with_name("beside")
-        beside.write_bytes(data)
-        beside.replace(target)
-        return target.name
-
-    monkeypatch.setattr(type(attempt), "put", put)
 
 
 @pytest.fixture
@@ -211,7 +194,7 @@ def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Requests for the next attempt that are lost are repeated, and are no sign that it has begun."""
-    first, second = (replace(attempt, folder=attempt.folder / str(number)) for number in range(2))
+    first, second = map(attempt.at, range(2))
     lost = _lose_requests(monkeypatch, second.uri, 2)
     first.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     second.join(node(0, Phase.SUCCEEDED, attempt=1), node(1, Phase.SUCCEEDED, attempt=1))
@@ -281,7 +264,7 @@ def test_follow_goes_on_with_the_next_attempt(
 ) -> None:
     """A retried attempt, or one whose pods all vanished without a report, is followed by the next one."""
     for number, plan in enumerate(plans):
-        here = replace(attempt, folder=attempt.folder / str(number))
+        here = attempt.at(number)
         if isinstance(plan, Kind):
             here.write(root(kind=plan, attempt=number))
         if plan is not None:
@@ -295,22 +278,19 @@ def test_follow_goes_on_with_the_next_attempt(
 # --- follow ---------------------------------------------------------------------------------------------------------
 
 
-def _followed(reader: MultiErrorFileOutputReader, looks: list[JobErrors]) -> None:
-    async def follow() -> None:
-        looks.extend([job async for job in reader.follow(0.001)])
+def _followed(reader: MultiErrorFileOutputReader) -> list[JobErrors]:
+    async def follow() -> list[JobErrors]:
+        return [job async for job in reader.follow(0.001)]
 
-    asyncio.run(follow())
+    return asyncio.run(follow())
 
 
-def test_nothing_is_opened_while_nothing_changes(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_opened_while_nothing_changes(
+    attempt: Attempt, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each object is read once; a listing without changes reads none."""
-    opened: list[str] = []
     listed: list[str] = []
-    get, pages = FsspecStore.get, FsspecStore.pages
-
-    async def spy(self: FsspecStore, path: str, *, limit: int | None = None) -> bytes:
-        opened.append(path)
-        return await get(self, path, limit=limit)
+    pages = FsspecStore.pages
 
     def count(self: FsspecStore, folder: str = "") -> object:
         listed.append(folder)
@@ -320,12 +300,8 @@ def test_nothing_is_opened_while_nothing_changes(attempt: Attempt, monkeypatch: 
 
     attempt.write(root())
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
-    monkeypatch.setattr(FsspecStore, "get", spy)
     monkeypatch.setattr(FsspecStore, "pages", count)
-    looks: list[JobErrors] = []
-    _followed(attempt.reader(), looks)
-    assert len(looks) == 2
-    assert [job.settled for job in looks] == [False, True]
+    assert [job.settled for job in _followed(attempt.reader())] == [False, True]
     assert len([path for path in opened if "/roster/" in path]) == 4
     assert len([path for path in opened if "/errors/" in path]) == 2, "the document, once for each look that was new"
 
@@ -345,11 +321,9 @@ def test_a_storage_that_is_away_for_a_while(
     monkeypatch.setattr(FsspecStore, "list", fail)
     attempt.write(root())
     attempt.join(node(0), node(1))
-    looks: list[JobErrors] = []
-    _followed(attempt.reader(), looks)
-    assert len(looks) == 1
+    assert len(_followed(attempt.reader())) == 1
     assert caplog.text.count("retrying: away") == 2
 
     errors.append(AccessDeniedError("refused"))
     with pytest.raises(AccessDeniedError):
-        _followed(attempt.reader(), looks)
+        _followed(attempt.reader())
