@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors, Verdict
 
-__all__ = ["CATEGORY_SCENES", "HARD_SCENES", "SCOPE_SCENES", "URI", "report_on"]
+__all__ = ["CATEGORY_SCENES", "HARD_SCENES", "SCENES", "SCOPE_SCENES", "URI", "report_on"]
 
 URI = "s3://bucket/metadata/propeller/project-development-a7xk2m9qp4vd8wz3hj6t/n0/data/0"
 _NODES = tuple(f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{index}" for index in range(4))
@@ -50,31 +50,19 @@ _MS = 1_000_000
 _GIB = 1 << 30
 _PACKAGES = "/usr/lib/python3.11/site-packages"
 _VERSIONS = (("flytekit", "1.16.31"), ("python", "3.11.7"), ("torch", "2.13.0"))
+_LOOP = ("for batch in loader:", "    optimizer.zero_grad()", "    loss = step(model, batch)", "    loss.backward()")
 _OWN = (
     FrameInfo("/root/train.py", 88, "main", "train(config)", ("if __name__ == '__main__':", "    train(config)"), 87),
-    FrameInfo(
-        "/root/train.py",
-        41,
-        "train",
-        "loss = step(model, batch)",
-        ("for batch in loader:", "    optimizer.zero_grad()", "    loss = step(model, batch)", "    loss.backward()"),
-        39,
-        (7, 25),
-    ),
+    FrameInfo("/root/train.py", 41, "train", "loss = step(model, batch)", _LOOP, 39, (7, 25)),
 )
-_INNERMOST = FrameInfo(
-    "/root/model.py",
-    12,
-    "forward",
-    "raise ValueError(shape)",
-    (
-        "def forward(self, batch):",
-        "    if batch.shape[1] != 4:",
-        "        raise ValueError(shape)",
-        "    return self.net(batch)",
-    ),
-    10,
-)
+_FORWARD = """\
+def forward(self, batch):
+    if batch.shape[1] != 4:
+        raise ValueError(shape)
+    return self.net(batch)"""
+_RAISE = "raise ValueError(shape)"
+_INNERMOST = FrameInfo("/root/model.py", 12, "forward", _RAISE, tuple(_FORWARD.split("\n")), 10)
+_REDUCE = FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()")
 _SETUP = NodeSetup(
     task="workflows.train.fit",
     image="registry.example.com/team/trainer:2026.11.3",
@@ -100,68 +88,38 @@ _IN_A_COLLECTIVE = f"""Current thread 0x00007f11 (most recent call first):
 """
 
 
-@dataclass(frozen=True)
-class _Root:
-    """The root cause of a scene, on rank 3 by default."""
-
-    exception: str | None = "ValueError"
-    message: str = "boom"
-    frames: tuple[FrameInfo, ...] = (*_OWN, *_TORCH, _INNERMOST)
-    fields: tuple[tuple[str, Any], ...] = ()
-
-
 def raised(kind: str, message: str, **fields: Any) -> ExceptionInfo:
     """Return an exception with frames of the program and of torch."""
-    frames = fields.pop("frames", _Root().frames)
-    return ExceptionInfo(kind, message, bases=("Exception", "BaseException"), frames=frames, **fields)
+    values = {"bases": ("Exception", "BaseException"), "frames": (*_OWN, *_TORCH, _INNERMOST), **fields}
+    return ExceptionInfo(kind, message, **values)
 
 
 def process(rank: int, at_ms: float | None, exception: ExceptionInfo | None, **fields: Any) -> WorkerError:
     """Return the failure of one of four ranks, on two machines whose clocks are known."""
     node = rank // 2
-    message = fields.pop("message", exception.message if exception is not None else "")
-    return make_error(
-        rank,
-        node=_NODES[node],
-        at_ms=at_ms,
-        exception=exception,
-        message=message,
-        **{
-            "local_rank": rank % 2,
-            "group_rank": node,
-            "host": _NODES[node],
-            "machine": f"gpu-node-{node + 7}",
-            "pid": 4200 + rank,
-            "boot_id": f"boot-{node}",
-            "monotonic_ns": None if at_ms is None else 10**12 + int(at_ms * _MS),
-            "versions": _VERSIONS,
-            **_HERE,
-            **fields,
-        },
-    )
+    message = exception.message if exception is not None else ""
+    process = {"local_rank": rank % 2, "host": _NODES[node], "pid": 4200 + rank, "versions": _VERSIONS}
+    values = {"at_ms": at_ms, "exception": exception, "message": message, **_on(node, at_ms), **process, **fields}
+    return make_error(rank, **values)
+
+
+def _on(node: int, at_ms: float | None) -> dict[str, Any]:
+    """Return what a document has of its node, and of the time by its clock."""
+    clock = None if at_ms is None else 10**12 + int(at_ms * _MS)
+    machine = {"machine": f"gpu-node-{node + 7}", "boot_id": f"boot-{node}", "monotonic_ns": clock}
+    return {"node": _NODES[node], "group_rank": node, **machine, **_HERE}
 
 
 def victim(rank: int, at_ms: float, peer: str = "10.0.0.8") -> WorkerError:
     """Return the failure of a rank whose collective failed because its peer was gone."""
     text = f"Connection closed by peer [{peer}]:29500. This is typically caused by a remote worker crashing."
-    frames = (*_OWN, FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()"))
-    return process(rank, at_ms, raised("RuntimeError", text, frames=frames))
+    return process(rank, at_ms, raised("RuntimeError", text, frames=(*_OWN, _REDUCE)))
 
 
 def stopped(rank: int, at_ms: float, reason: str, **fields: Any) -> WorkerError:
     """Return the failure of a rank that its agent stopped."""
-    sent = SentSignal("SIGTERM", reason)
-    return process(
-        rank,
-        at_ms,
-        None,
-        signal="SIGTERM",
-        exit_code=-15,
-        writer=Writer.AGENT,
-        sent_signals=(sent,),
-        category="stopped",
-        **fields,
-    )
+    ended = {"signal": "SIGTERM", "exit_code": -15, "writer": Writer.AGENT, "category": "stopped"}
+    return process(rank, at_ms, None, sent_signals=(SentSignal("SIGTERM", reason),), **ended, **fields)
 
 
 def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
@@ -215,10 +173,9 @@ def _cascade(root: WorkerError) -> JobErrors:
     return job_of(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
 
 
-def _of_text(kind: str, message: str, *, recoverable: bool = False, **fields: Any) -> Callable[[], Report]:
+def _of_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
-        values = {"kind": Kind.RECOVERABLE if recoverable else Kind.NON_RECOVERABLE, "category": "user_code", **fields}
-        return report_on(_cascade(process(3, 0, raised(kind, message), **values)))
+        return report_on(_cascade(process(3, 0, raised(exception, message), category=category, **fields)))
 
     return scene
 
@@ -249,8 +206,7 @@ def _agent(category: str, message: str, kind: str) -> Callable[[], Report]:
 
 def _hang() -> Report:
     timeout = "Timed out waiting 60000ms for send operation to complete"
-    frames = (*_OWN, FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()"))
-    error = raised("torch.distributed.DistBackendError", timeout, frames=frames)
+    error = raised("torch.distributed.DistBackendError", timeout, frames=(*_OWN, _REDUCE))
     told = f"rank 0 on {_NODES[0]} failed: DistBackendError"
     ahead = CollectiveProgress("default_pg", "gloo:all_reduce", 120, 119)
     behind = CollectiveProgress("default_pg", "gloo:all_reduce", 119, 119)
@@ -278,33 +234,23 @@ def _lost_node() -> Report:
 def _told_to_go(node: int, at_ms: float) -> WorkerError:
     return make_error(
         None,
-        node=_NODES[node],
         at_ms=at_ms,
         exception=None,
         category="preemption",
         subject=Subject.AGENT,
         writer=Writer.AGENT,
-        group_rank=node,
         code="SYSTEM:Preemption",
         message=f"{_NODES[node]} was terminated (SIGTERM)",
         kind=Kind.RECOVERABLE,
         origin=Origin.SYSTEM,
-        boot_id=f"boot-{node}",
-        machine=f"gpu-node-{node + 7}",
-        monotonic_ns=10**12 + int(at_ms * _MS),
-        **_HERE,
+        **_on(node, at_ms),
     )
 
 
 def _terminated() -> Report:
-    job = job_of(
-        _told_to_go(1, 0),
-        stopped(0, 700, f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"),
-        stopped(1, 702, f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"),
-        stopped(2, 40, TERMINATED),
-        stopped(3, 41, TERMINATED),
-    )
-    return report_on(job)
+    told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"
+    others = (stopped(0, 700, told), stopped(1, 702, told), stopped(2, 40, TERMINATED), stopped(3, 41, TERMINATED))
+    return report_on(job_of(_told_to_go(1, 0), *others))
 
 
 def _all_terminated() -> Report:
@@ -315,11 +261,11 @@ def _all_terminated() -> Report:
 
 def _deadlock() -> Report:
     timeout = "Timed out waiting 60000ms for recv operation to complete"
-    frames = (*_OWN, FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()"))
-    error = raised("RuntimeError", timeout, frames=frames)
+    error = raised("RuntimeError", timeout, frames=(*_OWN, _REDUCE))
     return report_on(job_of(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4))))
 
 
+_UNKNOWN = {"category": "unknown", "code": "USER:Unknown", "message": "nothing was said", "exit_code": 1}
 _MEMORY = Resources(1, int(15.9 * _GIB), 16 * _GIB, int(15.2 * _GIB), START_NS)
 
 
@@ -344,18 +290,16 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "recoverable": _of_text(
             "flytekit.exceptions.user.FlyteRecoverableException",
             "no answer from the data server for shard 3",
-            recoverable=True,
-            category="recoverable",
+            "recoverable",
+            kind=Kind.RECOVERABLE,
         ),
-        "user_code": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
-        "input": _of_text("TypeError", "train() got an unexpected keyword argument 'epochs'", category="input"),
-        "config": _of_text("ValueError", "tensor parallel size 3 does not divide 32 heads", category="config"),
-        "data": _of_text("ValueError", "record 55 of shard 3 is no JSON", category="data"),
-        "numerics": _of_text("FloatingPointError", "loss is nan at step 1200", category="numerics"),
+        "user_code": SCOPE_SCENES["rank"],
+        "input": _of_text("TypeError", "train() got an unexpected keyword argument 'epochs'", "input"),
+        "config": _of_text("ValueError", "tensor parallel size 3 does not divide 32 heads", "config"),
+        "data": _of_text("ValueError", "record 55 of shard 3 is no JSON", "data"),
+        "numerics": _of_text("FloatingPointError", "loss is nan at step 1200", "numerics"),
         "checkpoint": _of_text(
-            "RuntimeError",
-            "Error(s) in loading state_dict for Net: size mismatch for head.weight",
-            category="checkpoint",
+            "RuntimeError", "Error(s) in loading state_dict for Net: size mismatch for head.weight", "checkpoint"
         ),
         "cuda_oom": _of_text(
             "torch.OutOfMemoryError",
@@ -366,16 +310,14 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "host_oom": _death("SIGKILL", -9, resources=_MEMORY),
         "disk_full": _of_text("OSError", "[Errno 28] No space left on device: '/tmp/cache'"),
         "storage": _of_text(
-            "botocore.exceptions.ClientError",
-            "An error occurred (SlowDown) when calling the GetObject",
-            category="storage",
+            "botocore.exceptions.ClientError", "An error occurred (SlowDown) when calling the GetObject", "storage"
         ),
-        "network": _of_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", category="network"),
+        "network": _of_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", "network"),
         "external_service": _of_text(
-            "requests.HTTPError", "503 Server Error for url: https://hub/", category="external_service"
+            "requests.HTTPError", "503 Server Error for url: https://hub/", "external_service"
         ),
-        "auth": _of_text("PermissionError", "401 Unauthorized: the token has expired", category="auth"),
-        "collective": _of_text("RuntimeError", "the ranks disagree about the shape of a tensor", category="collective"),
+        "auth": _of_text("PermissionError", "401 Unauthorized: the token has expired", "auth"),
+        "collective": _of_text("RuntimeError", "the ranks disagree about the shape of a tensor", "collective"),
         "rendezvous": _agent("rendezvous", "timed out waiting for 2 nodes to join", "RendezvousTimeoutError"),
         "hang": _hang,
         "signal": _death("SIGSEGV", -11),
@@ -387,12 +329,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "node_lost": _lost_node,
         "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
         "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
-        "unknown": lambda: report_on(
-            job_of(
-                process(3, 0, None, category="unknown", code="USER:Unknown", message="nothing was said", exit_code=1)
-            ),
-            strategy="earliest",
-        ),
+        "unknown": lambda: report_on(job_of(process(3, 0, None, **_UNKNOWN)), strategy="earliest"),
     }
 )
 """A report for each category."""
@@ -403,19 +340,23 @@ def _nothing_but_a_node() -> Report:
     return report_on(make_job(), verdict=verdict, uri="")
 
 
-def _ten_thousand_messages() -> Report:
+_POD = "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{}"
+
+
+def messages(count: int) -> Report:
+    """Return an attempt in which each of many ranks has an error of its own."""
     names = ("shard", "file", "table", "index", "model")
     failures = (
         make_error(
             rank,
-            node=f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{rank // 8}",
+            node=_POD.format(rank // 8),
             at_ms=rank / 7,
             local_rank=rank % 8,
             exception=f"Error{rank:05}",
             message=f"{names[rank % 5]} number {rank} of {rank * 31} is not there",
             fingerprint=f"1:{rank:012x}",
         )
-        for rank in range(10_000)
+        for rank in range(count)
     )
     return report_on(make_job(*failures), strategy="earliest")
 
@@ -446,47 +387,46 @@ def _three_attempts() -> Report:
     return report_on(now.job, attempts=attempts)
 
 
-def ten_thousand_ranks() -> Report:
-    """Return an attempt of 1,250 nodes with eight ranks each, of which one failed by itself."""
+def nodes_of(count: int) -> Report:
+    """Return an attempt of many nodes with eight ranks each, of which one failed by itself."""
+    root = count * 8 * 4_321 // 10_000
     failures = []
-    for rank in range(10_000):
-        here = {
-            "node": f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{rank // 8}",
-            "local_rank": rank % 8,
-            "group_rank": rank // 8,
-        }
-        if rank == 4_321:
+    for rank in range(count * 8):
+        here = {"node": _POD.format(rank // 8), "local_rank": rank % 8, "group_rank": rank // 8}
+        if rank == root:
             failures.append(make_error(rank, exception=raised("ValueError", "batch 17 has 3 columns"), **here))
         elif rank % 3:
             peer = "Connection closed by peer [10.0.0.8]:29500"
             failures.append(make_error(rank, at_ms=30 + rank / 11, exception="RuntimeError", message=peer, **here))
         else:
-            sent = (SentSignal("SIGTERM", "rank 4321 on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-540 failed: ValueError"),)
+            sent = (SentSignal("SIGTERM", f"rank {root} on {_POD.format(root // 8)} failed: ValueError"),)
             at = {"at_ms": 400 + rank / 7, "exception": None, "writer": Writer.AGENT, "category": "stopped"}
             failures.append(make_error(rank, **here, **at, sent_signals=sent, signal="SIGTERM", message=""))
-    roster = [
-        make_presence(
-            Phase.FAILED,
-            node=f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{node}",
-            group_rank=node,
-            nodes=1_250,
-            ranks=tuple(range(8 * node, 8 * node + 8)),
-        )
-        for node in range(1_250)
-    ]
+    roster = (
+        make_presence(node=_POD.format(node), group_rank=node, nodes=count, ranks=tuple(range(8 * node, 8 * node + 8)))
+        for node in range(count)
+    )
     return report_on(make_job(*failures, roster=tuple(roster)))
 
 
 HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
     {
         "nothing-but-a-node": _nothing_but_a_node,
-        "ten-thousand-messages": _ten_thousand_messages,
+        "ten-thousand-messages": lambda: messages(10_000),
         "one-long-line": _one_long_line,
         "long-names": _long_names,
         "no-times": _no_times,
         "three-attempts": _three_attempts,
         "all-terminated": _all_terminated,
-        "ten-thousand-ranks": ten_thousand_ranks,
+        "ten-thousand-ranks": lambda: nodes_of(1_250),
     }
 )
 """Reports that are hard to show, by name."""
+
+SCENES: dict[str, Callable[[], Report]] = {
+    **SCOPE_SCENES,
+    **CATEGORY_SCENES,
+    **{name: scene for name, scene in HARD_SCENES.items() if not name.startswith("ten-thousand")},
+    **_kept({"a-thousand-messages": lambda: messages(1_000), "a-thousand-ranks": lambda: nodes_of(125)}),
+}
+"""All of them, with a thousand ranks for the ten thousand of the page's own tests."""

@@ -20,7 +20,7 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.all_forms import FORMS
-from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
+from tests.reports.scenes import SCENES, report_on
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict, WorkerError
@@ -101,14 +101,14 @@ def test_every_rank_has_a_state() -> None:
 )
 def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
     """Ranks with the same failure are all root causes; ranks of a node that is the root cause keep their states."""
-    cascade = SCOPE_SCENES[name]().cascade
+    cascade = SCENES[name]().cascade
     assert {state: cascade.count(state) for state in State if cascade.count(state)} == states
 
 
 def test_a_node_can_be_the_root_cause() -> None:
     """Only the lost or terminated node is marked; its group is the first, also without a document, and has no code."""
     for name in ("node", "external"):
-        report = SCOPE_SCENES[name]()
+        report = SCENES[name]()
         nodes = [item.name for item in report.cascade.nodes if item.state is State.ROOT]
         assert nodes == ["a7xk2m9qp4vd8wz3hj6t-n0-0-worker-1"]
         first = report.cascade.groups[0]
@@ -251,7 +251,7 @@ def test_a_group_says_until_when() -> None:
 
 def test_a_hang() -> None:
     """Who timed out is a victim. When the hang began is not known, so times are counted from the first failure."""
-    report = CATEGORY_SCENES["hang"]()
+    report = SCENES["hang"]()
     assert [item.state for item in report.cascade.ranks] == [State.VICTIM, State.VICTIM, State.STOPPED, State.ROOT]
     later = [event.later for event in report.cascade.events if event.state is State.VICTIM]
     assert later[0] == ""
@@ -265,7 +265,7 @@ def test_a_hang() -> None:
 
 def test_the_time_line_is_within_its_drawing() -> None:
     """Every mark and band of every scene lies between the names and the times."""
-    for scene in (*SCOPE_SCENES.values(), *CATEGORY_SCENES.values(), HARD_SCENES["ten-thousand-ranks"]):
+    for scene in SCENES.values():
         timeline = timeline_of(scene().cascade)
         if timeline is None:
             continue
@@ -305,7 +305,7 @@ def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
 
 def test_a_histogram_counts_every_failure() -> None:
     """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale."""
-    cascade = HARD_SCENES["ten-thousand-ranks"]().cascade
+    cascade = SCENES["a-thousand-ranks"]().cascade
     timeline = _drawn(cascade)
     assert timeline.lanes == ()
     counts = dict.fromkeys(timeline.states, 0)
@@ -331,7 +331,7 @@ def test_labels_of_a_time_line_stand_apart() -> None:
 def test_one_time_has_no_time_line() -> None:
     """With one failure, or no failure with a time, no time line is drawn."""
     assert timeline_of(_cascade(make_job(make_error()))) is None
-    assert timeline_of(HARD_SCENES["no-times"]().cascade) is None
+    assert timeline_of(SCENES["no-times"]().cascade) is None
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
