@@ -18,10 +18,8 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 VARIABLE = "FIRSTFAULT"
 """Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""

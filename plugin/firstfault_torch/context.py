@@ -8,19 +8,17 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from firstfault.model import NodeSetup, Place
 from firstfault.recorder import NodeFolder
 from firstfault_torch.budgets import READING_SETUP_S, UPLOAD_DEADLINE_S
 from firstfault_torch.guard import bounded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROUND_VARIABLE = "FIRSTFAULT_ROUND"
 TIME_LIMIT_VARIABLE = "FIRSTFAULT_TIME_LIMIT_FILE"

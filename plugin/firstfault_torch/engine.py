@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from firstfault.layout import ERROR_FILE
 from firstfault.store import join
 from firstfault_torch.budgets import PUBLISH_S, TERMINATED_PUBLISH_S
-from firstfault_torch.context import Identity
+from firstfault_torch.context import Identity, Recording
 from firstfault_torch.guard import logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
     from firstfault.model import Decision, ExceptionInfo, JobErrors, Seal, Verdict
     from firstfault.report import Report
-    from firstfault_torch.context import Recording
 
 
 __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]

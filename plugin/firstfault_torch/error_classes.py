@@ -17,16 +17,13 @@ import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.model import Kind, Origin, Subject, WorkerError, Writer
+from firstfault.model import Kind, Origin, Place, Subject, WorkerError, Writer
 from firstfault.text import parse_json
 from firstfault_torch.capture import qualified_name
 from firstfault_torch.context import boot_id, versions
-
-if TYPE_CHECKING:
-    from firstfault.model import Place
 
 _WRONG_PATHS = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOEXEC, errno.E2BIG, errno.ELOOP),

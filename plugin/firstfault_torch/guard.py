@@ -9,12 +9,10 @@ import queue
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from collections.abc import Callable, Collection, Iterator
+from typing import Generic, TypeVar, cast
 
 from firstfault_torch.budgets import ANSWER_S, GIVE_UP_POLL_S, HURRIED_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
 
 logger = logging.getLogger("firstfault_torch")
 

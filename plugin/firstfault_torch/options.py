@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +17,6 @@ from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault_torch.budgets import SETTLE_S, STOP_S, UPLOAD_DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from firstfault.conclude import record_of, with_unused_restarts
+from firstfault.conclude import RestartContext, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
-from firstfault.model import NodePresence, Phase, Place
+from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
-from firstfault_torch.agent.agent import job_of, launch_agent
+from firstfault_torch.agent.agent import Job, RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
@@ -26,7 +27,7 @@ from firstfault_torch.error_classes import ERROR_FILE_VARIABLE, remove_error_fil
 from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options, parse_signals
-from firstfault_torch.rounds.settlement import SettledDocument, packed_for
+from firstfault_torch.rounds.settlement import Reports, SettledDocument, packed_for
 from firstfault_torch.verdict import (
     Wait,
     await_turn,
@@ -43,16 +44,11 @@ from firstfault_torch.worker.recording import run_recorded
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.launcher.api import LaunchConfig
 
-    from firstfault.conclude import RestartContext
-    from firstfault.model import RestartRecord
-    from firstfault_torch.agent.agent import Job, RoundEnd
     from firstfault_torch.agent.reporter import NodeReport
     from firstfault_torch.engine import Engine, SealedVerdict
-    from firstfault_torch.rounds.settlement import Reports
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 

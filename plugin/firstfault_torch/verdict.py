@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.errors import BadDocumentError, StoreError
 from firstfault.layout import ERROR_FILE, bundle_path
-from firstfault.model import DocumentRef, Origin, Phase, Seal
-from firstfault.retry import RetryContext
+from firstfault.model import Decision, DocumentRef, JobErrors, NodePresence, Origin, Phase, Seal, Verdict
+from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import decision_from_json, to_json, verdict_from_json
@@ -37,22 +38,17 @@ from firstfault_torch.budgets import (
     TURN_LOOK_S,
     TURN_PAUSE_S,
 )
-from firstfault_torch.engine import SealedVerdict
+from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.error_classes import error_file_data
 from firstfault_torch.guard import begun, bounded, caught, logger
 from firstfault_torch.node.document_writer import get_file, put_file
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
-    from importlib.metadata import EntryPoint
 
     from firstfault.conclude import Conclusion, RestartContext
-    from firstfault.model import Decision, JobErrors, NodePresence, Verdict
     from firstfault.report import Report
-    from firstfault.retry import RetryPolicy
     from firstfault_torch.context import Recording
-    from firstfault_torch.engine import Engine
     from firstfault_torch.options import Options
 
 _FALLBACK = "earliest"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from firstfault.conclude import failed
+from firstfault.conclude import Conclusion, failed
 from firstfault.errors import FirstFaultError
 from firstfault.layout import OUTPUTS, attempt_of
-from firstfault.model import Scope
+from firstfault.model import JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import snapshot_of_document
 from firstfault.report.data import AttemptSummary, summary_of
@@ -21,12 +21,6 @@ from firstfault.runs import runs_in
 from firstfault.store import is_remote, join, open_store
 from firstfault.sync import gathered, run_sync
 from firstfault.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.conclude import Conclusion
-    from firstfault.model import JobErrors
 
 LOG_FOLDERS_GROUP = "firstfault.log_folders"
 """Entry-point group: a function from a folder to its snapshot, or None if another program made the folder."""

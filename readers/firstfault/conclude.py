@@ -6,6 +6,7 @@ Pure: no storage, no clock, no environment.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,16 +14,12 @@ from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model import Origin, Phase, Place, RestartKind, RestartRecord, Scope, WorkerError
 from firstfault.model.job import pods_live
-from firstfault.retry import RetryContext, decide, host_evidence, is_again
-from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
+from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, is_again
+from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
 from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from firstfault.model import Decision, JobErrors, Seal, Verdict
-    from firstfault.retry import RetryPolicy
-    from firstfault.strategies import AggregationStrategy
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError, StoreError
 from firstfault.layout import (
@@ -19,20 +19,14 @@ from firstfault.layout import (
     is_stock_error_file,
     join_name,
 )
-from firstfault.model import Seal, WorkerError
+from firstfault.model import Decision, Seal, Verdict, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import each, read_document, sorted_out
 from firstfault.report.words import first_line, short_pod
-from firstfault.store import join, open_store
+from firstfault.store import ObjectInfo, Page, ReadableStore, Store, join, open_store
 from firstfault.sync import attempted, gathered, run_sync
 from firstfault.text import one_line
 from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from firstfault.model import Decision, Verdict
-    from firstfault.store import ObjectInfo, Page, ReadableStore, Store
 
 _AT_ONCE = 32
 """Attempts that are read at the same time."""

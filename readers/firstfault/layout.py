@@ -16,13 +16,9 @@ import hashlib
 import re
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from firstfault.model import Phase
+from firstfault.model import NodePresence, Phase, Place, WorkerError
 from firstfault.store._base import join, split_name
-
-if TYPE_CHECKING:
-    from firstfault.model import NodePresence, Place, WorkerError
 
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.

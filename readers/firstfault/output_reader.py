@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.conclude import Conclusion, conclude, failed, strategy_of
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, Layout
-from firstfault.model import JobErrors, NodePresence, Origin, Seal, Verdict, Writer
+from firstfault.model import Decision, JobErrors, NodePresence, Origin, RestartRecord, Seal, Verdict, Writer
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Wish
 from firstfault.render.plain import flyte_message
-from firstfault.report.data import report_of, with_attempts
+from firstfault.report.data import AttemptSummary, report_of, with_attempts
 from firstfault.store import join, open_store
-from firstfault.strategies import get_strategy, reads_of
+from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
 from firstfault.sync import run_sync
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from flyteidl.core.literals_pb2 import LiteralMap
 
-    from firstfault.model import Decision, RestartRecord
     from firstfault.report import Report
-    from firstfault.report.data import AttemptSummary
     from firstfault.retry import RetryContext, RetryPolicy
-    from firstfault.strategies import AggregationStrategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Union
 
@@ -15,8 +16,6 @@ from firstfault.errors import UsageError
 from firstfault.model import CATEGORIES, TIME_LIMIT, Decision, Kind, Origin, Scope, Verdict, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from firstfault.model import Resources, WorkerError
 
 __all__ = [

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from firstfault.errors import FirstFaultError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ import os
 import time
 import traceback
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -27,8 +28,8 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from firstfault.model import TERMINATED, Phase
 from firstfault_torch.agent.local_workers import ObservedLogs
-from firstfault_torch.agent.node_round import NodeRound
-from firstfault_torch.agent.reporter import NodeReport, Reporter, about_agent
+from firstfault_torch.agent.node_round import AgentSettings, NodeRound, RefusedRestart
+from firstfault_torch.agent.reporter import Death, NodeReport, Reporter, about_agent
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.budgets import CLOSING_S
 from firstfault_torch.compat import warn_once
@@ -40,25 +41,20 @@ from firstfault_torch.compat.torch_agent import (
     log_failure,
     process_failure,
 )
-from firstfault_torch.context import Moment, node_place
+from firstfault_torch.context import Moment, Recording, node_place
 from firstfault_torch.error_classes import ErrorClass, error_class_of
 from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.node.channel import starting
 from firstfault_torch.options import DEFAULT_SIGNALS, with_node
-from firstfault_torch.rounds.failure_broadcast import Rendezvous, begin_round, has_shared_store
+from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, begin_round, has_shared_store
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable, Iterator
 
     from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
-    from firstfault_torch.agent.node_round import AgentSettings, RefusedRestart
-    from firstfault_torch.agent.reporter import Death
-    from firstfault_torch.context import Recording
-    from firstfault_torch.rounds.failure_broadcast import FirstFailure
     from firstfault_torch.rounds.peers import Peers
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}

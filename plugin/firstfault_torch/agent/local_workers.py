@@ -12,34 +12,29 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from firstfault.model import TERMINATED, ExpiredDeadline
+from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
 from firstfault.recorder.left_behind import end_left_processes
-from firstfault_torch.agent.reporter import Death, Expiry, Observation, Stop
+from firstfault_torch.agent.reporter import Death, Expiry, Observation, Reporter, Stop
 from firstfault_torch.agent.signals import guarded_in_main
-from firstfault_torch.agent.timers import open_timers
+from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WAKE_S
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
-from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE
+from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recording
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.node.channel import AgentChannel, from_message
 from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch.distributed.elastic.multiprocessing import LogsDest
 
-    from firstfault.model import CausedBy
-    from firstfault_torch.agent.reporter import Reporter
-    from firstfault_torch.agent.timers import TimerServer
-    from firstfault_torch.context import Recording
     from firstfault_torch.watchdog import Timer, Watchdog
 
 

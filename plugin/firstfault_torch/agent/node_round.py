@@ -19,11 +19,11 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.conclude import RestartContext
 from firstfault.layout import ROSTER, restart_record_name
-from firstfault.model import TERMINATED, TERMINATED_BY, RestartKind, RestartRecord
+from firstfault.model import TERMINATED, TERMINATED_BY, Place, RestartKind, RestartRecord
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from firstfault_torch.agent.local_workers import LocalWorkers, end_what_workers_left
-from firstfault_torch.agent.reporter import Reporter, Stop, about_agent
-from firstfault_torch.agent.signals import guarded_in_main
+from firstfault_torch.agent.reporter import Death, Reporter, Stop, about_agent
+from firstfault_torch.agent.signals import SignalReceived, SignalWatch, guarded_in_main
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.budgets import COMING_BACK_S
 from firstfault_torch.context import Moment, Recording, node_place
@@ -36,9 +36,6 @@ from firstfault_torch.rounds.settlement import Reports, SettledDocument
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
-    from firstfault.model import Place
-    from firstfault_torch.agent.reporter import Death
-    from firstfault_torch.agent.signals import SignalReceived, SignalWatch
     from firstfault_torch.options import Options, Survivors
 
 _SIBLING_FAILED = "another worker of this node had failed"

@@ -6,6 +6,7 @@ import linecache
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +40,7 @@ from firstfault.model import (
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
 from firstfault_torch.capture import capture
-from firstfault_torch.context import setup_of_node, time_limit
+from firstfault_torch.context import Moment, Recording, setup_of_node, time_limit
 from firstfault_torch.error_classes import ErrorClass, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
@@ -55,11 +56,8 @@ from firstfault_torch.node.document_writer import (
 from firstfault_torch.node.stack_dumps import fatal_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from firstfault.model import ExpiredDeadline, Place
     from firstfault.recorder import SpooledDocument
-    from firstfault_torch.context import Moment, Recording
     from firstfault_torch.node.stderr_relay import StderrRelay
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +32,6 @@ from firstfault_torch.watchdog import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from firstfault.recorder import NodeFolder
 
 _CHUNK_BYTES = 64 * 1024

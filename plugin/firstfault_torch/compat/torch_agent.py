@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,8 +20,6 @@ from firstfault_torch.error_classes import is_readable, read_traceback
 from firstfault_torch.guard import begun, caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
 _HOOKS = (

@@ -9,14 +9,12 @@ import stat
 import sys
 import time
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault_torch.budgets import GLOO_POLL_S
 from firstfault_torch.compat import warn_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _GROUP_MAPS = (
     "pg_map",

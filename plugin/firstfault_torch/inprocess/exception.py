@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from firstfault_torch.guard import caught
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LONGEST_CHAIN = 20
 """Causes of an exception that are looked at."""

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from firstfault.layout import ROSTER, restart_record_name
-from firstfault.model import RestartKind, RestartRecord
+from firstfault.model import Place, RestartKind, RestartRecord
 from firstfault_torch.guard import bounded, caught
 from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
-from firstfault_torch.inprocess.store import BarrierTimeout, FaultKind
-from firstfault_torch.inprocess.wrap import CallWrapper
+from firstfault_torch.inprocess.store import BarrierTimeout, Fault, FaultKind
+from firstfault_torch.inprocess.wrap import CallWrapper, Interruption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from firstfault.model import Place
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.engine import Engine
-    from firstfault_torch.inprocess.store import Fault
     from firstfault_torch.inprocess.survivors import Survivors
-    from firstfault_torch.inprocess.wrap import Interruption
     from firstfault_torch.worker.recording import WorkerMonitor
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})

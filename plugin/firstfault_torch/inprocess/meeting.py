@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from firstfault_torch.inprocess.monitor_process import Process, start_detached
 from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from firstfault_torch.inprocess.options import InProcessOptions
 
 _TIMEOUT = dt.timedelta(seconds=MEETING_S)

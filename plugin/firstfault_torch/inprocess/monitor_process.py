@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,8 +30,6 @@ from firstfault_torch.inprocess.exception import InternalError
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Self
 
     from firstfault_torch.inprocess.options import InProcessOptions

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,13 @@ import torch.distributed as dist
 from firstfault_torch.budgets import MONITOR_CLOSING_S
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.exception import RankShouldRestart
-from firstfault_torch.inprocess.store import Outcome, Position
+from firstfault_torch.inprocess.store import Iteration, Outcome, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
 
     from firstfault_torch.inprocess.monitor_process import Progress
     from firstfault_torch.inprocess.options import InProcessOptions
-    from firstfault_torch.inprocess.store import Iteration
 
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""

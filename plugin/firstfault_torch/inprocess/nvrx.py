@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from firstfault.errors import UsageError
 from firstfault_torch.guard import guarded
@@ -29,8 +30,6 @@ except ModuleNotFoundError as missing:
         "firstfault_torch.inprocess.nvrx needs NVIDIA's package: pip install 'firstfault[nvrx]'"
     ) from missing
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _KINDS = {
     "EXCEPTION": FaultKind.EXCEPTION,

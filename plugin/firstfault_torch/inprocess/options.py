@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.errors import UsageError
 from firstfault_torch.inprocess.hooks import Abort, AbortTorchDistributed, Compose, Finalize, HealthCheck, Initialize
 from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _ORDER = (
     ("soft_timeout", "hard_timeout"),

@@ -11,17 +11,15 @@ import abc
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 from firstfault_torch.inprocess.exception import RestartError
-from firstfault_torch.inprocess.state import Mode
+from firstfault_torch.inprocess.state import Mode, State
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Collection
-    from collections.abc import Set as AbstractSet
-
-    from firstfault_torch.inprocess.state import State
 
 
 class Exchange(Protocol):

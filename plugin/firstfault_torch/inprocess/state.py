@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 
 class Mode(enum.Enum):

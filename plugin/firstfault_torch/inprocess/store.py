@@ -11,8 +11,9 @@ import enum
 import json
 import os
 import threading
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -20,9 +21,6 @@ from firstfault_torch.budgets import OUTCOME_LOOK_S
 from firstfault_torch.context import ROUND_VARIABLE
 from firstfault_torch.guard import caught
 from firstfault_torch.inprocess.exception import RestartError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -24,8 +25,6 @@ from firstfault_torch.guard import NonBlocking, bounded, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
 

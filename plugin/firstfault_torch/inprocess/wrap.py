@@ -15,6 +15,7 @@ import os
 import threading
 import time
 import typing
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -55,8 +56,6 @@ from firstfault_torch.inprocess.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
     from typing_extensions import Self
 
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"

@@ -16,6 +16,7 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from firstfault_torch.budgets import SENDING_S, SIBLINGS_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from firstfault.recorder import NodeFolder

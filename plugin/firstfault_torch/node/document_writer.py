@@ -10,13 +10,14 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
-from firstfault.model import Resources
+from firstfault.model import NodePresence, Receipt, Resources, WorkerError
 from firstfault.recorder import (
     Recorder,
     RecorderProcess,
@@ -33,9 +34,6 @@ from firstfault_torch.budgets import ENDING_RECORDER_S, MEMORY_S, RECEIPT_S, SPO
 from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from firstfault.model import NodePresence, Receipt, WorkerError
     from firstfault.recorder import NodeFolder
     from firstfault_torch.context import Recording
 

@@ -16,6 +16,7 @@ import selectors
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from firstfault_torch.budgets import RELAY_BUSY_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from firstfault.recorder import NodeFolder
 
 

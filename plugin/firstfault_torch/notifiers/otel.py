@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.tracebacks import format_exception
@@ -13,8 +14,6 @@ from firstfault.text import elide
 from firstfault_torch.budgets import OTEL_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from firstfault.report import Report
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

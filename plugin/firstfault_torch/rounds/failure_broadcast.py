@@ -11,6 +11,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed.elastic.agent.server.api import WorkerGroup
     from typing_extensions import Self
 

@@ -17,6 +17,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
 from firstfault.model import Phase
-from firstfault.recorder import Recorder
+from firstfault.recorder import NodeFolder, Recorder
 from firstfault.recorder.budgets import ROSTER_ANSWER_S
 from firstfault.text import parse_json
 from firstfault_torch.budgets import (
@@ -41,11 +42,8 @@ from firstfault_torch.budgets import (
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from typing_extensions import Self
 
-    from firstfault.recorder import NodeFolder
     from firstfault_torch.context import Recording
 
 _KEY = "firstfault/lifeline"

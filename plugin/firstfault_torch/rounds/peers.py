@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,14 @@ from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, m
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome, store_of_agents
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
-from firstfault_torch.rounds.settlement import Reports, Settlement, have_joined
+from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement, have_joined
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.elastic.agent.server.api import WorkerGroup
 
     from firstfault_torch.context import Recording
-    from firstfault_torch.rounds.settlement import SettledDocument
 
 _KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
 """How many agents know that all workers have succeeded; set by the last one."""

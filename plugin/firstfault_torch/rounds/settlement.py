@@ -24,9 +24,10 @@ import queue
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from firstfault.errors import BadDocumentError
 from firstfault.wire.documents import pack, pack_within, unpack
@@ -46,9 +47,6 @@ from firstfault_torch.budgets import (
 )
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.rounds.failure_broadcast import set_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 _T = TypeVar("_T")
 _JOINED = "firstfault/joined"

@@ -22,7 +22,7 @@ from firstfault_torch.agent.agent import Job, PeerFailedError, Prepared, results
 from firstfault_torch.budgets import LEAVING_FILES_S, TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
-from firstfault_torch.engine import PlainEngine
+from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
-    from firstfault_torch.engine import SealedVerdict
 
 _LAUNCHER = "torch.distributed.launcher.api"
 _FAILED = 1

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -26,9 +26,6 @@ from firstfault_torch.context import WORKER_VARIABLE
 from firstfault_torch.guard import bounded, caught
 from firstfault_torch.torchrun.folder import VARIABLE, fallback_folder, given_folder, root_folder
 from firstfault_torch.torchrun.identity import who
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""

@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,6 @@ from firstfault_torch.budgets import FOLDER_S, FOLDER_TAKEN_S
 from firstfault_torch.guard import bounded, caught, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from firstfault_torch.torchrun.identity import Who
 
 VARIABLE = "FIRSTFAULT_FOLDER"

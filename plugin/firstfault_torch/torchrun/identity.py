@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 RENDEZVOUS_ID = "--rdzv-id"
 HOST = "the host's name"

@@ -10,9 +10,8 @@ import os
 import time
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
-from firstfault.model import NodePresence, Phase, Subject, Writer
+from firstfault.model import NodePresence, Phase, Place, Subject, Writer
 from firstfault.recorder import start_recorder
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.store import join, split_name
@@ -30,9 +29,6 @@ from firstfault_torch.node.stack_dumps import write_at_sigterm
 from firstfault_torch.torchrun.folder import given_folder
 from firstfault_torch.torchrun.identity import who
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
-
-if TYPE_CHECKING:
-    from firstfault.model import Place
 
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
 

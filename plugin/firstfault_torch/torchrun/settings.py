@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault_torch.guard import logger
 from firstfault_torch.options import Options
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable
 
 _STRATEGY, _RESTARTS = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS"
 _AS_TORCH = "torch"

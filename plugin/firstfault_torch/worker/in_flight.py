@@ -20,17 +20,15 @@ import os
 import sys
 import threading
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.model import FrameInfo
 from firstfault_torch.compat.torch_worker import group_teardown
 from firstfault_torch.context import Moment
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"

@@ -12,22 +12,18 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.first_cause import all_links
-from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure
+from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
 from firstfault_torch.budgets import FILE_SYSTEMS_S, FLIGHT_RECORDER_S, GPU_S
 from firstfault_torch.capture import capture
 from firstfault_torch.compat.torch_worker import flight_recorders
 from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.worker.in_flight import chain_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from firstfault.model import ExceptionInfo
 
 _MAX_THREADS = 10
 _LAST = 8

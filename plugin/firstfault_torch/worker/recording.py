@@ -15,13 +15,14 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.exceptions.first_cause import frames_to, own_frames
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.model import Resources, Subject, SystemState, Writer
+from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
 from firstfault.wire.documents import encode
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
@@ -52,9 +53,6 @@ from firstfault_torch.worker.process_state import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from firstfault.model import ExceptionInfo, Place, Receipt, WorkerError
     from firstfault_torch.engine import Engine
 
 T = TypeVar("T")

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 
 from firstfault.errors import UsageError
-from firstfault.retry import as_policy
+from firstfault.retry import RetryPolicy, as_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
 from firstfault_torch.options import DEFAULT_SIGNALS, check_numa, parse_ranks, parse_signals, parse_streams
 from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
     from flytekit import Resources
 
-    from firstfault.retry import RetryPolicy
     from firstfault_torch.options import RestartsInProcess
 
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"

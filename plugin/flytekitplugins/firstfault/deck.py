@@ -11,6 +11,7 @@ import contextvars
 import json
 import threading
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,15 +20,12 @@ from flytekit import Deck
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.deck.deck import TimeLineDeck, _output_deck
 
-from firstfault.model import Phase, Subject, Writer
+from firstfault.model import JobErrors, Phase, Place, Subject, Writer
 from firstfault_torch.budgets import DECK_BEFORE_S, DECK_S, DECKS_INTERVAL_S, DECKS_LAST_S
 from firstfault_torch.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.flyte_engine import await_deck
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from firstfault.model import JobErrors, Place
     from firstfault.recorder import NodeFolder
     from firstfault.report.data import AttemptSummary, Report
     from firstfault_torch.context import Recording

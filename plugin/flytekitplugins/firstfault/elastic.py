@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 from collections import ChainMap
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,9 +27,9 @@ from firstfault_torch.agent.agent import job_of
 from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.error_classes import was_recoverable
 from firstfault_torch.guard import logger
-from firstfault_torch.options import DEFAULT_SIGNALS, logs_specs, numa_options
+from firstfault_torch.options import DEFAULT_SIGNALS, Options, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
-from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, parse_nnodes
+from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, Elastic, parse_nnodes
 from flytekitplugins.firstfault.entrypoints import (
     SpawnPayload,
     WorkerResult,
@@ -39,13 +40,9 @@ from flytekitplugins.firstfault.entrypoints import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.distributed.launcher.api import LaunchConfig
 
     from firstfault.model import WorkerError
-    from firstfault_torch.options import Options
-    from flytekitplugins.firstfault.config import Elastic
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 _ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "virtual_local_rank": False}

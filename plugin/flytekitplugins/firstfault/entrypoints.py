@@ -5,6 +5,7 @@ And what is derived from flytekit's classes: the exceptions that carry a verdict
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,11 +17,10 @@ from flytekit.exceptions.user import FlyteDataNotFoundException, FlyteRecoverabl
 
 from firstfault_torch.budgets import LAST_DECKS_S
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.worker.recording import recorded
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine
+from firstfault_torch.worker.recording import WorkerMonitor, recorded
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine, Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from types import CodeType
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.options import RestartsInProcess
-    from firstfault_torch.worker.recording import WorkerMonitor
-    from flytekitplugins.firstfault.flyte_engine import Published
 
 
 class WorkerResult(NamedTuple):

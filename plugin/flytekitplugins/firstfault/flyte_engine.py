@@ -8,15 +8,16 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from firstfault.errors import AccessDeniedError, BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, StoreError
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
-from firstfault.model import DocumentRef, Seal
+from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Seal
 from firstfault.model.job import pods_live
-from firstfault.store import open_store
+from firstfault.store import Store, open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import decode
 from firstfault_torch.budgets import (
@@ -31,17 +32,10 @@ from firstfault_torch.budgets import (
     TERMINATED_PUBLISH_S,
 )
 from firstfault_torch.context import Identity
-from firstfault_torch.engine import ErrorName
+from firstfault_torch.engine import ErrorName, SealedVerdict
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from firstfault.model import ExceptionInfo, JobErrors
-    from firstfault.store import Store
-    from firstfault_torch.engine import SealedVerdict
 
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

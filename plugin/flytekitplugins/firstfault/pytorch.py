@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flytekit.extend import IgnoreOutputs
 
-from firstfault.model import NodePresence, NodeSetup, Phase
-from firstfault_torch.context import setup_of_node, worker_place
+from firstfault.model import NodePresence, NodeSetup, Phase, Place, Receipt
+from firstfault_torch.context import Recording, setup_of_node, worker_place
 from firstfault_torch.guard import begun, guarded, logger
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
 from firstfault_torch.run import recording_of
@@ -22,10 +23,7 @@ from flytekitplugins.firstfault.entrypoints import expect_missing_checkpoint, ve
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
-    from firstfault.model import Place, Receipt
-    from firstfault_torch.context import Recording
     from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.options import Options
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,6 @@ from flytekitplugins.firstfault.flyte_engine import FlyteEngine, sealed_name
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     from flytekit.configuration import SerializationSettings
     from flytekit.core.context_manager import FlyteContext

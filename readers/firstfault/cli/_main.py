@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from firstfault.errors import FirstFaultError, UsageError
 from firstfault.text import parse_json, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from importlib.metadata import EntryPoint
 
     from click.shell_completion import CompletionItem

@@ -7,6 +7,7 @@ import enum
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,6 @@ from firstfault.store import protocol_of
 from firstfault.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from click.shell_completion import CompletionItem
 
     from firstfault.output_reader import MultiErrorFileOutputReader

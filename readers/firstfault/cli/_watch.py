@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,8 +24,6 @@ from firstfault.cli._support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from firstfault.attempts import ReadAttempt
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors

@@ -11,14 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.credentials.literals import HIDDEN, TABLE, is_key, is_mixed, is_placeholder, is_text, is_varied
 from firstfault.credentials.named import without_named_values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ROUNDS = 4
 _VARIABLE = "FIRSTFAULT_REDACT"

@@ -6,9 +6,10 @@ A name ends with one of the table's words; what stands around it decides how sur
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.credentials.literals import (
     HIDDEN,
@@ -22,9 +23,6 @@ from firstfault.credentials.literals import (
     is_secret_literal,
     is_secret_word,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _QUOTE = r"\\{0,7}[\"'`]"
 """Also an escaped one."""

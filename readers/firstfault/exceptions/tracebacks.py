@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from firstfault.model import ExceptionInfo, FrameInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from firstfault.model.failure import Kind, Origin, Subject, WorkerError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from firstfault.model.failure import CausedBy, Place
+from firstfault.model.failure import CausedBy, Kind, Origin, Place, Subject, WorkerError
 
 
 class Phase(str, enum.Enum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,6 @@ from firstfault.model import (
 from firstfault.model.job import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-
     from firstfault.model import ExceptionInfo, Place, RestartRecord, Unopened
 
 _MAX_NAMED = 5

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreUnavailableError
-from firstfault.layout import ErrorKey, RosterKey, is_error_file, is_of_entry, join_name
-from firstfault.model import Phase, Reads, Seal, WorkerError
+from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry, join_name
+from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
 from firstfault.model.job import nodes_done
-from firstfault.reading.assemble import Snapshot, assemble, judged_round
+from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
 from firstfault.reading.fetch import (
     Room,
     copies_of,
@@ -54,11 +55,7 @@ from firstfault.sync import attempted, gathered
 if TYPE_CHECKING:
     import threading
     from array import array
-    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
-    from firstfault.layout import Layout
-    from firstfault.model import JobErrors, NodePresence, RestartRecord
-    from firstfault.reading.assemble import Unreadable
     from firstfault.store import ObjectInfo, ReadableStore
 
 logger = logging.getLogger(__name__)

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout import RosterKey, bundle_name, bundle_path, is_of_nodes, join_name, roster_key_for
-from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError
+from firstfault.layout import Layout, RosterKey, bundle_name, bundle_path, is_of_nodes, join_name, roster_key_for
+from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
-from firstfault.reading.listing import list_everything
-from firstfault.store import ObjectInfo, Page, by_name, join
+from firstfault.reading.listing import Listing, list_everything
+from firstfault.store import ObjectInfo, Page, ReadableStore, by_name, join
 from firstfault.sync import gathered
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-
-    from firstfault.layout import Layout
-    from firstfault.model import RestartKind, RestartRecord, Unopened
-    from firstfault.reading.listing import Listing
-    from firstfault.store import ReadableStore
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from firstfault.layout import (
     ErrorKey,
+    Layout,
     RosterKey,
     is_bundle,
     is_error_file,
@@ -20,16 +21,9 @@ from firstfault.layout import (
     is_stock_error_file,
     join_name,
 )
-from firstfault.model import Phase, Reads, Unopened, WorkerError
-from firstfault.store import ObjectInfo
+from firstfault.model import JobErrors, Phase, Reads, Unopened, WorkerError
+from firstfault.store import ObjectInfo, Page, ReadableStore
 from firstfault.sync import gathered
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from firstfault.layout import Layout
-    from firstfault.model import JobErrors
-    from firstfault.store import Page, ReadableStore
 
 _STOCK = "error"
 """Flyte's own files sort behind this name, and before our folders."""

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from firstfault.model import Receipt
 from firstfault.text import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 SOCKET = "recorder.sock"

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.model import TERMINATED_ALONE, SentSignal, StackDump
+from firstfault.model import TERMINATED_ALONE, SentSignal, StackDump, WorkerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from firstfault.model import WorkerError
     from firstfault.recorder.folder import NodeFolder
 
 _FATAL = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)

@@ -10,17 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from firstfault.errors import RecorderUnavailableError, UsageError
 from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
 from firstfault.recorder.client import Recorder
 from firstfault.recorder.folder import SOCKET, NodeFolder, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""

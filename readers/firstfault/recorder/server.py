@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,16 +24,13 @@ from firstfault.layout import ERRORS, ROSTER, RosterKey, error_key_for, roster_k
 from firstfault.model import DocumentRef, Receipt, Resources, Subject, WorkerError, Writer
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
 from firstfault.recorder.client import RECEIVED, Target
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, Spool
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Settings, Spool, SpooledDocument
 from firstfault.recorder.left_behind import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS
 from firstfault.sync import attempted, run_sync
 from firstfault.text import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
-    from firstfault.recorder.folder import NodeFolder, Settings, SpooledDocument
     from firstfault.store import Store
 
 T = TypeVar("T")

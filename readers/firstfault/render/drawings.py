@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from firstfault.evidence.texts import message_of
 from firstfault.report.words import State, duration, ranks_text, short_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from firstfault.report.cascade import Cascade, Event
 
 _MS = 1_000_000

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -24,19 +25,16 @@ from firstfault.exceptions.tracebacks import chain, format_exception, runs
 from firstfault.render.drawings import node_map, timeline_of
 from firstfault.render.json_report import json_report
 from firstfault.render.plain import markdown
-from firstfault.report.data import log_lines, message_text, recovered_lines
+from firstfault.report.data import AttemptSummary, Report, log_lines, message_text, recovered_lines
 from firstfault.report.words import State, is_retried, line_of, ranks_text, short_names, short_pod, shown_time
 from firstfault.strategies import who
 from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import jinja2
 
     from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
     from firstfault.report.cascade import Cascade, NodeState, RankState
-    from firstfault.report.data import AttemptSummary, Report
     from firstfault.report.facts import JobIdentity
 
 PAGE_SIZE = 100

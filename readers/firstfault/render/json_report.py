@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.exceptions.stderr import exception_of
-from firstfault.report.data import log_lines, stack_lines
+from firstfault.report.data import Report, log_lines, stack_lines
 from firstfault.report.words import PLAIN, State
 from firstfault.text import elide
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
@@ -16,7 +16,6 @@ from firstfault.wire.json_schemas import SCHEMA, decision_to_dict, format_timest
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
-    from firstfault.report.data import Report
     from firstfault.wire.forms import Table
 
 _FRAMES = 50

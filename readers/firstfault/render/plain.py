@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
-from firstfault.report.data import log_lines, quoted_failures, sections_of, stack_lines
+from firstfault.report.data import Report, Section, Sections, log_lines, quoted_failures, sections_of, stack_lines
 from firstfault.report.facts import Fact
 from firstfault.report.words import counted, few, ranks_text
 from firstfault.text import elide, one_line, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from firstfault.report.data import Report, Section, Sections
 
 _MESSAGE_TITLE = "message:"
 """Stands above the root cause's text, whose lines are indented."""

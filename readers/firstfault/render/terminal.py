@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -13,18 +14,15 @@ from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import chain, place_of, runs
 from firstfault.render.plain import encodable, one_row
-from firstfault.report.data import log_lines, quoted_failures, sections_of
+from firstfault.report.data import Report, Sections, log_lines, quoted_failures, sections_of
 from firstfault.report.words import State, counted, duration, few
 from firstfault.text import elide, one_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from rich.console import Console
 
     from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
     from firstfault.report.cascade import Group
-    from firstfault.report.data import Report, Sections
 
 _ROWS = 23
 """Rows of one screen, without the shell's prompt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,16 +12,12 @@ from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import place_of
-from firstfault.model import CATEGORIES, TIME_LIMIT, Origin, Scope, Subject
-from firstfault.report.words import FaultOwner, State, counted, fault_of, few, ranks_text, words_on
+from firstfault.model import CATEGORIES, TIME_LIMIT, Decision, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
+from firstfault.report.words import EngineWords, FaultOwner, State, counted, fault_of, few, ranks_text, words_on
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from firstfault.model import Decision, JobErrors, Verdict, WorkerError
     from firstfault.report.cascade import Cascade
-    from firstfault.report.words import EngineWords
 
 _FEW = 5
 _LINE = 200

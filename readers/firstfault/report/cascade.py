@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import FailureClass
-from firstfault.evidence.clocks import Interval
+from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.texts import message_of
-from firstfault.model import Phase, Scope, Subject
+from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.job import unreported_nodes
 from firstfault.report.words import State, duration, headline_parts, line_of, ranks_text
 from firstfault.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from firstfault.evidence.classification import ClassifiedFailure
-    from firstfault.evidence.clocks import Clocks
     from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import JobErrors, NodePresence, Suspect, Verdict, WorkerError
 
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.diagnosis import diagnose
+from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import place_of
 from firstfault.layout import Layout, attempt_of
-from firstfault.model import RestartKind, Scope
-from firstfault.report.answers import Case, answers_on, machine_of
+from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
+from firstfault.report.answers import Answers, Case, answers_on, machine_of
 from firstfault.report.cascade import cascade_of
 from firstfault.report.facts import Fact, clocks_text, coverage_text, facts_of, followers_text, identity_of, raw_facts
 from firstfault.report.words import State, counted, engine_of, few, first_line, is_retried, line_of, ranks_text
@@ -22,11 +23,6 @@ from firstfault.strategies import who
 from firstfault.text import one_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import Decision, JobErrors, RestartRecord, Verdict, WorkerError
-    from firstfault.report.answers import Answers
     from firstfault.report.facts import JobIdentity
 
 _RANKS = 40

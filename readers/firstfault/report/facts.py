@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from firstfault.evidence.clocks import Interval
+from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.layout import execution_of
-from firstfault.model import NodeSetup, Scope, Subject
+from firstfault.model import JobErrors, NodeSetup, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import explain_signal
-from firstfault.report.cascade import later_text, world_size
-from firstfault.report.words import State, counted, duration, engine_of, few, shown_time, size
+from firstfault.report.cascade import Cascade, later_text, world_size
+from firstfault.report.words import EngineWords, State, counted, duration, engine_of, few, shown_time, size
 from firstfault.text import one_line
 from firstfault.wire.json_schemas import format_timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from firstfault.evidence.clocks import Clocks
-    from firstfault.model import JobErrors, Verdict, WorkerError
-    from firstfault.report.cascade import Cascade
-    from firstfault.report.words import EngineWords
 
 _COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}
 """Limits that are not sizes."""

@@ -5,20 +5,15 @@ from __future__ import annotations
 import enum
 import itertools
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.model import TIME_LIMIT, Scope, Subject
+from firstfault.model import TIME_LIMIT, Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import explain_end
 from firstfault.text import one_line, printable
 from firstfault.wire.json_schemas import format_timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from firstfault.model import Decision, JobErrors, Resources, Verdict, WorkerError
 
 
 class State(str, enum.Enum):

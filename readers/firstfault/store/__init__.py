@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
@@ -27,8 +28,6 @@ from firstfault.store._base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from firstfault.store._fsspec import FsspecStore
     from firstfault.store._obstore import ObstoreStore
 

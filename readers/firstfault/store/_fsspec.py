@@ -8,6 +8,7 @@ import errno
 import functools
 import logging
 import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import fsspec
@@ -41,7 +42,6 @@ from firstfault.store._base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from firstfault.model.failure import explain_end
 from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from firstfault.model import JobErrors
 
 _MAX_VICTIMS = 100

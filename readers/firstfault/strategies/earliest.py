@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from firstfault.model import Reads, Reason, Subject, Writer
+from firstfault.model import JobErrors, Reads, Reason, Subject, Verdict, WorkerError, Writer
 from firstfault.strategies import reads
 from firstfault.strategies._verdict import candidates, verdict_for, who
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from firstfault.model import JobErrors, Verdict, WorkerError
 
 _MS = 1_000_000
 _S = 1_000_000_000

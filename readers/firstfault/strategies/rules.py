@@ -7,8 +7,8 @@ Its rules are tried in their order, and the first that finds something decides. 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import (
@@ -32,7 +32,7 @@ from firstfault.evidence.hangs import (
     returned_early,
     waited_apart,
 )
-from firstfault.model import Reads, RestartKind, Suspect, Writer
+from firstfault.model import JobErrors, Reads, RestartKind, Suspect, Verdict, Writer
 from firstfault.strategies import reads, takes_diagnosis
 from firstfault.strategies._evidence_verdicts import (
     MAX_SUSPECTS,
@@ -45,11 +45,6 @@ from firstfault.strategies._evidence_verdicts import (
     on_remaining,
     suspects_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from firstfault.model import JobErrors, Verdict
 
 CONFIDENCES = ("low", "medium", "high")
 _MAX_OF_INTEREST = 16

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,8 +24,6 @@ from firstfault.testing._build import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import to_json, verdict_from_json, verdict_to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from firstfault.store import Store
 
 _SHUFFLES = 20

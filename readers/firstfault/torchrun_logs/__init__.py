@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.text import clean, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})")

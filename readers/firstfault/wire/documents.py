@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -16,8 +17,6 @@ from firstfault.wire.fields import CONTAINER_ERROR, FAILURE, MAX_SECONDS, MAX_WO
 from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from google.protobuf.timestamp_pb2 import Timestamp
 
 SCHEMA_VERSION = 1

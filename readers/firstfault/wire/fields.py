@@ -6,17 +6,15 @@ list in docs/format.md is made from them (tools/describe_fields.py). They know n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from firstfault import model
 from firstfault.model import ExceptionInfo, Kind, NodeSetup, Origin, Phase, Resources, Subject, SystemState, Writer
 from firstfault.text import clean
 from firstfault.wire import forms
 from firstfault.wire.forms import COUNT, FLAG, LINE, LONG, MAX_LINE, MAX_NAMES, NAME, RANK, TIME, Field, Form, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 T = TypeVar("T")
 

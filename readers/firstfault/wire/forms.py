@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.text import clean, clean_end, elide
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 MAX_LINE = 500
 """Characters of a name or a line."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from firstfault.wire.forms import MAX_LINE
 
 if TYPE_CHECKING:
     import enum
-    from collections.abc import Callable
 
 SCHEMA = "firstfault.verdict/v1"
 RESTART_SCHEMA = "firstfault.restart/v1"

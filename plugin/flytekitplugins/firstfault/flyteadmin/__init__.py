@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,8 +21,6 @@ from firstfault.errors import FirstFaultError, ObjectNotFoundError, UsageError
 from firstfault_torch.guard import caught
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from flyteidl.admin.node_execution_pb2 import NodeExecution
     from flyteidl.admin.task_execution_pb2 import TaskExecution
 

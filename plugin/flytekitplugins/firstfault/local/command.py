@@ -10,6 +10,7 @@ import importlib.util
 import json
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,8 +22,6 @@ from firstfault_torch.guard import guarded
 from flytekitplugins.firstfault.local import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from firstfault.report import Report
     from firstfault.report.data import AttemptSummary
     from flytekitplugins.firstfault.local.runner import Attempt, Running, RunResult

@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +18,17 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.report.cascade import cascade_of
+from firstfault.report.cascade import Cascade, RankState, cascade_of
 from firstfault.report.words import State, ranks_text
 from firstfault.strategies import DEFAULT_STRATEGY, undetermined
 from firstfault.text import printable
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from rich.console import Console, RenderableType
     from typing_extensions import Self
 
     from firstfault.output_reader import MultiErrorFileOutputReader
-    from firstfault.report.cascade import Cascade, RankState
     from flytekitplugins.firstfault.local.pods import Pod
     from flytekitplugins.firstfault.local.runner import Running
 

@@ -16,21 +16,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
 from firstfault.layout import ERROR_FILE, is_stock_error_file
-from firstfault.model import DocumentRef, Seal
+from firstfault.model import DocumentRef, Seal, WorkerError
 from firstfault.store import open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from firstfault.model import WorkerError
 
 _GRACE_S = 5.0
 _POLL_S = 0.02

@@ -6,12 +6,13 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import StoreError, UsageError
-from firstfault.model import Origin, Seal
+from firstfault.model import Origin, Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
 from firstfault.runs import begin_run
@@ -38,11 +39,9 @@ from flytekitplugins.firstfault.local.pods import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from firstfault.conclude import Conclusion
-    from firstfault.model import WorkerError
     from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
 _POLL_S = 0.02
