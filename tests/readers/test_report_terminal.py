@@ -11,18 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from firstfault.model import (
-    ExceptionInfo,
-    FrameInfo,
-    JobErrors,
-    Kind,
-    Phase,
-    Scope,
-    SentSignal,
-    StackDump,
-    Suspect,
-    Verdict,
-)
+from firstfault import model
+from firstfault.model import ExceptionInfo, FrameInfo, Kind, Phase, Scope, SentSignal, StackDump, Suspect
 from firstfault.render.html import page
 from firstfault.render.plain import terminal_text
 from firstfault.render.terminal import print_report
@@ -113,30 +103,23 @@ def test_what_there_is_room_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exception", "lines"),
+    ("changes", "text"),
     [
+        ({"frames": _FRAMES[:3]}, "    ... 2 frames of torch, the last is linear.py:2 in forward"),
+        ({"frames": _FRAMES[1:2]}, "      return call()"),
         (
-            ExceptionInfo("OSError", "full", frames=_FRAMES[:3]),
-            ["    ... 2 frames of torch, the last is linear.py:2 in forward"],
+            {"causes": (ExceptionInfo("KeyError", "'a'", relation="cause"),)},
+            "  KeyError: 'a'\n\n  The above exception was the direct cause of the following exception:\n",
         ),
-        (ExceptionInfo("OSError", "full", frames=_FRAMES[1:2]), ["      return call()"]),
-        (
-            ExceptionInfo(
-                "OSError", "full", frames=_FRAMES, causes=(ExceptionInfo("KeyError", "'a'", relation="cause"),)
-            ),
-            ["  KeyError: 'a'", "", "  The above exception was the direct cause of the following exception:", ""],
-        ),
-        (
-            ExceptionInfo("ExceptionGroup", "two", frames=_FRAMES, members=(ExceptionInfo("OSError", "disk"),)),
-            ["    ---- member 1 ----", "    OSError: disk"],
-        ),
-        (ExceptionInfo("OSError", "full", frames=_FRAMES, notes=("of node 7",)), ["  OSError: full", "  of node 7"]),
+        ({"members": (ExceptionInfo("KeyError", "'a'"),)}, "    ---- member 1 ----\n    KeyError: 'a'"),
+        ({"notes": ("of node 7",)}, "  OSError: full\n  of node 7"),
     ],
     ids=["innermost", "all of a library", "cause", "group", "notes"],
 )
-def test_tracebacks(exception: ExceptionInfo, lines: list[str]) -> None:
+def test_tracebacks(changes: dict[str, Any], text: str) -> None:
     """Where a library raised, what was left out, causes, members and notes are said; if none is ours, all of it."""
-    assert "\n".join(lines) in _printed(_usual(exception=exception), verbose=True)
+    exception = ExceptionInfo("OSError", "full", **{"frames": _FRAMES, **changes})
+    assert text in _printed(_usual(exception=exception), verbose=True)
 
 
 def test_restarts_that_were_recovered_from_are_counted() -> None:
@@ -170,7 +153,7 @@ def test_stacks_of_suspects() -> None:
 
 
 def test_a_terminal_has_room_for_so_much() -> None:
-    """Of a message of very many lines a terminal shows the head and the tail, a pipe all of it."""
+    """Of a message of very many lines, or of one without an end, it shows the head and the tail; a pipe shows all."""
     message = "\n".join(f"line {number}" for number in range(300_000))
     report = _usual(exception=None, exit_code=1, message=message)
     text = _printed(report, verbose=True)
@@ -178,10 +161,6 @@ def test_a_terminal_has_room_for_so_much() -> None:
     for line in ("line 0", "line 199", "... 299600 lines left out ...", "line 299999", "(a pipe (| less) shows all)"):
         assert f"\n  {line}\n" in text
     assert "\n  line 150000\n" in terminal_text(report)
-
-
-def test_a_terminal_has_room_for_a_line() -> None:
-    """One line without an end is cut in its middle, and where all of it can be seen is said."""
     text = _printed(_usual(exception=None, exit_code=1, message="x" * 1_000_000), verbose=True)
     assert len(text.splitlines()) < 200
     assert "characters left out" in text
@@ -254,15 +233,14 @@ def test_markup_is_text(verbose: bool) -> None:
 
 # --- bad input ------------------------------------------------------------------------------------------------------
 
+_LONG_LINE, _DEEP = FrameInfo("t.py", 1, "f", "x" * 1_000_000), " " * 500
 _BAD = {
     **{name: SCENES[name] for name in (*HARD_SCENES, "a-thousand-messages") if name in SCENES},
-    "nothing at all": lambda: report_on(JobErrors(), verdict=Verdict(Scope.UNDETERMINED, "", "", "", "", "")),
-    "code of 1 MB": lambda: _usual(
-        exception=ExceptionInfo("KeyError", "", frames=(FrameInfo("t.py", 1, "f", "x" * 1_000_000),))
-    ),
+    "nothing at all": lambda: report_on(model.JobErrors(), verdict=model.Verdict(Scope.UNDETERMINED, *[""] * 5)),
+    "code of 1 MB": lambda: _usual(exception=ExceptionInfo("KeyError", "", frames=(_LONG_LINE,))),
     "deep code": lambda: _usual(
-        exception=ExceptionInfo("KeyError", " " * 500 + "x", frames=_FRAMES, notes=(" " * 500 + "y", "\t" * 99 + "z")),
-        log_tail=" " * 500 + "step",
+        exception=ExceptionInfo("KeyError", f"{_DEEP}x", frames=_FRAMES, notes=(f"{_DEEP}y", "\t" * 99 + "z")),
+        log_tail=f"{_DEEP}step",
     ),
     "no frames": lambda: _usual(exception=ExceptionInfo("KeyError", "")),
     "an agent": lambda: _report(make_error(None, node="", exception=None)),

@@ -157,13 +157,10 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
     found = {group.what: (group.count, group.opened, len(group.ranks)) for group in cascade.groups}
     assert found == {"ValueError": (1, 1, 1), "RuntimeError": (92, 2, 92), "not opened": (2, 0, 2)}
     assert (cascade.count(State.VICTIM), cascade.count(State.UNCLEAR)) == (92, 2)
-
-
-def test_a_root_cause_whose_documents_were_not_all_opened_is_one_group() -> None:
-    """Ranks of the root cause whose documents were not opened are counted once, in its group."""
+    # those of the root cause are counted once, in its group
     job = make_job(*(make_error(rank, node="w-0", world_size=10) for rank in range(4)))
-    unopened = Unopened(job.failures[0].fingerprint, 6, tuple(range(4, 10)))
-    groups = _cascade(replace(job, unopened=(unopened,))).groups
+    unopened = (Unopened(job.failures[0].fingerprint, 6, tuple(range(4, 10))),)
+    groups = _cascade(replace(job, unopened=unopened)).groups
     assert [(group.ranks, group.opened) for group in groups] == [(tuple(range(10)), 4)]
 
 
@@ -270,10 +267,9 @@ def test_the_time_line_is_within_its_drawing() -> None:
         if timeline is None:
             continue
         places = [point.x for lane in timeline.lanes for point in lane.points]
-        places += [end for bar in timeline.bars for end in (bar.x, bar.x + bar.width)]
-        places += [end for lane in timeline.lanes if lane.band for end in (lane.band.x, lane.band.x + lane.band.width)]
-        assert min(places) >= 222
-        assert max(places) <= timeline.text
+        bands = [*timeline.bars, *(lane.band for lane in timeline.lanes if lane.band)]
+        places += [end for band in bands for end in (band.x, band.x + band.width)]
+        assert 222 <= min(places) <= max(places) <= timeline.text
         later = max((len(lane.later) for lane in timeline.lanes), default=0)
         assert later * _CHARACTER <= timeline.width - timeline.text
         assert max((len(lane.label) for lane in timeline.lanes), default=0) * _CHARACTER <= min(places)
@@ -393,12 +389,8 @@ def test_short_names(names: list[str], short: list[str] | None) -> None:
     ],
 )
 def test_what_is_unknown_is_said(fields: dict[str, Any], unknown: str) -> None:
-    """The answers list what is not known, also if the root cause is certain."""
+    """The answers list what is not known, also if the root cause is certain; a failed agent has no rank."""
     assert unknown in report_on(make_job(make_error(**fields))).answers.unknown
-
-
-def test_the_place_of_a_failed_agent() -> None:
-    """For a failed agent, which has no rank, the answer names the agent and its node."""
     agent = make_error(None, node="w-1", subject=Subject.AGENT, writer=Writer.AGENT, category="platform")
     assert report_on(make_job(agent)).answers.where == "the agent on w-1"
 
@@ -412,37 +404,22 @@ def _attempt(number: int, **fields: Any) -> AttemptSummary:
     return summary_of(number, job, verdict, decide(verdict))
 
 
-_AGAIN = "the same fault again, on the same rank"
+_AGAIN, _OTHER = "the same fault again, on the same rank", "another fault of the same category (user_code)"
+_X, _Y, _7 = {"boot_id": "x"}, {"boot_id": "y"}, {"machine": "gpu-7"}
 
 
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
         ({}, {}, _AGAIN),
-        (
-            # a pod's host name is the pod's, and tells nothing about the machine
-            {"host": "a"},
-            {"rank": 5, "host": "b", "exception": "KeyError"},
-            "another fault of the same category (user_code), on rank 5 after 3",
-        ),
-        ({"boot_id": "x"}, {"boot_id": "x"}, f"{_AGAIN}, on the same machine"),
-        (
-            {"boot_id": "x", "machine": "gpu-7", "gpu": "GPU-1"},
-            {"boot_id": "x", "machine": "gpu-7", "gpu": "GPU-2"},
-            f"{_AGAIN}, on the same machine (gpu-7)",
-        ),
-        (
-            {"boot_id": "x", "machine": "gpu-7", "gpu": "GPU-1"},
-            {"boot_id": "y", "machine": "gpu-7", "gpu": "GPU-1"},
-            f"{_AGAIN}, on the same GPU (GPU-1)",
-        ),
-        (
-            {"boot_id": "x", "machine": "gpu-7"},
-            {"boot_id": "y", "machine": "gpu-8"},
-            f"{_AGAIN}, on machine gpu-8 after gpu-7",
-        ),
-        ({"boot_id": "x"}, {"boot_id": "y"}, f"{_AGAIN}, on another machine, or after a reboot"),
-        ({"boot_id": "x"}, {}, _AGAIN),
+        # a pod's host name is the pod's, and tells nothing about the machine
+        ({"host": "a"}, {"rank": 5, "host": "b", "exception": "KeyError"}, f"{_OTHER}, on rank 5 after 3"),
+        (_X, _X, f"{_AGAIN}, on the same machine"),
+        ({**_7, **_X, "gpu": "GPU-1"}, {**_7, **_X, "gpu": "GPU-2"}, f"{_AGAIN}, on the same machine (gpu-7)"),
+        ({**_7, **_X, "gpu": "GPU-1"}, {**_7, **_Y, "gpu": "GPU-1"}, f"{_AGAIN}, on the same GPU (GPU-1)"),
+        ({**_7, **_X}, {**_Y, "machine": "gpu-8"}, f"{_AGAIN}, on machine gpu-8 after gpu-7"),
+        (_X, _Y, f"{_AGAIN}, on another machine, or after a reboot"),
+        (_X, {}, _AGAIN),
         (
             {"versions": (("torch", "2.12"),)},
             {"exception": None, "signal": "SIGSEGV", "versions": (("torch", "2.13"),)},

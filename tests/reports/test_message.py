@@ -214,48 +214,55 @@ def _shown(**fields: Any) -> Report:
     return report_of(make_job(), _verdict(failure), _NO, uri=_URI)
 
 
-def _thread(kind: str, text: str) -> ThreadFailure:
-    return ThreadFailure("loader", None, ExceptionInfo(kind, text))
+def _thread(kind: str, text: str) -> dict[str, Any]:
+    return {"thread_failures": (ThreadFailure("loader", None, ExceptionInfo(kind, text)),)}
+
+
+def _called(*progress: CollectiveProgress) -> dict[str, Any]:
+    return {"collectives": progress}
+
+
+def _memory(*figures: int | None, **named: int) -> dict[str, Any]:
+    return {"resources": Resources(*figures, **named)}
+
+
+def _after(rank: int | None, node: str) -> dict[str, Any]:
+    return {"caused_by": CausedBy(rank, node, "e1.pb")}
+
+
+_TP = CollectiveProgress("tp", "", 0, None)
+_M, _K = 2**20, 2**10
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "fact"),
+    ("fields", "fact"),
     [
+        (_memory(2, 16 * _GIB - 64 * _M, 16 * _GIB), "memory: peak 15.9 GiB of 16.0 GiB, 2 OOM kills counted"),
+        (_memory(1, 3 * _M, 4 * _M, _M), "memory: peak 3.0 MiB of 4.0 MiB, in use 1.0 MiB, 1 OOM kill counted"),
+        (_memory(oom_kill=0), "memory: no OOM kill counted"),
+        (_memory(memory_limit_bytes=900), "memory: limit 900 B"),
+        (_memory(memory_used_bytes=2 * _K, memory_limit_bytes=4 * _K), "memory: in use 2.0 KiB of 4.0 KiB"),
+        (_memory(memory_peak_bytes=2**60), "memory: peak 1048576.0 TiB"),
+        (_memory(oom_kill=0), "signal: SIGKILL: killed, sender unknown, no OOM kill counted"),
+        (_memory(oom_kill=1), "signal: SIGKILL: killed by the kernel's OOM killer"),
+        ({"signal": "SIGRTMIN+3"}, "signal: SIGRTMIN+3"),
+        (_thread("lib.DiskError", "full\nvery"), "thread: loader ended by DiskError: full"),
+        (_thread("KeyError", ""), "thread: loader ended by KeyError"),
         (
-            "resources",
-            Resources(2, 16 * _GIB - 2**26, 16 * _GIB),
-            "memory: peak 15.9 GiB of 16.0 GiB, 2 OOM kills counted",
-        ),
-        (
-            "resources",
-            Resources(1, 3 * 2**20, 4 * 2**20, 2**20),
-            "memory: peak 3.0 MiB of 4.0 MiB, in use 1.0 MiB, 1 OOM kill counted",
-        ),
-        ("resources", Resources(oom_kill=0), "memory: no OOM kill counted"),
-        ("resources", Resources(memory_limit_bytes=900), "memory: limit 900 B"),
-        ("resources", Resources(memory_used_bytes=2048, memory_limit_bytes=4096), "memory: in use 2.0 KiB of 4.0 KiB"),
-        ("resources", Resources(memory_peak_bytes=2**60), "memory: peak 1048576.0 TiB"),
-        ("resources", Resources(oom_kill=0), "signal: SIGKILL: killed, sender unknown, no OOM kill counted"),
-        ("resources", Resources(oom_kill=1), "signal: SIGKILL: killed by the kernel's OOM killer"),
-        ("signal", "SIGRTMIN+3", "signal: SIGRTMIN+3"),
-        ("thread_failures", (_thread("lib.DiskError", "full\nvery"),), "thread: loader ended by DiskError: full"),
-        ("thread_failures", (_thread("KeyError", ""),), "thread: loader ended by KeyError"),
-        (
-            "collectives",
-            (CollectiveProgress("default_pg", "allreduce", 41, 40),),
+            _called(CollectiveProgress("default_pg", "allreduce", 41, 40)),
             "last collective: allreduce #41, 40 completed (group default_pg)",
         ),
-        ("collectives", (CollectiveProgress("tp", "", 0, None),), "last collective: #0 (group tp)"),
-        ("collectives", (CollectiveProgress("tp", "", 0, None),) * 20, "last collective: and 15 more"),
-        ("caused_by", CausedBy(3, "w-1", "e1.pb"), "stopped after a failure of: rank 3 on w-1"),
-        ("caused_by", CausedBy(3, "", "e1.pb"), "stopped after a failure of: rank 3"),
-        ("caused_by", CausedBy(None, "w-1", "e1.pb"), "stopped after a failure of: w-1"),
-        ("caused_by", CausedBy(None, "", ""), "stopped after a failure of: another node"),
+        (_called(_TP), "last collective: #0 (group tp)"),
+        (_called(*[_TP] * 20), "last collective: and 15 more"),
+        (_after(3, "w-1"), "stopped after a failure of: rank 3 on w-1"),
+        (_after(3, ""), "stopped after a failure of: rank 3"),
+        (_after(None, "w-1"), "stopped after a failure of: w-1"),
+        (_after(None, ""), "stopped after a failure of: another node"),
     ],
 )
-def test_facts_about_the_root_cause(field: str, value: object, fact: str) -> None:
+def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
     """What was counted and recorded where the root cause was has one line each, in readable units."""
-    assert fact in [found.line for found in _shown(**{field: value}).facts]
+    assert fact in [found.line for found in _shown(**fields).facts]
 
 
 @pytest.mark.parametrize(
@@ -310,12 +317,8 @@ def _recorded(name: str) -> Report:
     ids=["stopped by the root's own signal", "agents apart", "ambiguous, if the verdict is certain", "no suspect"],
 )
 def test_who_is_a_victim(name: str, followers: str) -> None:
-    """The victims are counted by what happened to them."""
+    """The victims are counted by what happened to them; of a killed agent the first line says that it was lost."""
     assert _recorded(name).followers.startswith(followers)
-
-
-def test_an_agent_that_was_killed() -> None:
-    """The first line says that the agent was lost."""
     assert _recorded("agent-killed-rank0-of4").first_line.startswith("agent lost ")
 
 
@@ -374,38 +377,37 @@ def _report(engine: str, *, category: str = "", logs: dict[str, str] | None = No
     return report_of(job, verdict, decide(verdict), logs=logs)
 
 
+_EVENTS = "--field-selector involvedObject.name=w-1"
+
+
 def _commands(report: Report) -> list[str]:
     return [step.command for step in report.answers.steps if step.command]
 
 
 @pytest.mark.parametrize(("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)])
 def test_the_engine_is_the_documents(name: str, engine: object) -> None:
-    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine."""
+    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine.
+
+    Without error documents, the engine's name comes from the roster.
+    """
     assert _report(name).engine is engine
-
-
-def test_a_roster_names_the_engine_too() -> None:
-    """Without error documents, the engine's name comes from the roster."""
-    job = make_job(roster=(make_presence(node="w-0", engine="plain"),))
-    assert engine_of(job, run_strategy(get_strategy("earliest"), job)) is PLAIN
+    job = make_job(roster=(make_presence(node="w-0", engine=name),))
+    assert engine_of(job, run_strategy(get_strategy("earliest"), job)) is engine
 
 
 @pytest.mark.parametrize(
     ("engine", "category", "commands"),
     [
         ("flyte", "", ["kubectl logs w-1 -n team"]),
-        (
-            "flyte",
-            "node_lost",
-            ["kubectl get events --field-selector involvedObject.name=w-1 -n team", "kubectl logs w-1 -n team"],
-        ),
+        ("flyte", "node_lost", [f"kubectl get events {_EVENTS} -n team", "kubectl logs w-1 -n team"]),
         ("plain", "", []),
         ("plain", "node_lost", []),
     ],
 )
 def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
-    """Only reports on Kubernetes have kubectl commands."""
+    """Only reports on Kubernetes have kubectl commands; a log that is a file on this machine needs no engine."""
     assert _commands(_report(engine, category=category)) == commands
+    assert _commands(_report(engine, logs={"w-1": "logs/w-1.log"})) == ["less logs/w-1.log"]
 
 
 @pytest.mark.parametrize("text", ["x; touch owned", "$(touch owned)", "-n", "a b", "a\nb", "`x`", "a'b", "\u00e9"])
@@ -418,12 +420,6 @@ def test_a_command_has_no_text_of_a_document(text: str) -> None:
     assert _commands(_report("flyte", category="gpu_hardware", node=text, machine=text)) == []
 
 
-@pytest.mark.parametrize("engine", ["flyte", "plain"])
-def test_a_log_file_needs_no_engine(engine: str) -> None:
-    """If the log is a file on this machine, the command shows the file."""
-    assert _commands(_report(engine, logs={"w-1": "logs/w-1.log"})) == ["less logs/w-1.log"]
-
-
 @pytest.mark.parametrize("category", CATEGORY_WORDS)
 def test_the_advice(category: str) -> None:
     """Advice without Kubernetes names no pod."""
@@ -433,24 +429,17 @@ def test_the_advice(category: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decision", "flyte", "plain"),
+    ("decision", "flyte", "retry"),
     [
-        (_AGAIN, "will be retried", "should be retried; nothing retries this job by itself"),
-        (_NO, "will not be retried", "should not be retried; nothing retries this job by itself"),
-        (
-            replace(_AGAIN, enforced=False),
-            "should be retried; Flyte decides by itself, this is advice",
-            "should be retried; nothing retries this job by itself",
-        ),
-        (
-            replace(_AGAIN, retries_left=0),
-            "will not be retried: no retries are left",
-            "should be retried; nothing retries this job by itself",
-        ),
+        (_AGAIN, "will be retried", True),
+        (_NO, "will not be retried", False),
+        (replace(_AGAIN, enforced=False), "should be retried; Flyte decides by itself, this is advice", True),
+        (replace(_AGAIN, retries_left=0), "will not be retried: no retries are left", True),
     ],
 )
-def test_what_will_happen(decision: Decision, flyte: str, plain: str) -> None:
+def test_what_will_happen(decision: Decision, flyte: str, retry: bool) -> None:
     """Flyte retries a job; without an engine a person does."""
+    plain = f"should {'' if retry else 'not '}be retried; nothing retries this job by itself"
     assert (FLYTE.fate(decision), PLAIN.fate(decision)) == (flyte, plain)
 
 
