@@ -11,7 +11,6 @@ import pytest
 from firstfault.cli import main
 from firstfault.conclude import (
     RestartContext,
-    RestartDecision,
     conclude,
     decide_restart,
     record_of,
@@ -40,23 +39,15 @@ GPU = make_error(3, category="gpu_hardware")
 HOST_OOM = make_error(
     3, category="host_oom", resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10)
 )
+NOT_TWICE = explicit() & ~same_fault_again()
+TOO_FEW = {"nodes_left": 1, "min_nodes": 2}
 
 
 def _concluded(root: WorkerError, context: RestartContext, policy: RetryPolicy | None = None) -> Conclusion:
-    found = conclude(
-        make_job(root),
-        strategy="earliest",
-        policy=policy,
-        context=context.for_policy(RetryContext(attempt=1, retries=1)),
-    )
+    asked = context.for_policy(RetryContext(attempt=1, retries=1))
+    found = conclude(make_job(root), strategy="earliest", policy=policy, context=asked)
     assert found is not None
     return found
-
-
-def _decided(root: WorkerError, policy: RetryPolicy | None = None, **changes: Any) -> RestartDecision:
-    context = replace(CONTEXT, **changes)
-    found = _concluded(root, context, policy)
-    return decide_restart(found.verdict, found.decision, context)
 
 
 def _fingerprint(root: WorkerError) -> str:
@@ -70,20 +61,13 @@ def _fingerprint(root: WorkerError) -> str:
         (RECOVERABLE, None, {}, True, "was raised as recoverable; it uses up one of max_restarts"),
         (RECOVERABLE, never(), {}, False, "the policy says never"),
         (RECOVERABLE, explicit() & ~exhausted(), {}, True, "was raised as recoverable"),
-        (
-            RECOVERABLE,
-            explicit() & ~same_fault_again(),
-            {"again": True},
-            False,
-            "the previous round failed with the same",
-        ),
+        (RECOVERABLE, NOT_TWICE, {"again": True}, False, "the previous round failed with the same"),
         (RECOVERABLE, None, {"again": True}, True, "was raised as recoverable"),
         (BUG, on_category("user_code"), {}, True, "user_code"),
         (BUG, on_category("user_code"), {"again": True}, False, "the previous round failed with the same fault"),
         (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2}, True, "preemption"),
         (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2, "again": True}, True, "preemption"),
-        (PREEMPTED, None, {"nodes_left": 1, "min_nodes": 2}, False, "the job needs 2 nodes, and 1 are left"),
-        (RECOVERABLE, None, {"nodes_left": 1, "min_nodes": 2}, False, "the job needs 2 nodes, and 1 are left"),
+        *((root, None, TOO_FEW, False, "the job needs 2 nodes, and 1 are left") for root in (PREEMPTED, RECOVERABLE)),
         (GPU, on_category("gpu_hardware"), {}, False, "the machine is at fault"),
         (HOST_OOM, None, {}, False, "the machine is at fault"),
     ],
@@ -92,9 +76,12 @@ def test_a_decision(
     root: WorkerError, policy: RetryPolicy | None, changes: dict[str, Any], restart: bool, says: str
 ) -> None:
     """The policy decides, unless too few nodes are left, the machine is at fault, or the fault comes again."""
+    changes = dict(changes)
     if changes.pop("again", False):
-        changes = {**changes, "previous_fingerprint": _fingerprint(root)}
-    found = _decided(root, policy, **changes)
+        changes["previous_fingerprint"] = _fingerprint(root)
+    context = replace(CONTEXT, **changes)
+    concluded = _concluded(root, context, policy)
+    found = decide_restart(concluded.verdict, concluded.decision, context)
     assert found.restart is restart
     assert says in found.reason
 
@@ -124,15 +111,14 @@ def test_restarts_that_were_not_used(used: int) -> None:
     """The decision on the attempt says how many were left, and why."""
     root = replace(BUG, place=replace(BUG.place, restart_count=used))
     found = _concluded(root, CONTEXT)
-    again = with_unused_restarts(found.decision, found.verdict, replace(RECORD, restart=False, reason="not again"), 3)
-    assert again == replace(
-        found.decision,
-        reason=f"{found.decision.reason}; {3 - used} of 3 restarts (max_restarts) were not used: not again",
-    )
-    same = replace(RECORD, restart=False, reason=found.decision.reason)
-    assert with_unused_restarts(found.decision, found.verdict, same, 3).reason.endswith(
-        f"; for the same reason, {3 - used} of 3 restarts (max_restarts) were not used"
-    )
+    own, unused = found.decision.reason, f"{3 - used} of 3 restarts (max_restarts) were not used"
+    for reason, told in (
+        ("not again", f"{own}; {unused}: not again"),
+        (own, f"{own}; for the same reason, {unused}"),
+    ):
+        record = replace(RECORD, restart=False, reason=reason)
+        again = with_unused_restarts(found.decision, found.verdict, record, 3)
+        assert again == replace(found.decision, reason=told)
 
 
 # --- records --------------------------------------------------------------------------------------------------------
