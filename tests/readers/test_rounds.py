@@ -20,56 +20,34 @@ if TYPE_CHECKING:
 
 _STARTED = 5
 """The incarnation of both nodes."""
-_ROOT = make_error(
-    0,
-    node="w-0",
-    group_rank=0,
-    group_world_size=2,
-    incarnation=_STARTED,
-    exception="KeyError",
-    message="'lr'",
-)
-_VICTIM = make_error(
-    3,
-    node="w-1",
-    group_rank=1,
-    group_world_size=2,
-    incarnation=_STARTED,
-    at_ms=50,
-    exception="RuntimeError",
-    message="Connection reset by peer",
-)
+
+
+def _failed(rank: int, message: str, **fields: Any) -> WorkerError:
+    """Return the document of one of two ranks on each of two nodes."""
+    place = {"node": f"w-{rank // 2}", "group_rank": rank // 2, "group_world_size": 2, "incarnation": _STARTED}
+    return make_error(rank, message=message, **{**place, **fields})
+
+
+_LOST = {"exception": "RuntimeError", "message": "Connection reset by peer"}
+_ROOT, _VICTIM = _failed(0, "'lr'", exception="KeyError"), _failed(3, at_ms=50, **_LOST)
 _MANY = 300
 
 
 def _entries(*documents: WorkerError, phase: Phase = Phase.FAILED, **place: Any) -> tuple[NodePresence, ...]:
     """Return the entries of both nodes, with a receipt for each of the documents."""
-    return tuple(
-        make_presence(
-            phase,
-            node=f"w-{number}",
-            group_rank=number,
-            nodes=2,
-            ranks=(2 * number, 2 * number + 1),
-            receipts=tuple(
-                Receipt(item.documents[0].name, durable=True, rank=item.rank)
-                for item in documents
-                if item.place.group_rank == number
-            ),
-            **{"incarnation": _STARTED, **place},
-        )
-        for number in (0, 1)
-    )
+    entries = []
+    for number in (0, 1):
+        own = [item for item in documents if item.place.group_rank == number]
+        receipts = tuple(Receipt(item.documents[0].name, durable=True, rank=item.rank) for item in own)
+        here = {"node": f"w-{number}", "group_rank": number, "nodes": 2, "incarnation": _STARTED, **place}
+        entries.append(make_presence(phase, ranks=(2 * number, 2 * number + 1), receipts=receipts, **here))
+    return tuple(entries)
 
 
-def _forged(rank: int, **fields: Any) -> WorkerError:
-    """Return a document about a fault that did not happen."""
-    node = rank // 2
-    values = {"node": f"w-{node}", "group_rank": node, "group_world_size": 2, "incarnation": _STARTED, **fields}
-    return make_error(rank, message="forged", **values)
-
-
-_FORGED = [_forged(3, at_ms=-100, round=7, group_world_size=1), _forged(1, at_ms=100, incarnation=10**13 - 1)]
+_FORGED = [
+    _failed(3, "forged", at_ms=-100, round=7, group_world_size=1),
+    _failed(1, "forged", at_ms=100, incarnation=10**13 - 1),
+]
 
 
 def _verdict(job: JobErrors, strategy: str = "evidence") -> Verdict:
@@ -96,7 +74,7 @@ def test_a_later_round_without_an_entry_is_reported(phase: Phase) -> None:
 
     An agent may be killed before its entry is in the storage.
     """
-    job = make_job(_forged(3, round=1), roster=_entries(phase=phase))
+    job = make_job(_failed(3, "forged", round=1), roster=_entries(phase=phase))
     conclusion = conclude(job)
     assert conclusion is not None
     assert (conclusion.verdict.ranks, conclusion.verdict.confidence) == ((3,), "medium")
@@ -114,10 +92,8 @@ def test_a_later_round_without_an_entry_is_reported(phase: Phase) -> None:
 )
 def test_the_record_of_a_restart_confirms_the_next_round(record: dict[str, Any], judged: list[str]) -> None:
     """After a recorded restart, a document of the next round is enough to make the failed round history."""
-    restart = RestartRecord(
-        **{"kind": RestartKind.ROUND, "number": 0, "headline": "", "restart": True, "reason": "", **record}
-    )
-    last = _forged(3, round=1, at_ms=9_000)
+    restart = replace(RestartRecord(RestartKind.ROUND, 0, "", restart=True, reason=""), **record)
+    last = _failed(3, "forged", round=1, at_ms=9_000)
     job = make_job(_ROOT, last, roster=_entries(_ROOT), restarts=(restart,))
     assert [failure.message for failure in job.failures] == judged
     assert not job.coverage.complete
@@ -127,34 +103,22 @@ def test_the_record_of_a_restart_confirms_the_next_round(record: dict[str, Any],
 def test_an_entry_confirms_round_and_incarnation() -> None:
     """A roster entry of a document's round and incarnation makes the others history, and nothing is noted."""
     for place in ({"round": 1}, {"incarnation": 9}):
-        last = _forged(3, at_ms=9_000, **place)
+        last = _failed(3, "forged", at_ms=9_000, **place)
         job = make_job(_ROOT, _VICTIM, last, roster=(*_entries(_ROOT, _VICTIM), *_entries(last, **place)))
         assert [failure.message for failure in job.failures] == ["forged"]
         assert (len(job.history), job.coverage.complete, job.coverage.notes) == (2, True, ())
-
-
-def test_an_unreadable_entry_confirms_an_incarnation() -> None:
-    """The name of an entry that cannot be read has no node, but a group rank and an incarnation."""
+    # the name of an entry that cannot be read has no node, but a group rank and an incarnation
     bare = make_presence(Phase.JOINED, node="", group_rank=1, incarnation=9)
-    job = make_job(_VICTIM, _forged(3, incarnation=9), roster=(*_entries(_VICTIM), bare))
+    job = make_job(_VICTIM, _failed(3, "forged", incarnation=9), roster=(*_entries(_VICTIM), bare))
     assert [failure.message for failure in job.failures] == ["forged"]
     assert not any("names" in note for note in job.coverage.notes)
 
 
 def _large(*others: WorkerError) -> Snapshot:
     """Return a cascade that is too large to open every document."""
+    of_victims = {**_LOST, "fingerprint": "1:" + "a" * 12}
     victims = [
-        make_error(
-            rank,
-            node=f"w-{rank % 2}",
-            group_rank=rank % 2,
-            group_world_size=2,
-            incarnation=_STARTED,
-            at_ms=10 + rank / 10,
-            exception="RuntimeError",
-            message="Connection reset by peer",
-            fingerprint="1:" + "a" * 12,
-        )
+        _failed(rank, node=f"w-{rank % 2}", group_rank=rank % 2, at_ms=10 + rank / 10, **of_victims)
         for rank in range(4, _MANY)
     ]
     documents = (replace(_ROOT, fingerprint="1:" + "b" * 12, documents=()), *victims, *others)
