@@ -71,13 +71,8 @@ _OLD, _NEW = {"message": "old", "node": "a"}, {"message": "new", "node": "a", "a
         ([{"writer": Writer.STOCK, "exception": None}, {**_NEW, "round": 3}], [], ["boom", "new"], []),
     ],
     ids=[
-        "a later round began",
-        "a later round's document",
-        "no incarnation",
-        "the node came back",
-        "a newer incarnation",
-        "an incarnation of another round",
-        "a stock file",
+        *("a later round began", "a later round's document", "no incarnation", "the node came back"),
+        *("a newer incarnation", "an incarnation of another round", "a stock file"),
     ],
 )
 def test_what_is_judged(documents: list[Any], roster: list[Any], judged: list[str], history: list[str]) -> None:
@@ -95,39 +90,28 @@ def test_the_name_of_an_unreadable_document(judged: int, named: int, count: int)
     assert (len(job.failures), job.round, job.coverage.unreadable) == (1, judged, count)
 
 
-def test_only_the_judged_rounds_roster_is_kept() -> None:
-    """The job has the roster of the judged round, by group rank."""
-    entries = (
-        make_presence(Phase.JOINED, node="b", group_rank=1, round=1),
-        make_presence(Phase.JOINED, node="a", group_rank=0, round=1),
-        make_presence(Phase.FAILED, node="a", group_rank=0, round=0),
-    )
-    assert _job(roster=entries).roster == (entries[1], entries[0])
-
-
 # --- one worker, heard twice ----------------------------------------------------------------------------------------
 
 
 def test_a_worker_and_its_agent_are_merged() -> None:
-    """The agent's fields are added to the worker's; the worker's own fields stay."""
+    """The agent's fields are added to the worker's; the worker's own fields stay. A fingerprint is never missing.
+
+    A signalled process without an exception was stopped by its agent; one with an exception was not.
+    """
+    sent = (SentSignal("SIGTERM", "stopped because rank 0 failed"),)
     word = make_error(3, message="mine", at_ms=5, log_tail="")
-    seen = make_error(
-        3, message="agent's", at_ms=1, **_KILLED, log_tail="tail", category="signal", resources=Resources(1)
-    )
+    told = {"log_tail": "tail", "category": "signal", "resources": Resources(1), "sent_signals": sent}
+    seen = make_error(3, message="agent's", at_ms=1, **_KILLED, **told, fingerprint="1:0123456789ab")
+    (alone,) = _job(seen).failures
+    assert (alone.stopped_by_agent, alone.fingerprint) == (True, "1:0123456789ab")
     (failure,) = _job(seen, word).failures
+    assert not failure.stopped_by_agent
+    assert failure.fingerprint.startswith("2:")
     assert (failure.message, failure.writer, failure.timestamp_ns) == ("mine", Writer.WORKER, word.timestamp_ns)
     assert failure.exception == word.exception
     assert (failure.exit_code, failure.signal, failure.log_tail) == (-9, "SIGKILL", "tail")
     assert (failure.category, failure.resources) == ("signal", Resources(1))
     assert failure.documents == tuple(sorted(word.documents + seen.documents, key=lambda ref: ref.name))
-
-
-def test_the_agents_signals_are_the_mark_of_a_victim() -> None:
-    """A signalled process without an exception was stopped by its agent; one with an exception was not."""
-    sent = (SentSignal("SIGTERM", "stopped because rank 0 failed"),)
-    seen = make_error(3, **{**_KILLED, "sent_signals": sent})
-    assert _job(seen).failures[0].stopped_by_agent
-    assert not _job(seen, make_error(3)).failures[0].stopped_by_agent
 
 
 _EVIDENCE = {
@@ -144,14 +128,12 @@ _EVIDENCE = {
 }
 
 
-@pytest.mark.parametrize("name", _EVIDENCE)
-def test_evidence_that_only_a_later_document_has(name: str) -> None:
+def test_evidence_that_only_a_later_document_has() -> None:
     """Fields that the worker's document lacks come from the agent's, never the other way round."""
-    evidence = {name: _EVIDENCE[name]}
-    seen = make_error(3, writer=Writer.AGENT, exception=None, **evidence)
+    seen = make_error(3, writer=Writer.AGENT, exception=None, **_EVIDENCE)
     other = make_error(3, writer=Writer.RECORDER, exception=None, exit_code=9, signal="SIGFPE", log_tail="other")
     (failure,) = _job(other, make_error(3), seen).failures
-    assert getattr(failure, name) == _EVIDENCE[name]
+    assert {name: getattr(failure, name) for name in _EVIDENCE} == _EVIDENCE
 
 
 # --- the end of a log, from the roster ------------------------------------------------------------------------------
@@ -171,13 +153,7 @@ def test_a_failure_gets_its_log_from_the_roster() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"log_tail": "its own"},
-        {"node": "worker-9"},
-        {"rank": 4},
-        {"incarnation": 8},
-        {"subject": Subject.AGENT},
-    ],
+    [{"log_tail": "its own"}, {"node": "worker-9"}, {"rank": 4}, {"incarnation": 8}, {"subject": Subject.AGENT}],
 )
 def test_a_log_of_the_roster_goes_nowhere_else(other: dict[str, Any]) -> None:
     """A failure with a log keeps it; another node's, rank's, incarnation's or agent's failure gets none."""
@@ -210,11 +186,9 @@ def test_an_exception_in_flight_and_the_one_that_left(
 ) -> None:
     """The final exception replaces the first one only if it is the same or was raised from it."""
     (failure,) = _job(_word(final, final_ms), _word(_FIRST, 0, in_flight=True)).failures
-    assert failure.exception == exception
-    assert failure.message == exception.message
+    assert (failure.exception, failure.message) == (exception, exception.message)
     assert failure.timestamp_ns == START_NS + min(final_ms, 0) * 1_000_000
-    assert not failure.in_flight
-    assert len(failure.documents) == 2
+    assert (failure.in_flight, len(failure.documents)) == (False, 2)
 
 
 def test_the_clocks_of_a_merged_failure_belong_together() -> None:
@@ -226,15 +200,11 @@ def test_the_clocks_of_a_merged_failure_belong_together() -> None:
     assert {name: getattr(failure, name) for name in early} == early
 
 
-def test_an_exception_in_flight_alone() -> None:
-    """Without a final document of the worker the exception is still in flight."""
+def test_exceptions_in_flight_alone() -> None:
+    """Without a final document of the worker it is still in flight; of several the first counts, from its last one."""
     (failure,) = _job(_word(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)).failures
     assert (failure.exception, failure.in_flight, failure.exit_code) == (_FIRST, True, -9)
     assert failure.timestamp_ns == START_NS + 5_000_000
-
-
-def test_several_exceptions_in_flight() -> None:
-    """The first of several exceptions counts, from the last document about it."""
     (failure,) = _job(
         _word(_CLEAN_UP, 2, in_flight=True), _word(_RAISED_FROM, 1, in_flight=True), _word(_FIRST, 0, in_flight=True)
     ).failures
@@ -310,8 +280,7 @@ def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: b
 def test_a_withdrawn_document_is_not_missed(receipts: tuple[Receipt, ...], unreadable: tuple[Unreadable, ...]) -> None:
     """A withdrawn document never makes the coverage incomplete."""
     job = _job(roster=(make_presence(Phase.SUCCEEDED, node="a", receipts=receipts),), unreadable=unreadable)
-    assert job.coverage.complete
-    assert (job.coverage.notes, job.coverage.unreadable) == ((), 0)
+    assert (job.coverage.complete, job.coverage.notes, job.coverage.unreadable) == (True, (), 0)
     assert job.roster[0].receipts == receipts
 
 
@@ -367,15 +336,14 @@ def test_how_many_failures(documents: list[dict[str, Any]], count: int) -> None:
     assert len(job.failures) + len(job.history) == count
 
 
-def test_a_failure_always_has_a_fingerprint() -> None:
-    """A missing fingerprint is computed; an existing one is kept."""
-    given_, made = _job(make_error(0, fingerprint="1:0123456789ab"), make_error(1)).failures
-    assert given_.fingerprint == "1:0123456789ab"
-    assert made.fingerprint.startswith("2:")
-
-
-def test_failures_are_in_time_order() -> None:
-    """Failures come by time, at the same time by rank, and without a time last."""
+def test_what_is_in_order() -> None:
+    """Failures come by time, at the same time by rank, and without a time last; the judged round's roster by rank."""
+    entries = (
+        make_presence(Phase.JOINED, node="b", group_rank=1, round=1),
+        make_presence(Phase.JOINED, node="a", group_rank=0, round=1),
+        make_presence(Phase.FAILED, node="a", group_rank=0, round=0),
+    )
+    assert _job(roster=entries).roster == (entries[1], entries[0])
     documents = (
         make_error(0, at_ms=None, message="untimed"),
         make_error(9, at_ms=5, message="tie 9"),
@@ -465,16 +433,6 @@ def test_seals_are_in_the_order_of_what_they_rest_on() -> None:
 # --- coverage -------------------------------------------------------------------------------------------------------
 
 
-def test_everybody_reported() -> None:
-    """With a final entry of every node the coverage is complete."""
-    job = _job(
-        make_error(0, node="a", group_rank=0),
-        roster=(make_presence(node="a", nodes=2), make_presence(Phase.SUCCEEDED, node="b", group_rank=1, nodes=2)),
-    )
-    assert (job.coverage.expected, job.coverage.reported, job.coverage.complete) == (2, 2, True)
-    assert job.coverage.notes == ()
-
-
 @pytest.mark.parametrize(
     ("documents", "expected", "reported"),
     [
@@ -491,18 +449,13 @@ def test_documents_alone_count_nodes(documents: list[dict[str, Any]], expected: 
     assert (coverage.expected, coverage.reported, coverage.complete) == (expected, reported, False)
 
 
-def test_a_silent_node_is_named() -> None:
-    """A node that joined and sent nothing makes the coverage incomplete, and is named."""
-    job = _job(
-        make_error(0, node="a"),
-        roster=(make_presence(node="a", nodes=2), make_presence(Phase.JOINED, node="b", group_rank=1, nodes=2)),
-    )
-    assert (job.coverage.expected, job.coverage.reported, job.coverage.complete) == (2, 1, False)
-    assert job.coverage.notes == ("took part but sent no report: b",)
-
-
-def test_many_silent_nodes_are_not_all_named() -> None:
-    """Of many silent nodes only some are named."""
+@pytest.mark.parametrize(("phase", "reported"), [(Phase.SUCCEEDED, 2), (Phase.JOINED, 1)])
+def test_nodes_that_reported(phase: Phase, reported: int) -> None:
+    """The coverage is complete with a final entry of every node; one that joined and sent nothing is named."""
+    roster = (make_presence(node="a", nodes=2), make_presence(phase, node="b", group_rank=1, nodes=2))
+    coverage = _job(make_error(0, node="a", group_rank=0), roster=roster).coverage
+    assert (coverage.expected, coverage.reported, coverage.complete) == (2, reported, reported == 2)
+    assert coverage.notes == (() if reported == 2 else ("took part but sent no report: b",))
     entries = tuple(make_presence(Phase.JOINED, node=f"n{n:03}", group_rank=n, nodes=200) for n in range(200))
     (note,) = _job(roster=entries).coverage.notes
     assert note == "took part but sent no report: n000, n001, n002, n003, n004 and others"
