@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,19 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firstfault.conclude import conclude
-from firstfault.layout import (
-    error_key_for,
-    roster_key_for,
-)
-from firstfault.model import (
-    NodePresence,
-    Phase,
-    Receipt,
-    SentSignal,
-    StackDump,
-    WorkerError,
-    Writer,
-)
+from firstfault.layout import error_key_for, roster_key_for
+from firstfault.model import NodePresence, Phase, Receipt, SentSignal, StackDump, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.report import report_of
 from firstfault.testing import make_error, make_job, make_presence
@@ -146,20 +134,10 @@ def test_ten_thousand_frames(function: str) -> None:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 _SHAPES = (
-    " \n",
-    ": ",
-    "\x1b[1",
-    "/a",
-    '  File "/job/a.py", line 1, in f\n    x\n',
-    "Thread 0x1 (most recent call first):\n",
+    *(" \n", ": ", "\x1b[1", "/a", "USER:X: error=", "\nMessage:", "https://a:b", "terminated by SIG", "a-1-worker-"),
+    *("0x1f ", '  File "/job/a.py", line 1, in f\n    x\n', "Thread 0x1 (most recent call first):\n"),
     "\nDuring handling of the above exception, another exception occurred:\n\n",
     "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n",
-    "USER:X: error=",
-    "\nMessage:",
-    "https://a:b",
-    "terminated by SIG",
-    "a-1-worker-",
-    "0x1f ",
 )
 """Beginnings of what the reader's own patterns look for, repeated."""
 _LONGEST_TEXT = 100_000
@@ -201,26 +179,15 @@ def test_time_is_linear_in_a_text(part: str) -> None:
 def test_a_failure_that_its_own_agent_does_not_know(message: str) -> None:
     """A worker that writes a document for another pod's rank blames it with medium confidence at most, and it shows."""
     place = {"node": "w-1", "group_rank": 1, "group_world_size": 2}
-    stopped = [
-        make_error(
-            rank, at_ms=900, exception=None, signal="SIGTERM", sent_signals=(SentSignal("SIGTERM", "stop"),), **place
-        )
-        for rank in (2, 3)
-    ]
+    ended = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "stop"),)}
+    stopped = [make_error(rank, at_ms=900, **ended, **place) for rank in (2, 3)]
     forged = make_error(3, at_ms=500, exception="RuntimeError", message=message, **place)
-    roster = [
-        make_presence(Phase.FAILED, node=node, group_rank=group_rank, nodes=2, ranks=ranks, receipts=receipts)
-        for node, group_rank, ranks, receipts in (
-            ("w-0", 0, (0, 1), ()),
-            ("w-1", 1, (2, 3), tuple(Receipt(item.documents[0].name, durable=True) for item in stopped)),
-        )
-    ]
-    listed = replace(roster[1], receipts=(*roster[1].receipts, Receipt(forged.documents[0].name, durable=True)))
-    for entry, confidence in ((roster[1], "medium"), (listed, "high")):
-        job = make_job(*stopped, forged, roster=(roster[0], entry))
-        conclusion = conclude(job)
+    other = make_presence(node="w-0", nodes=2, ranks=(0, 1))
+    for listed, confidence in ((stopped, "medium"), ([*stopped, forged], "high")):
+        receipts = tuple(Receipt(item.documents[0].name, durable=True) for item in listed)
+        own = make_presence(node="w-1", group_rank=1, nodes=2, ranks=(2, 3), receipts=receipts)
+        conclusion = conclude(make_job(*stopped, forged, roster=(other, own)))
         assert conclusion is not None
         verdict = conclusion.verdict
-        assert verdict.ranks == (3,)
-        assert verdict.confidence == confidence
+        assert (verdict.ranks, verdict.confidence) == ((3,), confidence)
         assert any("without this one" in reason for reason in verdict.why) is (confidence == "medium")

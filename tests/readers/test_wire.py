@@ -17,7 +17,6 @@ from firstfault import model
 from firstfault.errors import BadDocumentError
 from firstfault.model import (
     CollectiveProgress,
-    DocumentRef,
     ExceptionInfo,
     FrameInfo,
     NodePresence,
@@ -79,14 +78,9 @@ def test_a_roster_entry_comes_back(presence: NodePresence) -> None:
         assert decode_presence(encode_presence(presence), "r1.pb") == presence
 
 
-_SEAL = Seal(
+_SEAL = replace(
+    filled(Seal, "text"),
     name=_REF.name,
-    digest="d" * 32,
-    count=12,
-    strategy="earliest",
-    json='{"schema": "firstfault.verdict/v1"}',
-    timestamp_ns=START_NS,
-    node="worker-1",
     code="USER",
     message="boom",
     kind=model.Kind.RECOVERABLE,
@@ -94,11 +88,6 @@ _SEAL = Seal(
     fault_timestamp_ns=START_NS - 1,
     worker="worker-3",
 )
-
-
-def test_a_seal_comes_back() -> None:
-    """A sealed verdict survives the round trip."""
-    assert decode(encode_seal(_SEAL), _REF) == _SEAL
 
 
 _FULL_DATA = encode(filled(WorkerError, "text"))
@@ -109,7 +98,8 @@ _FULL_PRESENCE: NodePresence = filled(NodePresence, "text")
 
 
 def test_flyte_reads_a_sealed_verdict() -> None:
-    """Parsed as flyteidl's ErrorDocument, a sealed verdict is the error that Flyte shows."""
+    """A sealed verdict survives the round trip; parsed as flyteidl's ErrorDocument, it is what Flyte shows."""
+    assert decode(encode_seal(_SEAL), _REF) == _SEAL
     read = ErrorDocument.FromString(encode_seal(_SEAL)).error
     assert (read.code, read.message, read.worker) == ("USER", "boom", "worker-3")
     assert (read.kind, read.origin) == (ContainerError.RECOVERABLE, ExecutionError.SYSTEM)
@@ -183,14 +173,17 @@ def test_secrets_are_redacted_in_every_field() -> None:
         assert b"hunter22" not in data
         assert data.count(b"password=***") > count
     assert b"hunter22" not in encode_seal(replace(_SEAL, message=_SECRET))
-
-
-def test_secrets_in_flytes_own_files_are_redacted_when_they_are_read() -> None:
-    """Flyte's entrypoint writes a message as it is; a reader never has its credentials."""
+    # Flyte's entrypoint writes a message as it is; a reader never has its credentials
     error = ContainerError(code=_SECRET, message=f"{_SECRET} was refused", worker="worker-1")
     read = decode(ErrorDocument(error=error).SerializeToString(), _REF)
-    assert isinstance(read, WorkerError)
     assert (read.code, read.message) == ("password=***", "password=*** was refused")
+    # what is redacted moves what is marked, so such a line has no mark
+    code = "login(password='hunter2-and-more') + row['x']"
+    frame = FrameInfo("train.py", 7, "train", code, (code,), 7, (37, 45))
+    read = decode(encode(make_error(exception=ExceptionInfo("KeyError", "x", frames=(frame,)))), _REF)
+    (stored,) = read.exception.frames
+    assert "hunter2" not in stored.code + stored.context[0]
+    assert stored.marked == (0, 0)
 
 
 @pytest.mark.parametrize("text", ["bad \udc80 byte", "\ud800", "NUL \x00", "\U0010ffff", "\x1b[31m"])
@@ -244,20 +237,14 @@ def test_a_setup_that_no_version_wrote() -> None:
     assert decode_presence(entry.SerializeToString(), "r1.pb").setup == model.NodeSetup()
 
 
-def test_a_mark_in_a_line_with_a_credential() -> None:
-    """What is redacted moves what is marked, so such a line has no mark."""
-    code = "login(password='hunter2-and-more') + row['x']"
-    frame = FrameInfo("train.py", 7, "train", code, (code,), 7, (37, 45))
-    read = decode(encode(make_error(exception=ExceptionInfo("KeyError", "x", frames=(frame,)))), _REF)
-    assert isinstance(read, WorkerError)
-    assert read.exception is not None
-    (stored,) = read.exception.frames
-    assert "hunter2" not in stored.code + stored.context[0]
-    assert stored.marked == (0, 0)
-
-
 def test_what_tells_least_is_left_out_first() -> None:
-    """A document that is too large because of its notes loses the notes, and keeps frames, bases and causes."""
+    """A document that is too large because of its notes loses the notes, and keeps frames, bases and causes.
+
+    A failure without an exception has none after the limit removed its stacks.
+    """
+    bare = make_error(exception=None, stack_dumps=(StackDump(7, 3, "\U0001f525" * 100_000),) * 64)
+    read = decode(encode(bare), _REF)
+    assert (read.exception, read.stack_dumps) == (None, ())
     frame = FrameInfo("train.py", 7, "train", "step()")
     cause = ExceptionInfo("OSError", "disk", relation="cause")
     small = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), causes=(cause,))
@@ -275,13 +262,6 @@ def test_stack_dumps_share_their_room(dumps: int, kept: int, most: int) -> None:
     assert {len(dump.text) for dump in read.stack_dumps} == {most}
     assert all(dump.text.startswith("first frame") for dump in read.stack_dumps)
     assert all(dump.text.endswith("last frame") for dump in read.stack_dumps)
-
-
-def test_a_document_too_large_for_its_stacks_has_no_exception_it_did_not_have() -> None:
-    """A failure without an exception decodes without one after the limit removed its stacks."""
-    error = make_error(exception=None, stack_dumps=(StackDump(7, 3, "\U0001f525" * 100_000),) * 64)
-    read = decode(encode(error), _REF)
-    assert (read.exception, read.stack_dumps) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -305,17 +285,6 @@ def test_a_number_out_of_range_does_not_cost_the_document(name: str, given_: Any
         assert decode_presence(encode_presence(NodePresence(model.Phase.JOINED, given_)), "r1.pb").place == read
 
 
-def test_a_deep_stack_keeps_both_ends() -> None:
-    """A deep stack keeps its outermost and innermost frames and the total number of omitted frames."""
-    frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(1_000))
-    read = decode(
-        encode(make_error(exception=ExceptionInfo("RecursionError", "", frames=frames, frames_omitted=5))), _REF
-    )
-    lines = [frame.line for frame in read.exception.frames]
-    assert lines == [*range(50), *range(950, 1_000)]
-    assert read.exception.frames_omitted == 905
-
-
 def test_the_same_failure_gives_the_same_bytes() -> None:
     """Encoding is deterministic, also for the map of versions."""
     versions = tuple((name, "1") for name in string.ascii_lowercase)
@@ -335,6 +304,13 @@ def _raised(**fields: Any) -> WorkerError:
     return make_error(exception=ExceptionInfo("E", "boom", **fields))
 
 
+def _came(**fields: Any) -> WorkerError:
+    return make_error(collectives=(CollectiveProgress("g", "o", 1, 1, **fields),))
+
+
+_THREAD = model.ThreadFailure("t", 1, ExceptionInfo("E", ""))
+
+
 @pytest.mark.parametrize(
     ("written", "size", "cap"),
     [
@@ -351,29 +327,17 @@ def _raised(**fields: Any) -> WorkerError:
         (_raised(notes=(_LONG,)), lambda read: len(read.exception.notes[0]), 16 * 1024),
         (_raised(causes=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.causes), 10),
         (_raised(members=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.members), 10),
-        (
-            make_error(thread_failures=(model.ThreadFailure("t", 1, ExceptionInfo("E", "")),) * 50),
-            lambda read: len(read.thread_failures),
-            10,
-        ),
+        (make_error(thread_failures=(_THREAD,) * 50), lambda read: len(read.thread_failures), 10),
         (make_error(sent_signals=(model.SentSignal("S", "r"),) * 99), lambda read: len(read.sent_signals), 50),
         (make_error(versions=tuple((str(n), "1") for n in range(99))), lambda read: len(read.versions), 50),
         (make_error(collectives=(CollectiveProgress("g", "o", 1, 1),) * 99), lambda read: len(read.collectives), 50),
-        (
-            make_error(collectives=(CollectiveProgress("g", "o", 1, 1, members=(1,) * 20_000),)),
-            lambda read: len(read.collectives[0].members),
-            16_384,
-        ),
-        (
-            make_error(collectives=(CollectiveProgress("g", "o", 1, 1, (model.Collective(1, "o"),) * 99),)),
-            lambda read: len(read.collectives[0].last),
-            10,
-        ),
+        (_came(members=(1,) * 20_000), lambda read: len(read.collectives[0].members), 16_384),
+        (_came(last=(model.Collective(1, "o"),) * 99), lambda read: len(read.collectives[0].last), 10),
     ],
 )
 def test_a_document_keeps_so_much(written: WorkerError, size: Callable[[WorkerError], int], cap: int) -> None:
     """A writer stores exactly so much of what is too long."""
-    read = decode(encode(written), DocumentRef("e1.pb"))
+    read = decode(encode(written), _REF)
     assert isinstance(read, WorkerError)
     assert size(read) == cap
 
@@ -382,7 +346,7 @@ def _read(change: Callable[[pb.WorkerFailure], object]) -> WorkerError:
     """What is read of a document that no writer of ours would write."""
     document = pb.WorkerErrorDocument.FromString(encode(make_error()))
     change(document.failure)
-    read = decode(document.SerializeToString(), DocumentRef("e1.pb"))
+    read = decode(document.SerializeToString(), _REF)
     assert isinstance(read, WorkerError)
     return read
 
@@ -410,11 +374,7 @@ def _depth(exception: ExceptionInfo) -> int:
         (lambda it: it.thread_failures.extend([pb.ThreadFailure()] * 500), lambda read: len(read.thread_failures), 100),
         (lambda it: it.stack_dumps.extend([pb.StackDump()] * 100_000), lambda read: len(read.stack_dumps), 64),
         (lambda it: it.collectives.extend([pb.CollectiveProgress()] * 999), lambda read: len(read.collectives), 50),
-        (
-            lambda it: it.collectives.add(last=[pb.Collective()] * 50_000),
-            lambda read: len(read.collectives[0].last),
-            10,
-        ),
+        (lambda it: it.collectives.add(last=[pb.Collective()] * 50_000), lambda e: len(e.collectives[0].last), 10),
     ],
 )
 def test_a_reader_takes_so_much(
@@ -422,6 +382,14 @@ def test_a_reader_takes_so_much(
 ) -> None:
     """A reader takes exactly so much of what no writer writes."""
     assert size(_read(change)) == cap
+
+
+def test_a_deep_stack_keeps_both_ends() -> None:
+    """A deep stack keeps its outermost and innermost frames and the total number of omitted frames."""
+    frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(1_000))
+    read = decode(encode(_raised(frames=frames, frames_omitted=5)), _REF)
+    assert [frame.line for frame in read.exception.frames] == [*range(50), *range(950, 1_000)]
+    assert read.exception.frames_omitted == 905
 
 
 def test_what_a_reader_leaves_out_is_counted() -> None:
