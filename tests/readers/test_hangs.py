@@ -379,3 +379,21 @@ def test_a_report_has_the_deadline() -> None:
     text = terminal_text(report, verbose=True)
     assert "begun at train.py:50" in text
     assert "which process sent SIGKILL" not in text
+
+
+IN_LOADER = """Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 415 in select
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 947 in wait
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
+  File "/x/site-packages/torch/utils/data/dataloader.py", line 1291 in _try_get_data
+  File "/x/site-packages/torch/utils/data/dataloader.py", line 725 in __next__
+  File "/app/train.py", line 7 in <module>
+"""
+
+
+def test_a_rank_that_waits_for_its_loader() -> None:
+    """The verdict on a hang tells that the rank itself waited, for a process of its own."""
+    verdict = evidence(done(*waiting(0, 1, 2), stopped(3, IN_LOADER)))
+    assert verdict.headline.startswith(
+        "hang, rank 3 on worker-1: it waited for a process of its data loader at train.py:7 in <module> while "
+    )
