@@ -132,7 +132,10 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
     (UNCLEAR, "hang"): {"a timeout during a stop": stopped(2, timed_out(2), signal="SIGABRT")},
     (UNCLEAR, "signal"): {"an abort during a stop": stopped(2, signal="SIGABRT")},
     (UNCLEAR, ""): {"code 1 after other words": left("uploading logs\n"), "code 1": left("")},
-    (EXIT, "exit"): {"sys.exit": called_exit("3 shards loaded")},
+    (EXIT, "exit"): {
+        "sys.exit": called_exit("3 shards loaded"),
+        "sys.exit after another connection": called_exit("Connection closed by peer; connecting again to the metrics"),
+    },
     # an error that was handled and logged gives an end neither a cause nor a category
     (EXIT, ""): {
         "loaded modules": died(3, CRASH, "SIGSEGV"),

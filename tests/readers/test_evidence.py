@@ -343,6 +343,11 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         ),
         "an exit that answers a signal": done(*waiting(0, 2), own(1, 6100, "SystemExit", "143", **IN_FLIGHT)),
     },
+    "ranks 0 1 2 3 medium: disk_full, own-fault": {
+        "lines about a full disk, perhaps of emergency checkpoints": done(
+            *(died(rank, "", 2, 100 * rank, log_tail="fatal: OSError: " + FULL) for rank in range(4))
+        ),
+    },
     "ranks 0 1 2 3 medium: user_code, own-fault": {
         "three were about to leave": done(BUG, raising(1), raising(2), raising(3))
     },

@@ -49,6 +49,8 @@ _NOT_A_DEATH = re.compile(
     re.IGNORECASE,
 )
 """Found in the line above the traceback of an exception that did not end its process."""
+_LIVES_ON = re.compile(r"\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b", re.IGNORECASE)
+"""Found in a line about something that the process survives."""
 _WARNS = re.compile(r"\bWARN(?:ING)?\b")
 """Found there, too; but such a line may also be about something else, if the process printed nothing more."""
 _OF_WARNINGS = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
@@ -153,7 +155,9 @@ def text_of_death(stderr: str, signal: str) -> str:
         return "\n".join((*native, *last))
     # an exit: the last traceback with those that it was raised from, and what was printed after it
     begins = [at for at, line in enumerate(lines) if _BEGINS.match(_PREFIX.sub("", line))]
-    first = begins.pop() if begins else max(len(lines) - _LAST_LINES, 0)
+    if not begins:
+        return "\n".join(line for line in lines[-_LAST_LINES:] if not _LIVES_ON.search(line))
+    first = begins.pop()
     while begins and any(_LINK.match(_PREFIX.sub("", line)) for line in lines[max(first - _LINKED_WITHIN, 0) : first]):
         first = begins.pop()
     return "\n".join(lines[first:])

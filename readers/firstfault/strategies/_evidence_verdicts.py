@@ -19,6 +19,7 @@ from firstfault.evidence.faults import (
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import place_of_crash, where_it_stood
+from firstfault.exceptions.stderr import exception_of
 from firstfault.model import Reason, Scope, Suspect, Verdict
 from firstfault.strategies._verdict import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
@@ -71,6 +72,8 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
         doubts.append(Reason("the agent of its pod reported its pod's failures without this one", (first.failure,)))
     if len(classified) > 1 and _may_follow_an_error(first):
         doubts.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
+    if len(found.same) > 1 and first.category == "disk_full" and exception_of(first.failure) is None:
+        doubts.append(Reason("a clean-up or a checkpoint on a full disk fails so after any error", (first.failure,)))
     if first.why == OF_A_FIRST_TRY:
         doubts.append(Reason("its last try failed because of a peer", (first.failure,)))
     why = [Reason(f"{who(first.failure)} {first.why}", (first.failure,))]
