@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from firstfault.render.html import deck_html, page
-from firstfault.render.json_report import json_report
-from firstfault.render.plain import flyte_message, markdown, terminal_text
+from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
 from firstfault.render.terminal import print_report
 
 if TYPE_CHECKING:

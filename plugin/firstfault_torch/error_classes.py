@@ -102,7 +102,7 @@ def error_class_of(error: BaseException) -> ErrorClass:
     return ErrorClass.PLATFORM_ERROR
 
 
-# --- error.json -------------------------------------------------------------------------------------------------------
+# --- error.json, written so that torchrun and its tools show the same error -------------------------------------------
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _RECOVERABLE = "recoverable_error"

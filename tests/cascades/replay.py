@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, Origin, Phase, Scope, Subject, Verdict
 from firstfault.retry import decide
-from firstfault.strategies import get_strategy, run_strategy, verdict_for
+from firstfault.strategies import candidates, get_strategy, run_strategy, verdict_for
 from firstfault.strategies import undetermined as nothing_said
-from firstfault.strategies._verdict import candidates
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 

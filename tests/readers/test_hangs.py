@@ -25,8 +25,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.render.json_report import json_report
-from firstfault.render.plain import terminal_text
+from firstfault.render.plain import json_report, terminal_text
 from firstfault.report import report_of
 from firstfault.report.words import first_line
 from firstfault.retry import decide

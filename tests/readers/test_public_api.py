@@ -47,7 +47,6 @@ def test_importing_is_cheap() -> None:
         ("firstfault.store", ("google.protobuf", "s3fs", "botocore", "click")),
         ("firstfault.cli", ("google.protobuf", "fsspec")),
         # a dying worker imports these
-        ("firstfault.recorder.client", _NOT_WHILE_DYING),
         ("firstfault.recorder.folder", _NOT_WHILE_DYING),
     ],
 )

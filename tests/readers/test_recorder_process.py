@@ -30,8 +30,7 @@ from firstfault.recorder import (
     server,
     start_recorder,
 )
-from firstfault.recorder.client import RECEIVED
-from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED
 from firstfault.recorder.process import IGNORED_SIGNALS
 from firstfault.recorder.server import Uploads
 from firstfault.testing import make_error, make_presence
@@ -140,7 +139,7 @@ def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, mo
 
 def test_a_deadline_that_passes(start: Start, out: Out, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client returns at its deadline; the recorder finishes the upload and writes the receipt to the spool."""
-    monkeypatch.setattr("firstfault.recorder.client.RECEIVED_S", 4.0)
+    monkeypatch.setattr("firstfault.recorder.folder.RECEIVED_S", 4.0)
     process = start(gate.uri(out), environment=gate.environment())
     file = spooled(process)
     Recorder(process.folder).resources(HANG_S)  # it is up

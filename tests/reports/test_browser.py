@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from firstfault.render.html import deck_html, page
-from firstfault.render.json_report import json_report
+from firstfault.render.plain import json_report
 from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import SCREENSHOTS

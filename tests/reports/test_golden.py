@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.model import CATEGORIES, Scope
-from firstfault.render.json_report import json_report
-from firstfault.render.plain import flyte_message, markdown, terminal_text
+from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
 from firstfault.report.words import CATEGORY_WORDS, State
 from tests.all_forms import printed
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from firstfault.model import Kind, Origin, Phase, Scope, Subject, Writer
-from firstfault.render.json_report import json_report
+from firstfault.render.plain import json_report
 from firstfault.report.data import AttemptSummary, sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
@@ -157,7 +157,6 @@ def test_what_terminated_the_pods_is_not_claimed(terminated_ms: tuple[float, ...
 
 
 # --- the JSON ---------------------------------------------------------------------------------------------------------
-
 
 _SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "verdict-v1.schema.json").read_text())
 

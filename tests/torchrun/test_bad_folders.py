@@ -17,7 +17,7 @@ LONGEST_S = 60
 HERE = Path(__file__).parent
 CHOOSE = """
 from firstfault_torch.torchrun.folder import chosen_folder
-from firstfault_torch.torchrun.identity import who
+from firstfault_torch.torchrun.settings import who
 print(chosen_folder(who("job", {}), None).folder)
 """
 SUCCEEDS = "print('trained', flush=True)"

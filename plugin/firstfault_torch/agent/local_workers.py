@@ -28,8 +28,7 @@ from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WA
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recording
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.node.channel import AgentChannel, from_message
-from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
+from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message, written_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay
 
 if TYPE_CHECKING:

@@ -43,6 +43,7 @@ from firstfault_torch.capture import capture
 from firstfault_torch.context import Moment, Recording, setup_of_node, time_limit
 from firstfault_torch.error_classes import ErrorClass, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.node.channel import fatal_stack
 from firstfault_torch.node.document_writer import (
     as_entry,
     ask_recorder,
@@ -53,7 +54,6 @@ from firstfault_torch.node.document_writer import (
     spool_for_agent,
     spool_of,
 )
-from firstfault_torch.node.stack_dumps import fatal_stack
 
 if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, Place

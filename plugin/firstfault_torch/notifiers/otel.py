@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.render.json_report import json_report
+from firstfault.render.plain import json_report
 from firstfault.text import elide
 from firstfault_torch.budgets import OTEL_S
 

@@ -10,7 +10,7 @@ import urllib.request
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from firstfault.render.json_report import json_report
+from firstfault.render.plain import json_report
 from firstfault_torch.budgets import WEBHOOK_S
 
 if TYPE_CHECKING:

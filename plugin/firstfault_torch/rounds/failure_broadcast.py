@@ -152,7 +152,7 @@ def set_once(store: Any, key: str, value: str | bytes) -> bytes:
     return found
 
 
-# --- the round's store ------------------------------------------------------------------------------------------------
+# --- failure notices --------------------------------------------------------------------------------------------------
 
 _OUTCOME = "firstfault/outcome"
 """Set once a round: which node failed, or that all have finished. Every agent waits for it."""

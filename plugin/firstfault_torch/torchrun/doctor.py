@@ -25,7 +25,7 @@ from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_STORAGE_S
 from firstfault_torch.context import WORKER_VARIABLE
 from firstfault_torch.guard import bounded, caught
 from firstfault_torch.torchrun.folder import VARIABLE, fallback_folder, given_folder, root_folder
-from firstfault_torch.torchrun.identity import who
+from firstfault_torch.torchrun.settings import who
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""

@@ -19,7 +19,7 @@ from firstfault_torch.budgets import FOLDER_S, FOLDER_TAKEN_S
 from firstfault_torch.guard import bounded, caught, logger
 
 if TYPE_CHECKING:
-    from firstfault_torch.torchrun.identity import Who
+    from firstfault_torch.torchrun.settings import Who
 
 VARIABLE = "FIRSTFAULT_FOLDER"
 _NO_COMMON_NAME = (

@@ -24,10 +24,10 @@ from firstfault_torch.context import Recording, node_address, setup_of_node, wor
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.guard import WORKER_SIGNALS, begun, guarded, logger, undisturbed
+from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node
-from firstfault_torch.node.stack_dumps import write_at_sigterm
 from firstfault_torch.torchrun.folder import given_folder
-from firstfault_torch.torchrun.identity import who
+from firstfault_torch.torchrun.settings import who
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
 
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"

@@ -39,9 +39,8 @@ from firstfault_torch.error_classes import (
     write_error_file,
 )
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
-from firstfault_torch.node.channel import WorkerChannel, await_siblings, to_message
+from firstfault_torch.node.channel import WorkerChannel, await_siblings, register_stacks, to_message, write_unasked
 from firstfault_torch.node.document_writer import ask_recorder, record_error, spool_for_agent, spool_of
-from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
 from firstfault_torch.worker.process_state import (

@@ -1,4 +1,4 @@
-"""The command group with its small commands ``help`` and ``classify``, and the handling of errors."""
+"""The command group with its small commands ``help``, ``classify`` and ``prune``, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from firstfault.cli._ls import ls
-from firstfault.cli._prune import prune
 from firstfault.cli._show import show
-from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
+from firstfault.cli._support import EXIT, debug_option, debugging, echo, fail, missing_package
 from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError, UsageError
 from firstfault.text import parse_json, printable
@@ -201,6 +201,52 @@ def _text(row: dict[str, Any], key: str, number: int) -> str:
     if not isinstance(value, str):
         raise UsageError(f"{key!r} in line {number} of stdin must be a string")
     return value
+
+
+_OWN = {"firstfault.run", "inputs.pb", "logs", "raw", "report.html"}
+"""What a run's folder may contain beside its attempts."""
+
+
+@click.command()
+@click.argument("folder", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--keep", default=20, show_default=True, type=click.IntRange(min=0), metavar="N", help="Runs to keep.")
+@debug_option
+def prune(folder: Path, keep: int) -> int:
+    """Remove old runs below FOLDER, by default the current one.
+
+    These are the runs of `firstfault run` and of torchrun's jobs below .firstfault, and those directly in FOLDER, as
+    FIRSTFAULT_FOLDER names it. The last N of each are kept, and runs that may still go on or have foreign files.
+
+    \b
+    Examples:
+      firstfault prune
+      firstfault prune --keep 5 /shared/runs
+    """  # noqa: D301 - click's mark of lines to keep
+    from firstfault.report.words import counted  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.runs import PRUNED, runs_in  # noqa: PLC0415
+
+    removed, freed = 0, 0
+    for name in ("", *PRUNED):
+        for run in runs_in(folder / name)[keep:]:
+            if why := _kept(run):
+                fail(f"kept {run}: {why}")
+                continue
+            size = sum(path.lstat().st_size for path in run.rglob("*") if not path.is_dir())
+            shutil.rmtree(run)
+            echo(f"removed {run}")
+            removed, freed = removed + 1, freed + size
+    echo(f"removed {counted(removed, 'run')}, {freed / 1e6:.1f} MB")
+    return EXIT.OK
+
+
+def _kept(run: Path) -> str:
+    """Return why a run is not removed; empty if it is."""
+    from firstfault.runs import may_go_on  # noqa: PLC0415 - as above
+
+    foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())
+    if foreign:
+        return f"firstfault did not make {', '.join(foreign)} in it"
+    return "it may still go on" if may_go_on(run) else ""
 
 
 for _command in (classify, help_, ls, prune, show, watch):

@@ -194,7 +194,7 @@ def _print(report: Report, forms: Forms) -> None:
             write_file(forms.html, page(report))
             click.echo(f"report: {forms.html}", err=forms.as_json or forms.as_markdown)
     if forms.as_json:
-        from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
+        from firstfault.render.plain import json_report  # noqa: PLC0415 - as above
 
         click.echo(json_report(report))
     elif forms.as_markdown:

@@ -12,8 +12,7 @@ from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault.errors import RecorderUnavailableError
-    from firstfault.recorder.client import Recorder, Target
-    from firstfault.recorder.folder import NodeFolder, Spool, SpooledDocument
+    from firstfault.recorder.folder import NodeFolder, Recorder, Spool, SpooledDocument, Target
     from firstfault.recorder.process import RecorderProcess, start_recorder
 
 __all__ = [
@@ -31,8 +30,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "firstfault.errors": ("RecorderUnavailableError",),
-        "firstfault.recorder.client": ("Recorder", "Target"),
-        "firstfault.recorder.folder": ("NodeFolder", "Spool", "SpooledDocument"),
+        "firstfault.recorder.folder": ("NodeFolder", "Recorder", "Spool", "SpooledDocument", "Target"),
         "firstfault.recorder.process": ("RecorderProcess", "start_recorder"),
     },
 )

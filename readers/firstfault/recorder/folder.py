@@ -1,4 +1,4 @@
-"""The folder that the agent, the workers and the recorder of one node share: sockets, FIFOs, stacks and spools.
+"""The folder that the agent, the workers and the recorder of one node share, and the recorder's client.
 
 A spool is one process's folder of documents and their receipts.
 """
@@ -9,11 +9,22 @@ import contextlib
 import json
 import os
 import shutil
+import socket
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt
+from firstfault.recorder.budgets import (
+    BACKLOG_FULL_S,
+    RECEIVED_S,
+    RECORDER_END_S,
+    RESOURCES_S,
+    ROSTER_ANSWER_S,
+    SHORTEST_TIMEOUT_S,
+)
 from firstfault.text import parse_json
 
 if TYPE_CHECKING:
@@ -285,3 +296,148 @@ class NodeFolder:
     def decks(self, round_: int) -> Path:
         """Return the file that keeps rank 0's decks."""
         return self.path / f"decks-{round_}.json"
+
+
+# --- the client of the recorder ---------------------------------------------------------------------------------------
+
+# One connection, a line of JSON, two lines as the answer. The first line comes at once. Without it the recorder is
+# frozen, and the caller uploads by itself; with it and no second line the storage is slow.
+
+
+_CHUNK_BYTES = 64 * 1024
+RECEIVED = b"received\n"
+"""The first line of each answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an upload goes, and what its receipt tells beside the result."""
+
+    path: str
+    """The object's path, relative to the output prefix."""
+    fault_monotonic_ns: int | None = None
+    """CLOCK_MONOTONIC at the fault; `Receipt.fault_to_durable_ns` counts from it."""
+    rank: int | None = None
+    """The worker's global rank."""
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self.path.rsplit("/", 1)[-1]
+
+    def failed(self, reason: str) -> Receipt:
+        """Return the receipt of an upload that failed."""
+        return Receipt(self.name, durable=False, error=reason, rank=self.rank)
+
+    def done(self) -> Receipt:
+        """Return the receipt of an upload that has just ended."""
+        took = time.monotonic_ns() - self.fault_monotonic_ns if self.fault_monotonic_ns else None
+        return Receipt(self.name, durable=True, fault_to_durable_ns=took, rank=self.rank)
+
+
+class Recorder:
+    """A client of the recorder that listens in `folder`. It keeps nothing open, so it may be forked and pickled."""
+
+    def __init__(self, folder: NodeFolder) -> None:
+        self._folder = folder
+
+    def put(self, target: Target, file: Path, seconds: float) -> Receipt:
+        """Ask the recorder to upload a file; wait at most `seconds` and return the receipt.
+
+        The recorder continues after that. If the file is in a spool, it writes the receipt there.
+
+        Raises:
+            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
+        """
+        answer = self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds)
+        return Receipt(**answer) if answer else target.failed(f"the storage did not answer within {seconds:.1f} s")
+
+    def resources(self, timeout_seconds: float = RESOURCES_S) -> dict[str, int | None]:
+        """Return the container's memory figures; see `firstfault.recorder.server.MemoryWatch.report`.
+
+        Raises:
+            RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
+        """
+        return self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)
+
+    def roster(self, timeout_seconds: float = ROSTER_ANSWER_S) -> list[str]:
+        """Return the names of all roster entries in the storage.
+
+        Raises:
+            RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
+            StoreError: the storage could not be listed.
+        """
+        answer = self._ask({"op": "roster"}, timeout_seconds) or self._is_silent(timeout_seconds)
+        if answer["error"]:
+            raise StoreError(answer["error"])
+        names: list[str] = answer["names"]
+        return names
+
+    def end(self, timeout_seconds: float = RECORDER_END_S) -> None:
+        """Ask the recorder to finish its uploads and exit; return when it does, or after `timeout_seconds`.
+
+        Raises:
+            RecorderUnavailableError: no recorder is running.
+        """
+        self._ask({"op": "end", "seconds": timeout_seconds}, timeout_seconds)
+
+    def _is_silent(self, seconds: float) -> NoReturn:
+        raise RecorderUnavailableError(f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s")
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the recorder's answer; empty: it has received the request, and there is no result within `seconds`.
+
+        Raises:
+            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
+        """
+        deadline = time.monotonic() + seconds
+        first = min(RECEIVED_S, seconds / 2)
+        received = b""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                received = _send(connection, str(self._folder.socket), request, time.monotonic() + first)
+                line = _receive(connection, deadline) if received == RECEIVED else b""
+        except TimeoutError:
+            return {} if received else self._is_silent(first)
+        except OSError as error:
+            raise RecorderUnavailableError(
+                f"no recorder is running in {self._folder.path} ({error}); it has ended, or was never started"
+            ) from error
+        if not line.endswith(b"\n"):
+            raise RecorderUnavailableError(f"the recorder in {self._folder.path} ended without an answer")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _send(connection: socket.socket, address: str, request: dict[str, Any], deadline: float) -> bytes:
+    """Send a request, and return the first line of the answer."""
+    while True:
+        connection.settimeout(_left(deadline))
+        try:
+            connection.connect(address)
+            break
+        except BlockingIOError:
+            # Linux returns EAGAIN at once while the backlog is full
+            if time.monotonic() >= deadline:
+                raise TimeoutError from None
+            time.sleep(BACKLOG_FULL_S)
+    connection.settimeout(_left(deadline))
+    # SIGPIPE would end a worker that has set it to its default action
+    connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
+    return _receive(connection, deadline, len(RECEIVED))
+
+
+def _receive(connection: socket.socket, deadline: float, length: int | None = None) -> bytes:
+    """Return one line, of `length` bytes if that is given, or its beginning if the connection ends early."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) != length:
+        connection.settimeout(_left(deadline))
+        chunk = connection.recv(_CHUNK_BYTES if length is None else length - len(line))
+        if not chunk:
+            break
+        line += chunk
+    return line
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), SHORTEST_TIMEOUT_S)

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from firstfault.errors import RecorderUnavailableError, UsageError
 from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
-from firstfault.recorder.client import Recorder
-from firstfault.recorder.folder import SOCKET, NodeFolder, Settings
+from firstfault.recorder.folder import SOCKET, NodeFolder, Recorder, Settings
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""

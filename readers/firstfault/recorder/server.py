@@ -23,8 +23,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from firstfault.layout import ERRORS, ROSTER, RosterKey, error_key_for, roster_key_for
 from firstfault.model import DocumentRef, Receipt, Resources, Subject, WorkerError, Writer
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
-from firstfault.recorder.client import RECEIVED, Target
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Settings, Spool, SpooledDocument
+from firstfault.recorder.folder import (
+    DOCUMENT,
+    PRESENCE,
+    RECEIVED,
+    NodeFolder,
+    Settings,
+    Spool,
+    SpooledDocument,
+    Target,
+)
 from firstfault.recorder.left_behind import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS
 from firstfault.sync import attempted, run_sync

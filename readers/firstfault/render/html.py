@@ -23,8 +23,7 @@ from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import chain, format_exception, runs
 from firstfault.render.drawings import node_map, timeline_of
-from firstfault.render.json_report import json_report
-from firstfault.render.plain import markdown
+from firstfault.render.plain import json_report, markdown
 from firstfault.report.data import AttemptSummary, Report, log_lines, message_text, recovered_lines
 from firstfault.report.words import State, is_retried, line_of, ranks_text, short_names, short_pod, shown_time
 from firstfault.strategies import who

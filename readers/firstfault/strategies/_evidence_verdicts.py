@@ -21,7 +21,7 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import place_of_crash, where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.model import Reason, Scope, Suspect, Verdict
-from firstfault.strategies._verdict import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
+from firstfault.strategies import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from firstfault.model import JobErrors, Reads, Reason, Subject, Verdict, WorkerError, Writer
-from firstfault.strategies import reads
-from firstfault.strategies._verdict import candidates, verdict_for, who
+from firstfault.strategies import candidates, reads, verdict_for, who
 
 _MS = 1_000_000
 _S = 1_000_000_000
