@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import time
@@ -147,26 +148,33 @@ def test_not_enabled() -> None:
     assert inprocess.Wrapper(enabled=False)(function) is function
 
 
-RESTART = InProcessRestart(
-    initialize=initialize.RetryController(max_iterations=4, min_world_size=3),
-    soft_timeout=10.0,
-    hard_timeout=20.0,
-    monitor_process_interval=0.2,
-)
+# --- under their agents, on two nodes ---------------------------------------------------------------------------------
 
 
 def _end(folder: Path, faults: list[str]) -> Ended:
-    options = Options(in_process_restart=RESTART)
+    restart = InProcessRestart(
+        initialize=initialize.RetryController(max_iterations=4, min_world_size=3),
+        soft_timeout=8.0,
+        hard_timeout=20.0,
+        monitor_process_interval=0.2,
+    )
+    options = Options(in_process_restart=restart)
     with Job(folder, on_nodes, (faults,), options=options, config={"nproc_per_node": 2}).start(2) as job:
         return job.end()
 
 
 def test_the_last_fault_is_the_root_cause(tmp_path: Path) -> None:
-    """When the ranks give up, the fault from which they did not recover is the root cause; the others are history."""
-    ended = _end(tmp_path, ["3 kill", "1 raise", "1 raise", "1 raise"])
+    """When the ranks give up, the fault from which they did not recover is the root cause; the others are history.
+
+    The record of a hang names the rank that hung, not those that waited for it in a collective, and its line.
+    """
+    ended = _end(tmp_path, ["2 hang", "3 kill", "1 raise", "1 raise"])
     assert ended.verdict.ranks == (1,), ended.verdict
     assert "the fault of iteration 3" in ended.verdict.headline
-    assert [(record.number, record.rank) for record in ended.job.restarts] == [(0, 3), (1, 1), (2, 1)]
+    assert [(record.number, record.rank) for record in ended.job.restarts] == [(0, 2), (1, 3), (2, 1)]
+    hung = ended.job.restarts[0]
+    assert hung.category == "hang"
+    assert re.fullmatch(r"rank 2: soft timeout, no progress for \d+\.\d s, at training\.py:\d+ in fail", hung.headline)
 
 
 def test_too_few_ranks_are_left(tmp_path: Path) -> None:

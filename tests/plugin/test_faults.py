@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
-from tests.plugin.running import await_exit, running
+from tests.plugin.running import Ended, await_exit, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs
+
+
+def _timed_out(folder: Path) -> tuple[Ended, list[str]]:
+    """Run a job into its time limit; return its end, and what it leaves."""
+    # long enough for workers to begin on a busy machine
+    with running(FAULTS, "one_node", folder, {}, "--timeout", "20") as run:
+        run.mark("0")
+        run.mark("1")
+        ended = run.end()
+    return ended, run.left_over()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def timed_out(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Future[tuple[Ended, list[str]]] | None]:
+    """Begin the run that only waits, beside the other tests, if its test was chosen."""
+    with ThreadPoolExecutor(1) as pool:
+        is_chosen = any(item.name == test_a_timeout_ends_every_process.__name__ for item in request.session.items)
+        yield pool.submit(_timed_out, tmp_path_factory.mktemp("timed-out")) if is_chosen else None
 
 
 def test_an_agent_that_is_killed(tmp_path: Path) -> None:
@@ -27,19 +52,6 @@ def test_an_agent_that_is_killed(tmp_path: Path) -> None:
     assert attempt["verdict"]["why"][-1] == f"the pod {attempt['verdict']['node']} was killed by SIGKILL"
     assert (attempt["verdict"]["scope"], attempt["verdict"]["category"]) == ("node", "node_lost")
     assert (attempt["decision"]["retry"], attempt["decision"]["enforced"]) == (True, False)
-    assert run.left_over() == []
-
-
-def test_a_timeout_ends_every_process(tmp_path: Path) -> None:
-    """After the timeout the command exits with 4, the verdict tells the limit, and no process remains."""
-    # long enough for workers to begin on a busy machine
-    with running(FAULTS, "one_node", tmp_path, {}, "--timeout", "20") as run:
-        run.mark("0")
-        run.mark("1")
-        ended = run.end()
-    assert ended.status == 4
-    assert (ended.result["status"], ended.attempt["engine"]["job"]) == ("timeout", None)
-    assert "time limit of 20 s" in ended.verdict["headline"]
     assert run.left_over() == []
 
 
@@ -84,3 +96,12 @@ def test_a_success_after_a_handled_exception(tmp_path: Path) -> None:
     documents = list((ended.prefix / "firstfault" / "errors").glob("*.pb"))
     assert len(documents) == 1, "it was recorded before the sockets closed"
     assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()
+
+
+def test_a_timeout_ends_every_process(timed_out: Future[tuple[Ended, list[str]]]) -> None:
+    """After the timeout the command exits with 4, the verdict tells the limit, and no process remains."""
+    ended, left = timed_out.result()
+    assert ended.status == 4
+    assert (ended.result["status"], ended.attempt["engine"]["job"]) == ("timeout", None)
+    assert "time limit of 20 s" in ended.verdict["headline"]
+    assert left == []

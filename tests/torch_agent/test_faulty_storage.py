@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from firstfault.model import Receipt, WorkerError
+    from firstfault.recorder.folder import SpooledDocument
     from firstfault_torch.context import Recording
     from tests.s3_server import S3
 
@@ -40,6 +41,8 @@ SLACK_S = 30.0
 LATER_S = 30.0
 SEALED_S = 60.0
 PATIENT_S = 30.0
+FIRST_RANK = 11
+"""Of the workers that fail: the numbers of ranks are told from others in the names of documents."""
 HARMLESS = {"half", "twice"}
 """Faults under which an upload succeeds: its answer has no body, and a second upload of the same bytes changes nothing.
 """
@@ -82,40 +85,74 @@ def failure(rank: int) -> WorkerError:
     return replace(error, monotonic_ns=time.monotonic_ns())
 
 
+@dataclass(frozen=True)
+class Uploads:
+    """What became of documents whose uploads met a fault."""
+
+    told: list[tuple[str, bool]]
+    """Path, and whether it is durable, of a document of the recorder's, one that was uploaded directly, and a file."""
+    seconds: float
+    spooled: SpooledDocument
+    """The first one."""
+    error: WorkerError
+    """What it is about."""
+
+
+@pytest.fixture(scope="module")
+def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads, Receipt]]:
+    """Upload under all faults at once, with the node's recorder and without, and again when the storage is back.
+
+    The connections of the first uploads still hang then.
+    """
+
+    def upload(what: str) -> Uploads:
+        number, deadline = FIRST_RANK + FAULTS.index(what), LATER_S if what in HARMLESS else DEADLINE_S
+        by_recorder, directly = failure(number), failure(100 + number)
+        spool, file = spool_of(recording, number, None), f"file-{number:07d}-.pb"
+        assert spool is not None
+        calls: list[Callable[[], tuple[str, bool]]] = [
+            lambda: _told(record_error(by_recorder, recording, spool, deadline)),
+            lambda: _told(record_error(directly, replace(recording, node_folder=""), None, deadline)),
+            lambda: (file, put_on_node(file, b"data", recording, deadline)),
+        ]
+        began = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+            told = list(pool.map(lambda call: call(), calls))
+        seconds = time.monotonic() - began - deadline
+        (spooled,) = spool.documents()
+        return Uploads(told, seconds, spooled, by_recorder)
+
+    def again(found: Uploads) -> Receipt:
+        return put_document(found.spooled, recording, found.error.monotonic_ns, found.error.rank, LATER_S)
+
+    others = [what for what in FAULTS if what != "refused"]
+    ranks = {what: FIRST_RANK + FAULTS.index(what) for what in others}
+    proxy.refuse()
+    found = {"refused": upload("refused")}
+    proxy.accept()
+    proxy.plan(*(Fault(what, path=f"-{more + ranks[what]:07d}-") for what in others for more in (0, 100)))
+    with concurrent.futures.ThreadPoolExecutor(len(others)) as pool:
+        found.update(zip(others, pool.map(upload, others), strict=True))
+        proxy.mend()
+        receipts = list(pool.map(again, found.values()))
+    proxy.plan()
+    return dict(zip(found, zip(found.values(), receipts, strict=True), strict=True))
+
+
 @pytest.mark.parametrize("what", FAULTS)
-def test_uploads(s3: S3, proxy: FaultyProxy, recording: Recording, what: str) -> None:
+def test_uploads(s3: S3, recording: Recording, uploads: dict[str, tuple[Uploads, Receipt]], what: str) -> None:
     """An upload is given up in time and its document stays in the spool; the agent uploads it when the storage is back.
 
     That holds with the node's recorder and without, also while the connection of the first upload still hangs.
     """
-    number = FAULTS.index(what)
-    by_recorder, directly = failure(number), failure(100 + number)
-    spool, read = spool_of(recording, number, None), stored(s3, recording)
-    assert spool is not None
-    deadline = LATER_S if what in HARMLESS else DEADLINE_S
-    calls: list[Callable[[], tuple[str, bool]]] = [
-        lambda: _told(record_error(by_recorder, recording, spool, deadline)),
-        lambda: _told(record_error(directly, replace(recording, node_folder=""), None, deadline)),
-        lambda: (f"{what}.pb", put_on_node(f"{what}.pb", b"data", recording, deadline)),
-    ]
-    proxy.fail(what)
-    try:
-        with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
-            began = time.monotonic()
-            told = list(pool.map(lambda call: call(), calls))
-            took = time.monotonic() - began
-    finally:
-        proxy.mend()
-    assert took < deadline + SLACK_S
-    for path, is_durable in told:
+    (found, receipt), read = uploads[what], stored(s3, recording)
+    assert found.seconds < SLACK_S
+    for path, is_durable in found.told:
         assert is_durable == (what in HARMLESS)
         assert not is_durable or read(path) is not None, "a receipt says that it is durable"
-    (spooled,) = spool.documents()
-    assert spooled.path.read_bytes() == encode(by_recorder)
-    receipt = put_document(spooled, recording, by_recorder.monotonic_ns, number, LATER_S)
+    assert found.spooled.path.read_bytes() == encode(found.error)
     assert receipt.durable, receipt
-    proxy.plan()
-    assert read(document_path(receipt.name)) == encode(by_recorder)
+    assert read(document_path(receipt.name)) == encode(found.error)
 
 
 def _told(receipt: Receipt) -> tuple[str, bool]:

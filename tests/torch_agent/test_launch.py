@@ -207,19 +207,6 @@ def test_events_go_to_the_users_handler(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_no_agent_outlives_its_run(tmp_path: Path, fails: bool) -> None:
-    """After a run nothing holds its agent and its store, which a later fork would inherit: their end aborts it."""
-    gc.collect()
-    gc.disable()  # objects end only when no reference is left
-    try:
-        with pytest.raises(NodeFailedError) if fails else contextlib.nullcontext():
-            _run(tmp_path, _fail_on_rank_1 if fails else os.getpid)
-        assert not [item for item in gc.get_objects() if type(item) in {ReportingAgent, TCPStore}]
-    finally:
-        gc.enable()
-
-
 # --- temporary files --------------------------------------------------------------------------------------------------
 
 
@@ -258,10 +245,13 @@ def _return_what_cannot_be_pickled() -> Any:
     ("function", "logs"),
     [(os.getpid, Std.ERR), (_fail_on_rank_1, Std.NONE), (_return_what_cannot_be_pickled, Std.NONE)],
 )
-def test_no_temporary_file_stays(
-    function: Callable[[], Any], logs: Std, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run leaves none of torch's temporary files, but log files that were asked for, and touches no other run's."""
+def test_nothing_stays(function: Callable[[], Any], logs: Std, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run leaves none of torch's temporary files, but log files that were asked for, and touches no other run's.
+
+    Nothing holds its agent and its store, which a later fork would inherit: their end aborts it.
+    """
+    gc.collect()
+    gc.disable()  # objects end only when no reference is left
     temporary = Path(tempfile.mkdtemp(prefix="ff-"))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     others = [
@@ -272,8 +262,12 @@ def test_no_temporary_file_stays(
     for other in others:
         other.touch()
     specs = DefaultLogsSpecs(redirects=logs)
-    with contextlib.suppress(NodeFailedError):
-        _run(tmp_path, function, logs_specs=specs)
+    try:
+        with contextlib.suppress(NodeFailedError):
+            _run(tmp_path, function, logs_specs=specs)
+        assert not [item for item in gc.get_objects() if type(item) in {ReportingAgent, TCPStore}]
+    finally:
+        gc.enable()
     kept = sorted(Path(specs.root_log_dir).rglob("stderr.log"))
     assert len(kept) == (2 if logs else 0)
     assert sorted(path for path in temporary.rglob("*") if path.is_file()) == sorted([*others, *kept])
