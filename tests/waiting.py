@@ -1,12 +1,16 @@
-"""Waits of tests that a busy machine does not break."""
+"""Waits of tests that a busy machine does not break, and waits beside which other tests run."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    import pytest
 
 SOON_S = 30.0
 """What takes milliseconds may take so long on a busy machine."""
@@ -18,3 +22,16 @@ def until(condition: Callable[[], object], what: str = "it never came") -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def beside(request: pytest.FixtureRequest, calls: dict[str, Callable[[], Any]]) -> Iterator[dict[str, Future[Any]]]:
+    """Begin, one after the other, what mostly waits, beside the other tests of a module; return the results by test.
+
+    Args:
+        request: of a fixture of the module.
+        calls: by the name of the test that needs the result; only those of the chosen tests are begun.
+    """
+    chosen = {getattr(item, "originalname", "") for item in request.session.items if item.path == request.path}
+    with ThreadPoolExecutor(1) as pool:
+        yield {name: pool.submit(call) for name, call in calls.items() if name in chosen}

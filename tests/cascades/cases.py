@@ -20,7 +20,7 @@ class Way:
     door: str = "firstfault"
     """"firstfault": ``firstfault torchrun``; "variable": torchrun with ``FIRSTFAULT=1``."""
     rendezvous: str = "c10d"
-    """"c10d" or "static"."""
+    """"c10d", "static", or "file": c10d over a store of files."""
     folder: str = "own"
     """"own": each node has a working folder, and nothing in common with the others; "common": they share a folder."""
 

@@ -14,34 +14,27 @@ from firstfault_torch import inprocess
 from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
 from firstfault_torch.inprocess.store import TCPStore
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, run
+from tests.waiting import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
+
+    from tests.inprocess.training import Run
 
 
 pytestmark = pytest.mark.jobs
 
 
-def test_hooks_that_fail() -> None:
-    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue.
-
-    An error of a hook's own store is not taken for the loss of the ranks' store.
-    """
+@pytest.fixture(scope="module", autouse=True)
+def waits(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Run]]]:
+    """Begin the runs that mostly wait."""
     finalize, health_check = Failing({2: "raise", 4: "store", 5: "hang"}, 0), Failing({3: "raise"}, 1)
     # a health check is also called before the first iteration
-    ended = run("raise", world=6, finalize=finalize, health_check=health_check, **BLOCKED)
-    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 1: (1, 2)}
-    told = {rank: event.value[:2] for rank, event in ended.of("raised").items()}
-    assert {rank: name for rank, (name, _) in told.items()} == {2: "OSError", 3: "HealthCheckError", 4: "RuntimeError"}
-    assert all("this machine is broken" in told[rank][1] for rank in (2, 3))
-    assert told[4][1] == "`finalize` failed: DistStoreError: a store of the hook's own"
-    assert ended.codes[5] in {-15, -9}
-
-
-def test_a_machine_that_is_gone() -> None:
-    """Of a rank that is frozen with its monitor process nothing is heard; the others continue without it."""
-    ended = run("frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})
-    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}
+    hooks = partial(run, "raise", world=6, finalize=finalize, health_check=health_check, **BLOCKED)
+    gone = partial(run, "frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})
+    with beside(request, {"test_hooks_that_fail": hooks, "test_a_machine_that_is_gone": gone}) as begun:
+        yield begun
 
 
 def _serve(answer: Any) -> None:
@@ -99,3 +92,23 @@ def test_no_rank_is_active() -> None:
     raised = {rank: event.value for rank, event in ended.of("raised").items()}
     assert set(raised) == {0, 1, 2, 3} - {FAULTY}
     assert all("no rank is active" in text for _, text, *_ in raised.values())
+
+
+def test_hooks_that_fail(waits: dict[str, Future[Run]]) -> None:
+    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue.
+
+    An error of a hook's own store is not taken for the loss of the ranks' store.
+    """
+    ended = waits["test_hooks_that_fail"].result()
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 1: (1, 2)}
+    told = {rank: event.value[:2] for rank, event in ended.of("raised").items()}
+    assert {rank: name for rank, (name, _) in told.items()} == {2: "OSError", 3: "HealthCheckError", 4: "RuntimeError"}
+    assert all("this machine is broken" in told[rank][1] for rank in (2, 3))
+    assert told[4][1] == "`finalize` failed: DistStoreError: a store of the hook's own"
+    assert ended.codes[5] in {-15, -9}
+
+
+def test_a_machine_that_is_gone(waits: dict[str, Future[Run]]) -> None:
+    """Of a rank that is frozen with its monitor process nothing is heard; the others continue without it."""
+    ended = waits["test_a_machine_that_is_gone"].result()
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}

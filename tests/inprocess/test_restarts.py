@@ -6,9 +6,10 @@ import re
 import socket
 import sys
 import time
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +18,13 @@ from firstfault_torch import Options, inprocess
 from firstfault_torch.inprocess import InProcessRestart, initialize
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, on_nodes, run
 from tests.nodes import Ended, Job
+from tests.waiting import beside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from tests.inprocess.training import Run
 
 pytestmark = pytest.mark.jobs
 
@@ -24,6 +32,17 @@ ALL = {0, 1, 2, 3}
 FEW = inprocess.initialize.RetryController(max_iterations=4)
 SLOW_S = 60.0
 """A restart takes a second; what must hold on any machine. `make bench-restart` measures."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """Begin the runs that mostly wait."""
+    calls: dict[str, Callable[[], Any]] = {
+        "test_ranks_that_are_stuck": partial(run, "stuck", initialize=FEW, **BLOCKED),
+        "test_the_record_of_a_hang": partial(_end, tmp_path_factory.mktemp("hang"), ["2 hang"]),
+    }
+    with beside(request, calls) as begun:
+        yield begun
 
 
 def test_all_ranks_go_on_after_exceptions() -> None:
@@ -44,14 +63,6 @@ def test_the_others_go_on_without_a_rank_that_exits() -> None:
     assert set(ended.of("enter", 1)) == ALL - {FAULTY}
     assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}
     assert ended.codes == [0, 3, 0, 0]
-
-
-def test_ranks_that_are_stuck() -> None:
-    """A rank that hangs in Python is interrupted and continues; one in a C call or an atomic section is ended."""
-    ended = run("stuck", initialize=FEW, **BLOCKED)
-    assert set(ended.of("enter", 1)) == {0, 2}
-    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 2: (1, 2)}
-    assert ended.codes == [0, -15, 0, -15]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
@@ -148,13 +159,21 @@ def test_not_enabled() -> None:
     assert inprocess.Wrapper(enabled=False)(function) is function
 
 
+def test_ranks_that_are_stuck(waits: dict[str, Future[Any]]) -> None:
+    """A rank that hangs in Python is interrupted and continues; one in a C call or an atomic section is ended."""
+    ended: Run = waits["test_ranks_that_are_stuck"].result()
+    assert set(ended.of("enter", 1)) == {0, 2}
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 2: (1, 2)}
+    assert ended.codes == [0, -15, 0, -15]
+
+
 # --- under their agents, on two nodes ---------------------------------------------------------------------------------
 
 
 def _end(folder: Path, faults: list[str]) -> Ended:
     restart = InProcessRestart(
         initialize=initialize.RetryController(max_iterations=4, min_world_size=3),
-        soft_timeout=8.0,
+        soft_timeout=10.0,
         hard_timeout=20.0,
         monitor_process_interval=0.2,
     )
@@ -164,20 +183,23 @@ def _end(folder: Path, faults: list[str]) -> Ended:
 
 
 def test_the_last_fault_is_the_root_cause(tmp_path: Path) -> None:
-    """When the ranks give up, the fault from which they did not recover is the root cause; the others are history.
-
-    The record of a hang names the rank that hung, not those that waited for it in a collective, and its line.
-    """
-    ended = _end(tmp_path, ["2 hang", "3 kill", "1 raise", "1 raise"])
+    """When the ranks give up, the fault from which they did not recover is the root cause; the others are history."""
+    ended = _end(tmp_path, ["3 kill", "1 raise", "1 raise", "1 raise"])
     assert ended.verdict.ranks == (1,), ended.verdict
     assert "the fault of iteration 3" in ended.verdict.headline
-    assert [(record.number, record.rank) for record in ended.job.restarts] == [(0, 2), (1, 3), (2, 1)]
-    hung = ended.job.restarts[0]
-    assert hung.category == "hang"
-    assert re.fullmatch(r"rank 2: soft timeout, no progress for \d+\.\d s, at training\.py:\d+ in fail", hung.headline)
+    assert [(record.number, record.rank) for record in ended.job.restarts] == [(0, 3), (1, 1), (2, 1)]
 
 
 def test_too_few_ranks_are_left(tmp_path: Path) -> None:
     """When too few are left, the rank that was killed last is the root cause, also if its node has no others left."""
     ended = _end(tmp_path, ["3 kill", "2 kill"])
     assert (ended.verdict.ranks, ended.verdict.category) == ((2,), "signal"), ended.verdict
+
+
+def test_the_record_of_a_hang(waits: dict[str, Future[Any]]) -> None:
+    """It names the rank that hung, not those that waited for it in a collective, and its line."""
+    ended: Ended = waits["test_the_record_of_a_hang"].result()
+    assert (ended.codes, ended.conclusion) == ([0, 0], None), ended.logs
+    (hung,) = ended.job.restarts
+    assert (hung.number, hung.rank, hung.category, hung.world_size_after) == (0, 2, "hang", 4)
+    assert re.fullmatch(r"rank 2: soft timeout, no progress for \d+\.\d s, at training\.py:\d+ in fail", hung.headline)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from tests.plugin.running import Ended, await_exit, running
+from tests.waiting import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
 FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs
@@ -31,13 +33,11 @@ def _timed_out(folder: Path) -> tuple[Ended, list[str]]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def timed_out(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Future[tuple[Ended, list[str]]] | None]:
-    """Begin the run that only waits, beside the other tests, if its test was chosen."""
-    with ThreadPoolExecutor(1) as pool:
-        is_chosen = any(item.name == test_a_timeout_ends_every_process.__name__ for item in request.session.items)
-        yield pool.submit(_timed_out, tmp_path_factory.mktemp("timed-out")) if is_chosen else None
+def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """Begin the run that only waits."""
+    folder = tmp_path_factory.mktemp("timed-out")
+    with beside(request, {"test_a_timeout_ends_every_process": partial(_timed_out, folder)}) as begun:
+        yield begun
 
 
 def test_an_agent_that_is_killed(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_success_after_a_handled_exception(tmp_path: Path) -> None:
     assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()
 
 
-def test_a_timeout_ends_every_process(timed_out: Future[tuple[Ended, list[str]]]) -> None:
+def test_a_timeout_ends_every_process(waits: dict[str, Future[Any]]) -> None:
     """After the timeout the command exits with 4, the verdict tells the limit, and no process remains."""
-    ended, left = timed_out.result()
+    ended, left = waits["test_a_timeout_ends_every_process"].result()
     assert ended.status == 4
     assert (ended.result["status"], ended.attempt["engine"]["job"]) == ("timeout", None)
     assert "time limit of 20 s" in ended.verdict["headline"]

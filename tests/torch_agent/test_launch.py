@@ -245,7 +245,9 @@ def _return_what_cannot_be_pickled() -> Any:
     ("function", "logs"),
     [(os.getpid, Std.ERR), (_fail_on_rank_1, Std.NONE), (_return_what_cannot_be_pickled, Std.NONE)],
 )
-def test_nothing_stays(function: Callable[[], Any], logs: Std, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_temporary_file_stays(
+    function: Callable[[], Any], logs: Std, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run leaves none of torch's temporary files, but log files that were asked for, and touches no other run's.
 
     Nothing holds its agent and its store, which a later fork would inherit: their end aborts it.

@@ -28,6 +28,7 @@ _LEAVING_S = 30
 _DOORS = {"firstfault": ("-m", "firstfault", "torchrun"), "variable": ("-m", "torch.distributed.run")}
 _RENDEZVOUS = {
     "static": "--master-addr=127.0.0.1 --master-port={port} --node-rank={node}",
+    "file": "--rdzv-backend=c10d --rdzv-endpoint={folder}/store --rdzv-id=job --rdzv-conf=store_type=file",
     "c10d": "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=job --rdzv-conf=is_host={is_host}",
 }
 _OF_TORCHS_BOX = (
@@ -137,7 +138,8 @@ def run_job(
             **({"FIRSTFAULT_FOLDER": common or str(folder / "common")} if way.folder == "common" else {}),
             **(environments or {}).get(node, {}),
         }
-        rendezvous = _RENDEZVOUS[way.rendezvous].format(port=port, node=node, is_host=int(node == 0)).split()
+        given = {"port": port, "node": node, "is_host": int(node == 0), "folder": folder}
+        rendezvous = _RENDEZVOUS[way.rendezvous].format(**given).split()
         command = [*_DOORS[way.door], f"--nnodes={nodes}", "--nproc-per-node=2", *rendezvous, *options, *program]
         with (own / "out").open("wb") as out, (own / "err").open("wb") as err:
             started.append(

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.jobs
 
 ROOT = Path(__file__).parents[2]
-TRAINING = Path(__file__).parent / "training.py"
+FAULTY = str(Path(__file__).parent / "faulty.py")
+FILES = Way(rendezvous="file")
 CASCADES: dict[str, str | tuple[str, ...]] = {
     "raise-firstfault-c10d-own-rank3-of4": "ValueError, rank 3 on host-1: the batch has no labels",
     "raise-earlyTrue-firstfault-static-common-rank3-of4": "ValueError, rank 3 on host-1: the batch has no labels",
-    "loader-firstfault-static-common-rank3-of4": "IndexError, rank 3 on host-1: shard 1 has no record 17",
     "SIGKILL-firstfault-c10d-common-rank3-of4": "SIGKILL, rank 3 on host-1: ",
-    "SIGSEGV-firstfault-static-own-rank3-of4": "SIGSEGV, rank 3 on host-1: ",
     "exit-1-variable-static-own-rank3-of4": "exit code 1, rank 3 on host-1: ",
     "sys.exit-3-firstfault-c10d-common-rank3-of4": "SystemExit, rank 3 on host-1: ",
     "hang-firstfault-static-own-rank3-of4": "hang, rank 3 on host-1: ",
@@ -81,9 +80,10 @@ def test_a_cascade(name: str, jobs: dict[str, Future[Job]]) -> None:
             assert {place.rank for place in found.job.places if place.rank is not None} == {0, 1, 2, 3}
 
 
-def test_success(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [Way("variable", "static"), FILES], ids=str)
+def test_success(way: Way, tmp_path: Path) -> None:
     """A job that succeeds prints what it prints under torchrun."""
-    job = run_job(tmp_path, [str(TRAINING)], Way("variable", "static"))
+    job = run_job(tmp_path, [FAULTY, "none"], way)
     assert [(node.code, sorted(node.out.splitlines()), node.err) for node in job.nodes] == [
         (0, ["rank 0: 4", "rank 1: 4"], ""),
         (0, ["rank 2: 4", "rank 3: 4"], ""),
@@ -96,3 +96,45 @@ def test_the_example_of_readme(tmp_path: Path) -> None:
     job = run_job(tmp_path, [str(ROOT / "examples" / "script.py")], Way("firstfault", "c10d"))
     assert "\n".join([*job.nodes[0].lines, "  more: "]) in (ROOT / "README.md").read_text(encoding="utf-8")
     assert job.complaints() == []
+
+
+# --- without a common folder ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "way", "headline"),
+    [("kill", FILES, "SIGKILL, rank 3 on host-1: "), ("leave", Way(), "returned early, rank 3 on host-1: ")],
+)
+def test_a_fault(fault: str, way: Way, headline: str, tmp_path: Path) -> None:
+    """The nodes hear of a failure, also over files, and print the same verdict.
+
+    A rank that destroys its process group and ends, while the others need it, is a root cause.
+    """
+    job = run_job(tmp_path, [FAULTY, fault], way)
+    assert job.complaints() == []
+    assert job.nodes[0].headline.startswith(headline)
+
+
+def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
+    """The other node, whose workers run, hears of it."""
+    job = run_job(tmp_path, ["--no-python", "sleep", "1200"], Way(), environments={1: {"PATH": str(tmp_path)}})
+    assert job.complaints() == []
+    assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
+
+
+@pytest.mark.parametrize(("fault", "lost"), [("agent-killed", 1), ("first-agent-killed", 0)])
+def test_an_agent_is_killed(fault: str, lost: int, tmp_path: Path) -> None:
+    """The other node says which one is lost, also if that one hosted the store, and with it all that they share.
+
+    The workers ignore SIGTERM, and end nevertheless.
+    """
+    impatient = {node: {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"} for node in range(2)}
+    job = run_job(tmp_path, [FAULTY, fault], Way(), environments=impatient)
+    assert job.complaints(killed=1) == []
+    (alive,) = job.alive
+    assert alive is job.nodes[1 - lost]
+    assert "firstfault failed" not in alive.err
+    assert alive.headline.startswith(f"node lost, host-{lost}: ")
+    verdict = MultiErrorFileOutputReader(alive.prefix).verdict()
+    assert verdict is not None
+    assert verdict.coverage.notes == (f"took part but sent no report: host-{lost}",)
