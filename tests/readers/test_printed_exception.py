@@ -274,7 +274,9 @@ def test_a_second_try(cut: int, tmp_path: Path) -> None:
     for failure in (again, printed):
         verdict, _ = _story(failure)
         report = report_of(make_job(failure), verdict, decide(verdict))
-        assert verdict.headline.startswith("KeyError, rank 3 on worker-1: 'labels'; then ValueError: trying to ")
+        assert verdict.headline.startswith(
+            "KeyError, rank 3 on worker-1: 'labels'; raised as TrainingError: training failed, then ValueError"
+        )
         assert report.answers.code == "train.py:8 in step"
         assert ("printed before" in verdict.headline) is (failure is printed)
     alone = evidence(make_job(replace(again, log_tail="")))

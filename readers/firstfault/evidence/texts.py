@@ -293,11 +293,15 @@ def _of_exception(exception: ExceptionInfo) -> Message:
     text, here = sentence_of(original.message), sentence_of(with_remote(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
-    if causes.wrappers and not (text and text in causes.wrappers[0].message):
-        outer, inner = causes.wrappers[0], (*causes.wrappers[1:], causes.first)[0]
-        wrapper = f"{'raised as' if is_wrapper(outer, inner) else 'then'} {short_name(outer)}"
-        if said := sentence_of(outer.message):
+    # the nearest wrapper tells most, a group of exceptions nothing
+    near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(causes.wrappers[:1])
+    if near and not (text and text in near[0].message):
+        inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]
+        wrapper = f"{'raised as' if is_wrapper(near[0], inner) else 'then'} {short_name(near[0])}"
+        if said := sentence_of(near[0].message):
             wrapper += f": {said}"
+        if near[0] is not causes.wrappers[0]:
+            wrapper += f", then {short_name(causes.wrappers[0])}"
     if causes.wrappers and short_name(original) == "SystemExit":
         text = f"the program called sys.exit({text})"
     frames = () if text else own_frames(exception)
