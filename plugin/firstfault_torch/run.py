@@ -22,8 +22,8 @@ from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERVICE_S, NOW_S, TERMINATED_SETTLE_S
+from firstfault_torch.capture import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.context import Recording, node_address
-from firstfault_torch.error_classes import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options, parse_signals

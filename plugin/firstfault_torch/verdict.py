@@ -38,8 +38,8 @@ from firstfault_torch.budgets import (
     TURN_LOOK_S,
     TURN_PAUSE_S,
 )
+from firstfault_torch.capture import error_file_data
 from firstfault_torch.engine import Engine, SealedVerdict
-from firstfault_torch.error_classes import error_file_data
 from firstfault_torch.guard import begun, bounded, caught, logger
 from firstfault_torch.node.document_writer import get_file, put_file
 

@@ -31,7 +31,7 @@ from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.json_schemas import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
-from firstfault_torch.error_classes import ErrorClass
+from firstfault_torch.capture import ErrorClass
 from firstfault_torch.notifiers.otel import attributes_of
 from firstfault_torch.verdict import NOTIFIERS
 from tests.chaos.chaos import STORAGE_FAULTS

@@ -39,12 +39,13 @@ from firstfault.wire.documents import encode
 from firstfault_torch import Watchdog, inprocess
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport, about_agent
-from firstfault_torch.error_classes import ErrorClass
+from firstfault_torch.capture import ErrorClass
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.worker.in_flight import Moment
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.entrypoints import RecoverableVerdictSealedError, WorkerResult
+from flytekitplugins.firstfault.entrypoints import WorkerResult
+from flytekitplugins.firstfault.flytekit_classes import RecoverableVerdictSealedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,8 +25,8 @@ from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from flytekitplugins.firstfault import PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.entrypoints import VerdictSealedError, expect_missing_checkpoint
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
+from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError, expect_missing_checkpoint
 from flytekitplugins.firstfault.pytorch import run_in_pod
 from tests.http_receiver import receiving
 

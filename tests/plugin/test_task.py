@@ -29,8 +29,8 @@ from firstfault_torch import run as run_module
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.elastic import pickled
-from flytekitplugins.firstfault.entrypoints import VerdictSealedError
 from flytekitplugins.firstfault.flyte_engine import Published
+from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

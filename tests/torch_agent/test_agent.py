@@ -61,8 +61,8 @@ from firstfault_torch.agent.reporter import (
     about_death,
 )
 from firstfault_torch.agent.signals import SignalWatch
+from firstfault_torch.capture import ErrorClass
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
-from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.node.document_writer import spool_of
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure

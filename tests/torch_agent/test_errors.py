@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault_torch.agent.reporter import kept_exception
-from firstfault_torch.error_classes import (
+from firstfault_torch.capture import (
     ErrorClass,
     error_class_of,
     error_file_data,

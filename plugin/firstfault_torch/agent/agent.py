@@ -32,6 +32,7 @@ from firstfault_torch.agent.node_round import AgentSettings, NodeRound, RefusedR
 from firstfault_torch.agent.reporter import Death, NodeReport, Reporter, about_agent
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.budgets import CLOSING_S
+from firstfault_torch.capture import ErrorClass, error_class_of
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import (
     HookedAgent,
@@ -42,7 +43,6 @@ from firstfault_torch.compat.torch_agent import (
     process_failure,
 )
 from firstfault_torch.context import Moment, Recording, node_place
-from firstfault_torch.error_classes import ErrorClass, error_class_of
 from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.node.channel import starting
 from firstfault_torch.options import DEFAULT_SIGNALS, with_node

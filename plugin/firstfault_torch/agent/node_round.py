@@ -26,8 +26,8 @@ from firstfault_torch.agent.reporter import Death, Reporter, Stop, about_agent
 from firstfault_torch.agent.signals import SignalReceived, SignalWatch, guarded_in_main
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.budgets import COMING_BACK_S
+from firstfault_torch.capture import ErrorClass
 from firstfault_torch.context import Moment, Recording, node_place
-from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers

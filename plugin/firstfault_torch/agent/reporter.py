@@ -39,9 +39,8 @@ from firstfault.model import (
 )
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
-from firstfault_torch.capture import capture
+from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.context import Moment, Recording, setup_of_node, time_limit
-from firstfault_torch.error_classes import ErrorClass, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.channel import fatal_stack
 from firstfault_torch.node.document_writer import (

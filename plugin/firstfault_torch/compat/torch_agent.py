@@ -15,8 +15,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
+from firstfault_torch.capture import is_readable, read_traceback
 from firstfault_torch.compat import warn_once
-from firstfault_torch.error_classes import is_readable, read_traceback
 from firstfault_torch.guard import begun, caught
 
 if TYPE_CHECKING:

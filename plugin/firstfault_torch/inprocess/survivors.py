@@ -50,7 +50,7 @@ class Survivors:
 
     def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
-        gave_up = [report for report in self._workers.reported().values() if not report.get("others_go_on")]
+        gave_up = [report for report in self._workers.reported().values() if not report.get("others_continue")]
         lost = self._ended()
         for local_rank in sorted(lost - self._lost):
             logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))

@@ -19,10 +19,10 @@ from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_start import OWN_RANK
 from firstfault_torch.budgets import ANNOUNCING_S
+from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.context import Recording, node_address, setup_of_node, worker_place
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.guard import WORKER_SIGNALS, begun, guarded, logger, undisturbed
 from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node

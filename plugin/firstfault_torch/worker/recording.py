@@ -26,18 +26,21 @@ from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, 
 from firstfault.wire.documents import encode
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
-from firstfault_torch.capture import bare, before_exit, capture, safe_text
-from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
-from firstfault_torch.context import Moment, Recording, worker_place
-from firstfault_torch.error_classes import (
+from firstfault_torch.capture import (
     ERROR_FILE_VARIABLE,
     ErrorClass,
+    bare,
+    before_exit,
+    capture,
     error_file_data,
     failure_record,
     lost_agent,
     mark_recoverable,
+    safe_text,
     write_error_file,
 )
+from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
+from firstfault_torch.context import Moment, Recording, worker_place
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel, await_siblings, register_stacks, to_message, write_unasked
 from firstfault_torch.node.document_writer import ask_recorder, record_error, spool_for_agent, spool_of

@@ -24,8 +24,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
 from firstfault_torch.agent.agent import job_of
+from firstfault_torch.capture import was_recoverable
 from firstfault_torch.compat.torch_agent import process_failure
-from firstfault_torch.error_classes import was_recoverable
 from firstfault_torch.guard import logger
 from firstfault_torch.options import DEFAULT_SIGNALS, Options, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
@@ -36,8 +36,8 @@ from flytekitplugins.firstfault.entrypoints import (
     code_with_file,
     run_forked,
     run_spawned,
-    verdict_error,
 )
+from flytekitplugins.firstfault.flytekit_classes import verdict_error
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -214,10 +214,7 @@ def _reduced(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table: ClassVar[Any] = ChainMap(
-        {CodeType: lambda code: (code_with_file, (code.co_filename, *_reduced(code)))},
-        cloudpickle.Pickler.dispatch_table,
-    )
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
 
 
 # --- after ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""The entrypoints of an Elastic task's workers: run the task function in flytekit's context and record it.
-
-And what is derived from flytekit's classes: the exceptions that carry a verdict, and a worker's checkpoint.
-"""
+"""The entrypoints of an Elastic task's workers: run the task function in flytekit's context and record it."""
 
 from __future__ import annotations
 
@@ -10,23 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import flytekit
-from flytekit.core.checkpointer import SyncCheckpoint
-from flytekit.core.context_manager import FlyteContextManager
-from flytekit.exceptions.user import FlyteDataNotFoundException, FlyteRecoverableException
-
 from firstfault_torch.budgets import LAST_DECKS_S
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import guarded
 from firstfault_torch.worker.recording import WorkerMonitor, recorded
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine, Published
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import CodeType
 
+    import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
 
-    from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.options import RestartsInProcess
 
 
@@ -93,7 +84,7 @@ def _run(
     import flytekit  # noqa: PLC0415 - already loaded
 
     if monitor.recording is not None:
-        from flytekitplugins.firstfault.entrypoints import expect_missing_checkpoint  # noqa: PLC0415 - imports flytekit
+        from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint  # noqa: PLC0415 - imports flytekit
 
         expect_missing_checkpoint()
     if keeps_decks:
@@ -115,72 +106,3 @@ def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     keeper = DeckKeeper(recording.files, place.round, decks)
     monitor.at_close(keeper.end)
     monitor.before_stop(partial(keeper.look_now, LAST_DECKS_S))
-
-
-# --- flytekit's classes -----------------------------------------------------------------------------------------------
-
-
-class VerdictSealedError(Exception):
-    """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`, which leaves it for the entrypoint.
-
-    Args:
-        headline: the verdict in one line.
-        published: what this pod has published, and what it has not.
-    """
-
-    def __init__(self, headline: str, published: Published) -> None:
-        super().__init__(headline)
-        self.published = published
-
-
-class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
-    """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a FlyteRecoverableException."""
-
-    def __init__(self, headline: str, published: Published) -> None:
-        FlyteRecoverableException.__init__(self, headline)
-        self.published = published
-
-
-def verdict_error(verdict: SealedVerdict, published: Published) -> VerdictSealedError:
-    """Return the exception that a pod raises after it has published a verdict."""
-    kind = RecoverableVerdictSealedError if verdict.decision.retry else VerdictSealedError
-    return kind(verdict.verdict.headline, published)
-
-
-class _MayBeMissing(SyncCheckpoint):
-    """flytekit's checkpoint; without one of the attempt before, it answers as in a first attempt.
-
-    flytekit tells each retry where that checkpoint would be, and raises FlyteDataNotFoundException if nothing is there:
-    a job that failed in its first epoch would die of its own retry.
-    """
-
-    def prev_exists(self) -> bool:
-        """Whether the attempt before has saved a checkpoint."""
-        if not super().prev_exists():
-            return False
-        with guarded("looking for the checkpoint of the attempt before"):
-            source = self._checkpoint_src
-            files = FlyteContextManager.current_context().file_access.get_filesystem_for_path(source)
-            return bool(files.exists(source))
-        return True
-
-    def restore(self, path: Path | str | None = None) -> Path | None:
-        """Return the folder with the checkpoint of the attempt before; None if that attempt saved none."""
-        try:
-            found: Path | None = super().restore(path)
-        except FlyteDataNotFoundException:
-            logger.warning("the attempt before saved no checkpoint; this one begins without")
-            return None
-        return found
-
-
-def expect_missing_checkpoint() -> None:
-    """Let this process's checkpoint return None where the attempt before saved none; another class's stays as it is."""
-    with guarded("preparing Flyte's checkpoint"):
-        try:
-            checkpoint = flytekit.current_context().checkpoint
-        except NotImplementedError:
-            return  # no checkpoints in this execution
-        if type(checkpoint) is SyncCheckpoint:
-            # a copy's end would remove the folder into which a fork's siblings download
-            checkpoint.__class__ = _MayBeMissing

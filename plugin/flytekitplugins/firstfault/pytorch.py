@@ -19,7 +19,7 @@ from firstfault_torch.run import recording_of
 from firstfault_torch.verdict import Wait, conclude_on_node, leave_verdict, notify, seal_verdict
 from firstfault_torch.worker.in_flight import is_clean_exit
 from firstfault_torch.worker.recording import describe_and_record
-from flytekitplugins.firstfault.entrypoints import expect_missing_checkpoint, verdict_error
+from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
 
 if TYPE_CHECKING:
     import threading

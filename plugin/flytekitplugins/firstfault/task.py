@@ -39,8 +39,8 @@ from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     Worker,
     parse_nnodes,
 )
-from flytekitplugins.firstfault.entrypoints import VerdictSealedError
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, sealed_name
+from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
 
 if TYPE_CHECKING:
     import threading
