@@ -24,6 +24,7 @@ _FRAMES = tuple(FrameInfo(f"/job/lib/module_{name}.py", 10, name) for name in "a
 
 _LONG = "rank {} failed: " + "one two three four five six seven eight nine ten; " * 20
 _DEAD: dict[str, Any] = {"exception": None}
+_WHOLE = ExceptionInfo("E", "", frames=_FRAMES)
 
 
 def _raised(message: str = "boom", frames: tuple[FrameInfo, ...] = _FRAMES) -> str:
@@ -56,10 +57,7 @@ def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
     [
         ({"message": "a"}, {"message": "b"}),
         ({"exception": "ValueError"}, {"exception": "TypeError"}),
-        (
-            {"exception": ExceptionInfo("E", "", frames=_FRAMES)},
-            {"exception": ExceptionInfo("E", "", frames=_FRAMES[:-1])},
-        ),
+        ({"exception": _WHOLE}, {"exception": replace(_WHOLE, frames=_FRAMES[:-1])}),
         ({**_DEAD, "signal": "SIGKILL", "exit_code": -9}, {**_DEAD, "signal": "SIGSEGV", "exit_code": -11}),
         ({**_DEAD, "exit_code": 1}, {**_DEAD, "exit_code": 2}),
         ({**_DEAD, "exit_code": 1}, {**_DEAD, "exit_code": 1, "subject": Subject.AGENT}),
@@ -73,38 +71,24 @@ def test_another_fault_has_another_fingerprint(one: dict[str, Any], other: dict[
     assert fingerprint_of(make_error(**one)) != fingerprint_of(make_error(**other))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rank": 7},
-        {"node": "worker-7"},
-        {"attempt": 3},
-        {"at_ms": 17},
-        {"code": "other"},
-        {"pid": 99},
-        {"exit_code": 1},
-        {"log_tail": "lines"},
-    ],
-)
-def test_who_and_when_do_not_count(changes: dict[str, Any]) -> None:
-    """The same exception on another rank, node, attempt or moment has the same fingerprint."""
-    assert fingerprint_of(make_error(**changes)) == fingerprint_of(make_error())
+_ELSEWHERE = {"node": "worker-7", "attempt": 3, "at_ms": 17, "code": "other", "pid": 99, "exit_code": 1}
 
 
-def test_what_frames_count() -> None:
-    """Folders, lines and the outermost frames, which depend on how the training was started, do not count."""
+def test_what_does_not_count() -> None:
+    """The same exception on another rank, node, attempt or moment has the same fingerprint.
+
+    Folders, lines and the outermost frames, which depend on how the training was started, do not count either.
+    """
+    for name, value in (*_ELSEWHERE.items(), ("rank", 7), ("log_tail", "lines")):
+        assert fingerprint_of(make_error(**{name: value})) == fingerprint_of(make_error()), name
     moved = [replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5) for frame in _FRAMES]
     assert _raised(frames=(FrameInfo("launcher.py", 1, "main"), *moved)) == _raised(frames=_FRAMES)
 
 
-@pytest.mark.parametrize("message", ["", "\udc80", "x" * 1_000_000, "\x1f"])
-def test_the_form(message: str) -> None:
-    """The fingerprint of any exception is the version and twelve hex digits."""
-    assert re.fullmatch("2:[0-9a-f]{12}", _raised(message))
-
-
-def test_it_is_stable() -> None:
-    """Fingerprints of version 2 never change, because attempts of different releases are compared."""
+def test_the_form_is_stable() -> None:
+    """A fingerprint is the version and twelve hex digits; it never changes, as attempts of releases are compared."""
+    for message in ("", "\udc80", "x" * 1_000_000, "\x1f"):
+        assert re.fullmatch("2:[0-9a-f]{12}", _raised(message))
     assert _raised("bad sample 17", frames=_FRAMES[:1]) == "2:ab4cfd85858c"
 
 
@@ -165,26 +149,17 @@ def _recorded_alone(error: BaseException) -> ExceptionInfo:
     return ExceptionInfo(type(error).__name__, str(error), frames=frames, notes=notes)
 
 
-def test_frames_that_were_left_out_are_counted() -> None:
-    """A cut stack says in the middle how many frames are missing."""
+def test_what_python_does_not_print_so() -> None:
+    """A cut stack says in the middle how many frames are missing; members of a group are shown with their numbers."""
+    members = (ExceptionInfo("KeyError", "'a'"), ExceptionInfo("OSError", "disk"))
+    text = format_exception(ExceptionInfo("ExceptionGroup", "two", members=members))
+    shown = "ExceptionGroup: two\n  ---- member 1 ----\n  KeyError: 'a'\n  ---- member 2 ----\n  OSError: disk"
+    assert text.rstrip("\n") == shown
     frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(4))
     lines = format_exception(ExceptionInfo("RecursionError", "deep", frames=frames, frames_omitted=96)).splitlines()
     assert lines[3] == "  ... 96 frames left out ..."
     assert lines[2].endswith("line 1, in recurse")
     assert lines[4].endswith("line 2, in recurse")
-
-
-def test_the_members_of_a_group_are_shown() -> None:
-    """Each member of an exception group is shown with its number."""
-    members = (ExceptionInfo("KeyError", "'a'"), ExceptionInfo("OSError", "disk"))
-    text = format_exception(ExceptionInfo("ExceptionGroup", "two", members=members))
-    assert text.splitlines() == [
-        "ExceptionGroup: two",
-        "  ---- member 1 ----",
-        "  KeyError: 'a'",
-        "  ---- member 2 ----",
-        "  OSError: disk",
-    ]
 
 
 _PACKAGES = "/usr/lib/python3.11/site-packages"
@@ -227,14 +202,11 @@ def test_own_frames_of_a_cause() -> None:
     cause = ExceptionInfo("KeyError", "", frames=(FrameInfo("/data.py", 3, "read"),), relation="cause")
     raised = ExceptionInfo("E", "", frames=(FrameInfo(f"{_PACKAGES}/torch/x.py", 1, "f"),), causes=(cause,))
     assert [place_of(frame) for frame in own_frames(raised)] == ["data.py:3 in read"]
-
-
-def test_own_frames_around_a_library_that_failed_elsewhere() -> None:
-    """If the traceback of another process has only frames of libraries, the user's code is where it was raised anew."""
-    library = "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/utils.py"
-    text = (
+    # a traceback of another process that has only frames of libraries: where it was raised anew
+    library = f"{_PACKAGES}/torch/distributed/checkpoint/utils.py"
+    trace = (
         f'Traceback (most recent call last): (RANK 0)\n  File "{library}", line 9, in load\nValueError: no metadata\n'
     )
     frames = (FrameInfo("/app/train.py", 21, "main", "dcp.load(state)"), FrameInfo(library, 221, "reduce_scatter"))
-    raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", f"ranks:[0]\n{text}", frames=frames)
+    raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", f"ranks:[0]\n{trace}", frames=frames)
     assert [place_of(frame) for frame in own_frames(raised)] == ["train.py:21 in main"]

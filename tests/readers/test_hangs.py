@@ -17,14 +17,12 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExpiredDeadline,
-    Place,
     Scope,
     SentSignal,
     StackDump,
     WorkerError,
     Writer,
 )
-from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.render.plain import json_report, terminal_text
 from firstfault.report import report_of
 from firstfault.report.words import first_line
@@ -46,7 +44,7 @@ from tests.readers.scenes import (
 )
 
 if TYPE_CHECKING:
-    from firstfault.model import Verdict, WorkerError
+    from firstfault.model import WorkerError
 
 
 # --- where a stopped process stood, by its stack ----------------------------------------------------------------------
@@ -69,71 +67,74 @@ def test_a_stack_of_nothing_but_lines(fill: str) -> None:
     assert where.frame == "train.py:12 in load"
 
 
+PYTHON, PACKAGES = "/usr/lib/python3.11", "/x/site-packages"
+C10D = f"{PACKAGES}/torch/distributed/distributed_c10d.py"
+
+
+def frames(*places: str, thread: str = "Thread 0x1") -> str:
+    """Return a thread's stack: "file:line in function", the innermost first."""
+    lines = "".join('  File "{}", line {}\n'.format(*place.rsplit(":", 1)) for place in places)
+    return f"{thread} (most recent call first):\n{lines}"
+
+
 @pytest.mark.parametrize(
-    "main",
+    "stack",
     [
-        "  Garbage-collecting\n  <no Python frame>\n",
-        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n',
-        '  File "/usr/lib/python3.11/multiprocessing/util.py", line 360 in _exit_function\n',
-        (
-            '  File "/x/site-packages/torch/library.py", line 665 in _del_library\n'
-            '  File "/usr/lib/python3.11/weakref.py", line 666 in _exitfunc\n'
-        ),
-        (
-            '  File "/x/site-packages/urllib3/connection.py", line 9 in request\n'
-            '  File "/x/site-packages/tracker/run.py", line 80 in _atexit_finish\n'
-        ),
+        frames() + "  Garbage-collecting\n  <no Python frame>\n",
+        frames(f"{PYTHON}/threading.py:1590 in _shutdown"),
+        frames(f"{PYTHON}/multiprocessing/util.py:360 in _exit_function"),
+        frames(f"{PACKAGES}/torch/library.py:665 in _del_library", f"{PYTHON}/weakref.py:666 in _exitfunc"),
+        frames(f"{PACKAGES}/urllib3/connection.py:9 in request", f"{PACKAGES}/tracker/run.py:80 in _atexit_finish"),
     ],
     ids=["no frame", "waits for threads", "waits for processes", "finalisers", "exit handlers"],
 )
-def test_a_program_that_had_ended(main: str) -> None:
+def test_a_program_that_had_ended(stack: str) -> None:
     """Python was about to end the process: nothing of the program is on the main thread's stack."""
-    where = where_it_stood(stopped(3, f"Current thread 0x1 (most recent call first):\n{main}"))
+    where = where_it_stood(stopped(3, stack.replace("Thread", "Current thread")))
     assert where.returned == "its program had ended"
 
 
 def test_a_rank_that_leaves_its_group() -> None:
     """Its peers lose it before the call has come back."""
-    leaving = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9 in destroy_process_group\n'
-    leaving += '  File "/app/train.py", line 30 in main\n  File "/app/train.py", line 40 in <module>\n'
-    where = where_it_stood(stopped(3, f"Current thread 0x1 (most recent call first):\n{leaving}"))
+    leaving = (f"{C10D}:9 in destroy_process_group", "/app/train.py:30 in main", "/app/train.py:40 in <module>")
+    where = where_it_stood(stopped(3, frames(*leaving, thread="Current thread 0x1")))
     assert where.returned == "it was leaving the process group"
 
 
-IN_SELECT = 'Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'
-POOL = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
-POOL += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'
-IN_FETCH = '  File "/app/data.py", line 5 in fetch\n'
-IN_C10D = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_reduce\n'
-IN_DCP = '  File "/x/site-packages/torch/distributed/checkpoint/utils.py", line 9 in reduce_scatter\n'
-IN_QUEUE = '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
+POOL = (f"{PYTHON}/concurrent/futures/thread.py:58 in run", f"{PYTHON}/threading.py:1002 in _bootstrap")
+IN_FETCH = "/app/data.py:5 in fetch"
+IN_C10D = f"{PACKAGES}/torch/distributed/c10d.py:9 in all_reduce"
+IN_DCP = f"{PACKAGES}/torch/distributed/checkpoint/utils.py:9 in reduce_scatter"
+IN_QUEUE = f"{PYTHON}/queue.py:171 in get"
 
 
 @pytest.mark.parametrize(
     ("thread", "stood", "frame"),
     [
-        (IN_FETCH, Stood.ELSEWHERE, "data.py:5 in fetch"),
-        (IN_C10D + IN_FETCH, Stood.COLLECTIVE, "data.py:5 in fetch"),
-        (IN_DCP, Stood.COLLECTIVE, "train.py:40 in main"),
-        (IN_QUEUE + IN_FETCH, Stood.ELSEWHERE, "train.py:40 in main"),
+        ((IN_FETCH,), Stood.ELSEWHERE, "data.py:5 in fetch"),
+        ((IN_C10D, IN_FETCH), Stood.COLLECTIVE, "data.py:5 in fetch"),
+        ((IN_DCP,), Stood.COLLECTIVE, "train.py:40 in main"),
+        ((IN_QUEUE, IN_FETCH), Stood.ELSEWHERE, "train.py:40 in main"),
     ],
     ids=["works", "in a collective", "a library's, in a collective", "waits for work"],
 )
-def test_a_main_thread_that_waits_for_another(thread: str, stood: Stood, frame: str) -> None:
+def test_a_main_thread_that_waits_for_another(thread: tuple[str, ...], stood: Stood, frame: str) -> None:
     """The position is that of the one thread that runs the program's own code for it."""
-    main = IN_SELECT + '  File "/usr/lib/python3.11/asyncio/runners.py", line 190 in run\n'
-    main += '  File "/app/train.py", line 40 in main\n'
-    where = where_it_stood(stopped(1, f"Thread 0x1 (most recent call first):\n{thread}{POOL}\n{main}"))
+    loop = (f"{PYTHON}/selectors.py:468 in select", f"{PYTHON}/asyncio/runners.py:190 in run")
+    main = frames(*loop, "/app/train.py:40 in main", thread="Thread 0x2")
+    where = where_it_stood(stopped(1, f"{frames(*thread, *POOL)}\n{main}"))
     assert (where.stood, where.frame) == (stood, frame)
 
 
 def test_a_hook_in_a_backward_pass() -> None:
     """A hook of the program waits there if a collective is outstanding; else it may hang."""
-    text = 'Thread 0x1 (most recent call first):\n  File "/app/train.py", line 95 in hook\n'
-    text += '  File "/x/site-packages/torch/autograd/graph.py", line 979 in _engine_run_backward\n'
-    text += '  File "/app/train.py", line 40 in main\n'
+    backward = f"{PACKAGES}/torch/autograd/graph.py:979 in _engine_run_backward"
+    text = frames("/app/train.py:95 in hook", backward, "/app/train.py:40 in main")
     assert where_it_stood(stopped(1, text)).stood is Stood.ELSEWHERE
     assert where_it_stood(stopped(1, text, **count(5, completed=4))).stood is Stood.TORCH
+    # everything may be installed below a folder with this package's name
+    file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
+    assert where_it_stood(stopped(1, STACK.format(file, "all_reduce"))).stood is Stood.COLLECTIVE
 
 
 def test_source_lines_of_a_stack() -> None:
@@ -143,12 +144,6 @@ def test_source_lines_of_a_stack() -> None:
     assert text.count("()") == 1
     assert with_source(text, lambda *_: "again") == text
     assert where_it_stood(stopped(1, text)) == where_it_stood(stopped(1, IN_COLLECTIVE))
-
-
-def test_a_folder_named_like_this_package() -> None:
-    """A stack in a collective is one also if everything is installed below a folder with this package's name."""
-    file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
-    assert where_it_stood(stopped(1, STACK.format(file, "all_reduce"))).stood is Stood.COLLECTIVE
 
 
 # --- what torch's watchdogs print, beside or without a flight recorder ------------------------------------------------
@@ -281,30 +276,18 @@ def test_ranks_that_ran_ahead_by_different_distances() -> None:
 # --- a worker that its agent killed for a deadline --------------------------------------------------------------------
 
 
-_STEP = 'Thread 0x00007f (most recent call first):\n  File "/app/train.py", line 53 in step\n'
-_COLLECTIVE = """Thread 0x00007f (most recent call first):
-  File "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py", line 2800 in all_reduce
-  File "/app/train.py", line 50 in step
-"""
-_GPU = """Thread 0x00007f (most recent call first):
-  File "/usr/lib/python3/site-packages/torch/cuda/streams.py", line 227 in synchronize
-  File "/app/train.py", line 51 in step
-"""
+_STEP = frames("/app/train.py:53 in step")
+_COLLECTIVE = frames(f"{C10D}:2800 in all_reduce", "/app/train.py:50 in step")
+_GPU = frames(f"{PACKAGES}/torch/cuda/streams.py:227 in synchronize", "/app/train.py:51 in step")
 _WAITS = (CollectiveProgress("default_pg", "all_reduce", 8, 7),)
 _KEPT_UP = (CollectiveProgress("default_pg", "all_reduce", 7, 7),)
 
 
 def _rank(rank: int, stack: str, **fields: Any) -> WorkerError:
-    place = Place(node=f"worker-{rank}", rank=rank, local_rank=0, group_rank=rank, world_size=2)
-    error = make_error(
-        code="USER:Hang",
-        message="it hung",
-        exception=None,
-        writer=Writer.AGENT,
-        place=place,
-        stack_dumps=(StackDump(7, rank, stack),) if stack else (),
-        **fields,
-    )
+    place = {"node": f"worker-{rank}", "local_rank": 0, "group_rank": rank, "world_size": 2}
+    told = {"code": "USER:Hang", "message": "it hung", "exception": None, "writer": Writer.AGENT}
+    dumps = (StackDump(7, rank, stack),) if stack else ()
+    error = make_error(rank, stack_dumps=dumps, **place, **told, **fields)
     return decode(encode(error), DocumentRef(f"e{rank}.pb"))  # type: ignore[return-value]
 
 
@@ -319,10 +302,6 @@ def _stopped(rank: int, stack: str, **fields: Any) -> WorkerError:
     return _rank(rank, stack, timestamp_ns=20, exit_code=-15, signal="SIGTERM", sent_signals=sent, **fields)
 
 
-def _verdict(*failures: WorkerError, strategy: str = "evidence") -> Verdict:
-    return get_strategy(strategy)(assemble(Snapshot(documents=failures)))
-
-
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
 @pytest.mark.parametrize(
     ("stack", "heartbeat", "told"),
@@ -335,7 +314,7 @@ def _verdict(*failures: WorkerError, strategy: str = "evidence") -> Verdict:
 )
 def test_a_rank_that_hung_outside_of_a_collective(strategy: str, stack: str, heartbeat: bool, told: str) -> None:
     """It is the root cause, a hang without a retry, and the first line names the deadline and its line."""
-    verdict = _verdict(_killed(1, stack, heartbeat=heartbeat), _stopped(0, _COLLECTIVE), strategy=strategy)
+    verdict = get_strategy(strategy)(make_job(_killed(1, stack, heartbeat=heartbeat), _stopped(0, _COLLECTIVE)))
     assert (verdict.ranks, verdict.category, verdict.code) == ((1,), "hang", "USER:Hang")
     decision = decide(verdict)
     assert not decision.retry
@@ -347,15 +326,15 @@ def test_a_rank_that_hung_outside_of_a_collective(strategy: str, stack: str, hea
 def test_a_rank_that_waited_for_another(stack: str, waits: tuple[CollectiveProgress, ...]) -> None:
     """A deadline that ends a wait in a collective accuses the rank that was elsewhere, not the one that waited."""
     waited = _killed(0, stack, collectives=waits)
-    verdict = _verdict(waited, _stopped(1, _STEP, collectives=_KEPT_UP if waits else ()))
-    assert (verdict.ranks, verdict.category) == ((1,), "hang")
-    both = _verdict(waited, _killed(1, _STEP, at=20))
-    assert (both.ranks, both.category) == ((1,), "hang"), "it expired later"
+    stopped_or_later = (_stopped(1, _STEP, collectives=_KEPT_UP if waits else ()), _killed(1, _STEP, at=20))
+    for other in stopped_or_later:
+        verdict = evidence(make_job(waited, other))
+        assert (verdict.ranks, verdict.category) == ((1,), "hang")
 
 
 def test_all_ranks_waited_in_one_collective() -> None:
     """Then no rank stands out, and the headline says whose deadline ended the wait."""
-    verdict = _verdict(_killed(0, _COLLECTIVE), _stopped(1, _COLLECTIVE))
+    verdict = evidence(make_job(_killed(0, _COLLECTIVE), _stopped(1, _COLLECTIVE)))
     assert (verdict.ranks, verdict.category) == ((), "hang")
     text = 'undetermined: "train step" exceeded 30 s on rank 0, in a collective; no rank stands out'
     assert verdict.headline == text
@@ -370,8 +349,8 @@ def test_the_fingerprint_has_the_deadline() -> None:
 
 def test_a_report_has_the_deadline() -> None:
     """The report's facts and its JSON name scope, seconds and where the block began; the signal is the agent's."""
-    job = assemble(Snapshot(documents=(_killed(1, _STEP), _stopped(0, _COLLECTIVE))))
-    verdict = get_strategy("evidence")(job)
+    job = make_job(_killed(1, _STEP), _stopped(0, _COLLECTIVE))
+    verdict = evidence(job)
     report = report_of(job, verdict, decide(verdict))
     root = json.loads(json_report(report))["root"]
     assert root["deadline"] == {"scope": "train step", "seconds": 30.0, "heartbeat": False, "since": "train.py:50"}

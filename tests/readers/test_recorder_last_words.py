@@ -247,7 +247,6 @@ def test_a_worker_that_asks_late(agent: StartAgent, out: Out) -> None:
 # --- processes that the workers of a node left ------------------------------------------------------------------------
 
 
-PATIENCE_S = 30.0
 SLEEPS = "import signal, sys, time\nprint('ready', flush=True)\ntime.sleep(60)"
 STUBBORN = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SLEEPS}"
 
@@ -307,12 +306,12 @@ def test_what_others_started(tmp_path: Path, started: list[subprocess.Popen[str]
 def test_how_they_end(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
     """They end by SIGTERM, and by SIGKILL if they ignore that for too long."""
     _start(started, env=_of_worker(tmp_path))
-    end_left_processes(tmp_path, PATIENCE_S)
+    end_left_processes(tmp_path, HANG_S)
     assert left_processes(tmp_path) == set()
     _start(started, STUBBORN, env=_of_worker(tmp_path))
     stopped = _start(started, env=_of_worker(tmp_path))
     stopped.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     end_left_processes(tmp_path, 0.5)
-    assert time.monotonic() - began < PATIENCE_S
+    assert time.monotonic() - began < HANG_S
     assert left_processes(tmp_path) == set()

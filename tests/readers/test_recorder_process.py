@@ -28,7 +28,6 @@ from firstfault.recorder import (
     RecorderUnavailableError,
     Target,
     server,
-    start_recorder,
 )
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED
 from firstfault.recorder.process import IGNORED_SIGNALS
@@ -38,8 +37,6 @@ from firstfault.wire.documents import encode, encode_presence
 from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, is_gone, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.readers.recorders import Gate, Out, Start
 
 _CLIENTS = 8
@@ -215,19 +212,12 @@ def test_a_recorder_that_is_killed_while_one_waits(start: Start, out: Out, gate:
         put(process, file)
 
 
-@contextlib.contextmanager
-def listening(folder: NodeFolder, backlog: int) -> Iterator[socket.socket]:
-    """Listen on the recorder's socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(folder.socket))
-        listener.listen(backlog)
-        yield listener
-
-
-def test_an_answer_that_breaks_off(short: str) -> None:
-    """Half an answer raises RecorderUnavailableError."""
+def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
+    """Half an answer is none; while the backlog is full a client waits for half of its time: it may do without."""
     folder = NodeFolder(Path(short))
-    with listening(folder, 1) as listener, ThreadPoolExecutor(1) as pool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(folder.socket))
+        listener.listen(0)
         asked = pool.submit(Recorder(folder).resources, HANG_S)
         connection, _ = listener.accept()
         with connection:
@@ -235,17 +225,12 @@ def test_an_answer_that_breaks_off(short: str) -> None:
             connection.sendall(RECEIVED + b'{"oom_kill"')
         with pytest.raises(RecorderUnavailableError, match="without an answer"):
             asked.result()
-
-
-def test_a_full_queue(short: str) -> None:
-    """A client waits while the recorder's backlog is full, for half of its time: its caller may do without."""
-    folder = NodeFolder(Path(short))
-    with listening(folder, 0), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
-        first.connect(str(folder.socket))
-        began = time.monotonic()
-        with pytest.raises(RecorderUnavailableError, match="did not answer"):
-            Recorder(folder).put(Target(f"{ERRORS}/a.pb"), Path("a.pb"), SHORT_S)
-        assert SHORT_S / 2 <= time.monotonic() - began < SHORT_S / 2 + TOLERANCE_S
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
+            first.connect(str(folder.socket))
+            began = time.monotonic()
+            with pytest.raises(RecorderUnavailableError, match="did not answer"):
+                Recorder(folder).put(Target(f"{ERRORS}/a.pb"), Path("a.pb"), SHORT_S)
+            assert SHORT_S / 2 <= time.monotonic() - began < SHORT_S / 2 + TOLERANCE_S
 
 
 # --- life and end ---------------------------------------------------------------------------------------------------
@@ -331,9 +316,12 @@ def test_an_end_of_a_frozen_recorder(start: Start, out: Out) -> None:
 
 
 def test_a_folder_too_deep_for_a_socket(
-    start: Start, out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, out: Out, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long TMPDIR is ignored; a long `parent` raises a UsageError that gives the reason."""
+    """A long TMPDIR is ignored; a long `parent` raises a UsageError that gives the reason.
+
+    If the process cannot be started, an OSError is raised and no folder is left either.
+    """
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -345,13 +333,9 @@ def test_a_folder_too_deep_for_a_socket(
     with pytest.raises(UsageError, match="107 bytes"):
         start(out.uri, parent=str(deep))
     assert list(deep.iterdir()) == []
-
-
-def test_a_start_that_fails_leaves_no_folder(out: Out, short: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the process cannot be started, an OSError is raised and no folder is left."""
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(FileNotFoundError):
-        start_recorder(out.uri, deadline_seconds=1.0, parent=short)
+        start(out.uri)
     assert list(Path(short).iterdir()) == []
 
 
