@@ -15,7 +15,7 @@ import pytest
 import stamina
 
 from firstfault.layout import ERRORS, error_key_for
-from firstfault.store import Store, open_store
+from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.wire.documents import encode
 from tests.faulty_proxy import faulty_proxy_before
 
@@ -45,6 +45,28 @@ def with_store() -> Callable[..., Any]:
         return asyncio.run(use_it())
 
     return run
+
+
+@pytest.fixture(params=["fsspec", "obstore"])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with both clients."""
+    name: str = request.param
+    monkeypatch.setenv(CLIENT_VARIABLE, name)
+    return name
+
+
+@pytest.fixture(scope="session")
+def environment_of() -> Callable[[S3], contextlib.AbstractContextManager[None]]:
+    """Return a context in which this process uses an account."""
+
+    @contextlib.contextmanager
+    def using(account: S3) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in account.environment().items():
+                patch.setenv(name, value)
+            yield
+
+    return using
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
@@ -30,11 +30,9 @@ CASES += [(what, "fsspec") for what in ("reset", "truncate", "half", "trickle")]
 
 
 @pytest.fixture(scope="module")
-def proxy(s3: S3) -> Iterator[FaultyProxy]:
+def proxy(s3: S3, environment_of: Callable[..., Any]) -> Iterator[FaultyProxy]:
     """Send this process's requests through a proxy."""
-    with faulty_proxy_before(s3) as proxy, pytest.MonkeyPatch.context() as patch:
-        for name, value in proxy.server.environment().items():
-            patch.setenv(name, value)
+    with faulty_proxy_before(s3) as proxy, environment_of(proxy.server):
         yield proxy
 
 

@@ -10,7 +10,6 @@ from firstfault.layout import ERRORS, ErrorKey
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import attempt as reading
 from firstfault.reading.listing import list_everything
-from firstfault.store import CLIENT_VARIABLE
 from tests.benchmarks.cascade import Cascade, put_all
 
 if TYPE_CHECKING:
@@ -25,24 +24,16 @@ if TYPE_CHECKING:
 WORKERS = 1_040
 CULPRIT = Cascade(WORKERS).culprit
 
+pytestmark = pytest.mark.usefixtures("client")
+
 
 @pytest.fixture(scope="module")
-def large(s3: S3) -> str:
+def large(s3: S3, environment_of: Callable[..., Any]) -> str:
     """Write the documents of 1,040 workers, one of which is the root cause."""
     uri = s3.uri("large")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3.environment().items():
-            patch.setenv(name, value)
+    with environment_of(s3):
         put_all(uri, Cascade(WORKERS))
     return uri
-
-
-@pytest.fixture(autouse=True, params=["fsspec", "obstore"])
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with both clients."""
-    name: str = request.param
-    monkeypatch.setenv(CLIENT_VARIABLE, name)
-    return name
 
 
 def _listings(proxy: FaultyProxy) -> int:

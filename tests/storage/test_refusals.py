@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import CLIENT_VARIABLE, Store, _base, _fsspec
+from firstfault.store import Store, _base, _fsspec
 from tests.faulty_proxy import Fault
 
 if TYPE_CHECKING:
@@ -19,13 +19,7 @@ if TYPE_CHECKING:
     from tests.s3_server import S3
     from tests.storage.conftest import SilentServer
 
-
-@pytest.fixture(autouse=True, params=["fsspec", "obstore"])
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with both clients."""
-    name: str = request.param
-    monkeypatch.setenv(CLIENT_VARIABLE, name)
-    return name
+pytestmark = pytest.mark.usefixtures("client")
 
 
 async def list_it(store: Store) -> object:
@@ -53,17 +47,6 @@ VERBS = {"list": list_it, "read": get_it, "write": put_it, "exists": exists}
 SAID = {"exists": "read"}
 
 
-@pytest.fixture
-def use_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[S3], None]:
-    """Return a function that points this process at an account."""
-
-    def set_all(account: S3) -> None:
-        for name, value in account.environment().items():
-            monkeypatch.setenv(name, value)
-
-    return set_all
-
-
 def refusal(kind: type[FirstFaultError], run: Callable[[], object]) -> str:
     """Return the text of the error that `run` raises, which is exactly `kind` and one line."""
     with pytest.raises(kind) as caught:
@@ -88,13 +71,12 @@ def refusals(kind: type[FirstFaultError], with_store: Callable[..., Any], uri: s
 
 @pytest.mark.parametrize("wrong", [{"access_key": "unknown"}, {"secret_key": "guessed"}], ids=["key", "secret"])
 def test_wrong_credentials(
-    s3: S3, use_environment: Callable[[S3], None], with_store: Callable[..., Any], wrong: dict[str, str]
+    s3: S3, environment_of: Callable[..., Any], with_store: Callable[..., Any], wrong: dict[str, str]
 ) -> None:
     """A wrong key or secret raises AccessDeniedError, which says what to check."""
-    use_environment(replace(s3, **wrong))
-    for text in refusals(AccessDeniedError, with_store, s3.uri(), *(["list"] if "access_key" in wrong else [])):
-        assert "check the credentials" in text
-        assert "guessed" not in text
+    with environment_of(replace(s3, **wrong)):
+        texts = refusals(AccessDeniedError, with_store, s3.uri(), *(["list"] if "access_key" in wrong else []))
+    assert all("check the credentials" in text and "guessed" not in text for text in texts)
 
 
 @pytest.mark.parametrize("variables", ["AWS_", "FLYTE_AWS_"])
@@ -136,16 +118,15 @@ def test_no_credentials_and_an_instance_service_that_hangs(
 
 
 def test_an_account_that_may_not_list(
-    s3_no_list: S3, use_environment: Callable[[S3], None], with_store: Callable[..., Any]
+    s3_no_list: S3, environment_of: Callable[..., Any], with_store: Callable[..., Any]
 ) -> None:
     """An account without the list permission can read and write; the error of a listing names the permission."""
-    use_environment(s3_no_list)
     uri = s3_no_list.uri()
-    with_store(uri, put_it)
-    assert with_store(uri, get_it) == b"data"
-    assert with_store(uri, exists) is True
-    text = refusal(AccessDeniedError, lambda: with_store(uri, list_it))
-    assert "the list permission" in text
+    with environment_of(s3_no_list):
+        with_store(uri, put_it)
+        assert with_store(uri, get_it) == b"data"
+        assert with_store(uri, exists) is True
+        assert "the list permission" in refusal(AccessDeniedError, lambda: with_store(uri, list_it))
 
 
 def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: Callable[..., Any]) -> None:

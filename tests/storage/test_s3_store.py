@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from firstfault.store import CLIENT_VARIABLE, Store, open_store
+from firstfault.store import Store, open_store
 from firstfault.sync import run_sync
 from firstfault.testing import StoreTests
 
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from tests.s3_server import S3
     from tests.storage.conftest import Peer
 
-
-@pytest.fixture(autouse=True, params=["fsspec", "obstore"])
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with both clients."""
-    name: str = request.param
-    monkeypatch.setenv(CLIENT_VARIABLE, name)
-    return name
+pytestmark = pytest.mark.usefixtures("client")
 
 
 class TestS3(StoreTests):
