@@ -167,7 +167,7 @@ _SET = "no credentials; set GOOGLE_APPLICATION_CREDENTIALS"
 def test_a_cloud_that_gives_no_credentials(
     monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Exception], times: int
 ) -> None:
-    """What may be over soon is asked again, a refusal is told as one; where no cloud answers, a line says what to set."""
+    """What may be over soon is asked again, a refusal is told as one; without a cloud, a line says what to set."""
     text = f"Generic GCS error: Error performing token request: {said}"
     listed = Mock(side_effect=obstore.exceptions.GenericError(text))
     monkeypatch.setattr(obstore, "list_with_delimiter_async", listed)
