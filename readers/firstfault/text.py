@@ -84,8 +84,14 @@ _FLYTEKIT_CODE = re.compile(r"(?:USER|SYSTEM):\w+: error=")
 
 
 def sentence_of(message: str) -> str:
-    """Return the first line of an exception's message, without flytekit's prefix ("USER:X: error=")."""
+    """Return the first line of an exception's message, without flytekit's prefix ("USER:X: error=").
+
+    A line that ends with a colon announces the next one, which follows.
+    """
     line = one_line(message, 2000)
+    if line.endswith(":"):
+        more = (part.strip() for part in message.strip().splitlines()[1:])
+        line = " ".join(filter(None, (line, one_line(next(filter(None, more), ""), 2000))))
     return line[found.end() :] if (found := _FLYTEKIT_CODE.match(line)) else line
 
 

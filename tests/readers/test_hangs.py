@@ -40,6 +40,7 @@ from tests.readers.scenes import (
     done,
     own,
     stopped,
+    victim,
     waiting,
 )
 
@@ -375,3 +376,11 @@ def test_a_rank_that_waits_for_its_loader() -> None:
     assert verdict.headline.startswith(
         "hang, rank 3 on worker-1: it waited for a process of its data loader at train.py:7 in <module> while "
     )
+
+
+def test_a_program_that_ended_and_left_no_document() -> None:
+    """The process was stopped while Python ended; what it had printed tells why, if it tells of a fault of its own."""
+    ends = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
+    trace = 'Traceback (most recent call last):\n  File "/app/train.py", line 24, in main\nOSError: no file left\n'
+    verdict = evidence(done(victim(0), victim(1), victim(2), stopped(3, ends, log_tail=trace)))
+    assert verdict.headline.startswith("OSError, rank 3 on worker-1: no file left")

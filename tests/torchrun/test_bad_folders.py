@@ -94,3 +94,28 @@ def test_a_folder_that_fills(tmp_path: Path) -> None:
     folder = more.removeprefix("  more: firstfault show ")
     verdict = MultiErrorFileOutputReader(folder).verdict()
     assert (verdict.code, verdict.category) == ("USER:ValueError", "disk_full")
+
+
+OPENS_ALL = """
+import resource
+import torch.distributed as dist
+dist.init_process_group("gloo")
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+files = []
+while True:
+    files.append(open("/dev/null"))
+"""
+
+
+@pytest.mark.jobs
+def test_a_program_that_has_opened_all_the_files_it_may(tmp_path: Path) -> None:
+    """Its exception is recorded nevertheless, without a warning, and the number of files is told."""
+    launcher = ("-m", "firstfault", "torchrun", "--standalone", "--no-python", sys.executable, "-c", OPENS_ALL)
+    ended = subprocess.run(
+        [sys.executable, *launcher], cwd=tmp_path, capture_output=True, text=True, timeout=LONGEST_S, check=False
+    )
+    assert "firstfault failed" not in ended.stderr
+    assert "firstfault: OSError, rank 0 on " in ended.stderr
+    (documents,) = tmp_path.glob(".firstfault/torchrun/*/0")
+    (failure,) = MultiErrorFileOutputReader(str(documents)).job().failures
+    assert (failure.exception is not None, failure.system.open_files is not None) == (True, True)

@@ -190,6 +190,28 @@ def _members(trace: dict[str, Any], group: str) -> tuple[int, ...]:
     return members if len(members) <= _MAX_MEMBERS else ()
 
 
+# --- files ----------------------------------------------------------------------------------------------------------
+
+_HELD_FILES = 16
+_held: list[int] = []
+
+
+def hold_files_back() -> None:
+    """Hold a few open files back, with which a document is written when the program has opened all that it may."""
+    with contextlib.suppress(OSError):
+        while len(_held) < _HELD_FILES:
+            _held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def release_files() -> None:
+    """Close the files that were held back, unless the program has closed them and uses their numbers."""
+    while _held:
+        descriptor = _held.pop()
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(os.devnull)):  # noqa: PTH116 - as fstat
+                os.close(descriptor)
+
+
 # --- limits and space -----------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,8 @@ from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of
 from firstfault_torch.worker.process_state import (
     collective_progress,
     gpu_uuid,
+    hold_files_back,
+    release_files,
     system_state,
     thread_failures,
     watch_threads,
@@ -172,6 +174,7 @@ class WorkerMonitor:
         """Begin to watch; without a recording nothing is watched."""
         if self.recording is None or self.place is None:
             return
+        hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(watch_threads())
         self._undo.append(watchdog.release_all)
@@ -302,6 +305,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
         held: keep the document on the node; the agent uploads it if the node fails.
     """
     began = time.monotonic_ns()
+    release_files()
     wall_ns, monotonic_ns = moment_of(error)
     deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
     source = error if is_clean_exit(error) else before_exit(error)

@@ -147,21 +147,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if (tried := _of_first_try(failure)) is not None:
         return tried
     if failure.stopped_by_agent:
-        sent = failure.sent_signals[0]
-        # SIGKILL comes from the agent too, if the process does not end
-        if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
-            ended = _of_exit(failure, set())
-            if ended.signature:  # its last words tell why
-                return replace(ended, why=f"{ended.why}, while its agent stopped it")
-            why = f"crashed ({failure.signal}) while its agent stopped it"
-            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
-        log = _classified(failure.printed, "", ()) if failure.printed else None
-        signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
-        # a rank without a collective outstanding did not wait, though another rank's timeout reached it
-        waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log is not None and log.role is Role.SECONDARY)
-        waited = waited or _left_after_a_wait(failure)
-        why = f"was stopped by its agent: {sent.reason}"
-        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
+        return _of_stopped(failure)
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)
     if failure.expired is not None:
@@ -171,6 +157,27 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.is_silent and failure.writer is not Writer.STOCK:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended, and nothing says why")
     return _of_text(failure)
+
+
+def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
+    """Classify a worker that its agent stopped."""
+    sent = failure.sent_signals[0]
+    # SIGKILL comes from the agent too, if the process does not end
+    if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
+        ended = _of_exit(failure, set())
+        if ended.signature:  # its last words tell why
+            return replace(ended, why=f"{ended.why}, while its agent stopped it")
+        why = f"crashed ({failure.signal}) while its agent stopped it"
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
+    if printed := _of_printed(failure, "ended"):
+        return printed
+    log = _classified(failure.printed, "", ()) if failure.printed else None
+    signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
+    # a rank without a collective outstanding did not wait, though another rank's timeout reached it
+    waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log is not None and log.role is Role.SECONDARY)
+    waited = waited or _left_after_a_wait(failure)
+    why = f"was stopped by its agent: {sent.reason}"
+    return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
 
 
 def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:

@@ -44,6 +44,7 @@ _MAX_LINE = 200
 _FATAL = "Fatal Python error"
 _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
 _RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/recording|torchrun/script)\.py$")
+PROGRAM_ENDED = "its program had ended"
 _WAITS_FOR_LOADER = re.compile(r"/torch/utils/data/dataloader\.py (?:_try_get_data|_get_data)$")
 _NO_FRAME = "<no Python frame>"
 """faulthandler's text for a main thread that has left the program."""
@@ -198,7 +199,7 @@ def _where(text: str, *, outstanding: bool) -> Where:
     *others, main = _THREAD.split(text)
     frames = _frames(main)
     if _NO_FRAME in main or (frames and _ENDS_PYTHON.search(frames[-1].function)):
-        return Where(Stood.ELSEWHERE, returned="its program had ended")
+        return Where(Stood.ELSEWHERE, returned=PROGRAM_ENDED)
     if any(_LEAVES_GROUP.search(f"{frame.file} {frame.function}") for frame in frames):
         return Where(Stood.ELSEWHERE, _name(frames), returned="it was leaving the process group")
     if not frames:

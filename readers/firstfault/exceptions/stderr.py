@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.first_cause import all_links, causes_of
-from firstfault.exceptions.stack_position import frames_of_crash
+from firstfault.exceptions.stack_position import PROGRAM_ENDED, frames_of_crash, where_it_stood
 from firstfault.exceptions.tracebacks import block_of, original_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.model.failure import signal_of_exit_code
@@ -222,8 +222,9 @@ class Printed:
 def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception that ended a process: the one that it raised, else the last one that it printed.
 
-    What it printed counts for an exit without a reason, for an abort without native code's own reason, and for a
-    second try that failed only because the first one had left its process group, or the step that its peers were at.
+    What it printed counts for an exit without a reason, for an abort without native code's own reason, for a program
+    that had ended and whose process was stopped before it left a document, and for a second try that failed only
+    because the first one had left its process group, or the step that its peers were at.
     """
     raised = failure.exception
     if raised is not None and is_second_try(raised):
@@ -233,6 +234,14 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
         return first if raised is None else replace(raised, causes=(*raised.causes, cause, *first.causes))
     if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
         return raised
+    if raised is None and failure.stopped_by_agent and where_it_stood(failure).returned == PROGRAM_ENDED:
+        return getattr(last_printed(failure.printed), "exception", None)
+    return _before_end(failure)
+
+
+def _before_end(failure: WorkerError) -> ExceptionInfo | None:
+    """Return the exception that a process printed before an exit or an abort that gives no reason, else its own."""
+    raised = failure.exception
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
         return raised
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
