@@ -83,19 +83,20 @@ class S3:
             config=Config(connect_timeout=5, read_timeout=10, retries={"max_attempts": 0}),
         )
 
-    def listening(self) -> list[str]:
-        """Return the ``address:port`` of every TCP socket on which the server listens, from /proc."""
-        inodes = set()
-        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed in the meantime
-                inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
-        found = []
-        for table in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]:
-                local, state, inode = (line.split()[column] for column in (1, 3, 9))
-                if state == _LISTEN and inode in inodes:
-                    found.append(_address(local))
-        return found
+
+def listening(pid: int) -> list[str]:
+    """Return the ``address:port`` of every TCP socket on which a process listens, from /proc."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed in the meantime
+            inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == _LISTEN and inode in inodes:
+                found.append(_address(local))
+    return found
 
 
 class ServerError(Exception):
@@ -247,7 +248,7 @@ def _wait_until_ready(server: _Server, account: S3) -> None:
             if time.monotonic() > deadline:
                 raise _NotReadyError(f"no answer in {_START_DEADLINE_S} s: {trouble}")
             time.sleep(_POLL_S)
-    open_to_others = [address for address in running.listening() if not address.startswith(f"{_LOOPBACK}:")]
+    open_to_others = [address for address in listening(running.pid) if not address.startswith(f"{_LOOPBACK}:")]
     if open_to_others:
         raise _NotReadyError(f"weed listens beyond the loopback: {open_to_others}")
 

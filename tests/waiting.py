@@ -16,9 +16,9 @@ SOON_S = 30.0
 """What takes milliseconds may take so long on a busy machine."""
 
 
-def until(condition: Callable[[], object], what: str = "it never came") -> None:
+def until(condition: Callable[[], object], what: str = "it never came", seconds: float = SOON_S) -> None:
     """Return when the condition holds; fail after a time that no busy machine needs."""
-    deadline = time.monotonic() + SOON_S
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)

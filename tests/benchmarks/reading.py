@@ -62,20 +62,15 @@ class Row:
 def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]:
     """Yield a row for each number of documents, delay and way; ways take turns."""
     for count in counts:
-        uri = s3.uri("read")
-        with _environment(s3.environment()):
-            put_all(uri, Cascade(count))
-        for delay in DELAYS_MS:
-            with latency_proxy(s3.endpoint, delay) as proxy, _environment(s3.environment()):
-                os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
-                yield from _measured(_ways(s3, proxy.endpoint, uri, count), proxy, (count, delay), repeat)
-        with _environment(s3.environment()):
-            _leave_copies(uri)
-        for delay in DELAYS_MS:
-            with latency_proxy(s3.endpoint, delay) as proxy, _environment(s3.environment()):
-                os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
-                ways = {COPIED: _ours(uri, "evidence", Cascade(count).culprit)}
-                yield from _measured(ways, proxy, (count, delay), repeat)
+        uri, culprit = s3.uri("read"), Cascade(count).culprit
+        for way in ("", COPIED):
+            with _environment(s3.environment()):
+                put_all(uri, Cascade(count)) if way != COPIED else _leave_copies(uri)
+            for delay in DELAYS_MS:
+                with latency_proxy(s3.endpoint, delay) as proxy, _environment(s3.environment()):
+                    os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
+                    ways = {way: _ours(uri, "evidence", culprit)} if way else _ways(s3, proxy.endpoint, uri, count)
+                    yield from _measured(ways, proxy, (count, delay), repeat)
 
 
 def drawing(rows: Sequence[Row]) -> str:

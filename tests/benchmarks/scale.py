@@ -33,11 +33,29 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
+import torch.distributed as dist  # noqa: E402 - only now all is found
+
+from firstfault.model import Place, SentSignal, StackDump, Writer  # noqa: E402
+from firstfault.recorder import start_recorder  # noqa: E402
+from firstfault.testing import make_error  # noqa: E402
+from firstfault_torch import run as run_module  # noqa: E402
+from firstfault_torch.agent.agent import RoundEnd  # noqa: E402
+from firstfault_torch.agent.reporter import Reporter  # noqa: E402
+from firstfault_torch.context import Identity, Recording  # noqa: E402
+from firstfault_torch.engine import PlainEngine  # noqa: E402
+from firstfault_torch.options import Options  # noqa: E402
+from firstfault_torch.rounds.failure_broadcast import FirstFailure  # noqa: E402
+from firstfault_torch.rounds.peers import Peers  # noqa: E402
+from tests.benchmarks import reading  # noqa: E402
+from tests.benchmarks.cascade import Cascade, put_all  # noqa: E402
+from tests.benchmarks.growth import svg  # noqa: E402
+from tests.benchmarks.latency_proxy import S3_LIMITS, latency_proxy  # noqa: E402
+from tests.s3_server import serving  # noqa: E402
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from firstfault.model import Place, WorkerError
-    from firstfault_torch.context import Recording
+    from firstfault.model import WorkerError
     from tests.benchmarks.latency_proxy import LatencyProxy
     from tests.s3_server import S3
 
@@ -47,13 +65,6 @@ CASES = {
     "host": "and the first node, which hosts the store, is killed with the fault",
     "dead": "and a tenth of the nodes is dead",
     "upstream": "a worker raises, and each node lists and gets everything",
-}
-_DRAWN = {
-    "plain": "a worker raises",
-    "sealer": "... concluding node killed",
-    "host": "... store's host killed",
-    "dead": "... a tenth is dead",
-    "upstream": "each node reads everything",
 }
 _PROCESSES = 4
 _LIMITS_S = 10.0
@@ -108,11 +119,6 @@ class Node:
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def __post_init__(self) -> None:
-        import torch.distributed as dist  # noqa: PLC0415 - only the processes of agents need it
-
-        from firstfault_torch.agent.reporter import Reporter  # noqa: PLC0415
-        from firstfault_torch.context import Identity, Recording  # noqa: PLC0415
-        from firstfault_torch.rounds.peers import Peers  # noqa: PLC0415
 
         identity = Identity(self.uri, "plain", 0, f"worker-{self.number}")
         started = time.time_ns() // 1_000_000
@@ -152,8 +158,6 @@ class Node:
 
     def place(self, local_rank: int | None = None) -> Place:
         """Return the place of the agent, or of a worker."""
-        from firstfault.model import Place  # noqa: PLC0415
-
         return Place(
             node=f"worker-{self.number}",
             host=f"host-{self.number}",
@@ -168,19 +172,11 @@ class Node:
 
     def fail(self) -> None:
         """Let the first worker raise, and tell the other agents."""
-        from firstfault_torch.rounds.failure_broadcast import FirstFailure  # noqa: PLC0415
-
         self.reporter.write(self._failure(0, root=True))
         self.peers.notify(FirstFailure("ValueError", f"worker-{self.number}", self.number, self.ranks[0]))
 
     def run(self, fault: threading.Event) -> dict[str, Any]:
         """Wait for the fault, report, settle; return what happened and when."""
-        from firstfault.testing import make_error  # noqa: PLC0415, F401 - imported before the fault
-        from firstfault_torch import run as run_module  # noqa: PLC0415
-        from firstfault_torch.agent.agent import RoundEnd  # noqa: PLC0415
-        from firstfault_torch.engine import PlainEngine  # noqa: PLC0415
-        from firstfault_torch.options import Options  # noqa: PLC0415
-
         is_first = self.number == self.nodes // 2
         if is_first:
             fault.wait()
@@ -211,8 +207,6 @@ class Node:
         }
 
     def _failure(self, local_rank: int, *, root: bool) -> WorkerError:
-        from firstfault.model import SentSignal, StackDump, Writer  # noqa: PLC0415
-        from firstfault.testing import make_error  # noqa: PLC0415
 
         place = self.place(local_rank)
         error = make_error(place.rank, node=place.node, at_ms=None, message="a batch without labels")
@@ -230,17 +224,13 @@ class Node:
         )
 
 
-def _Killed(*args: Any) -> Any:  # noqa: N802 - makes an engine
-    """Return an engine whose process is killed when its node begins to conclude."""
-    from firstfault_torch.engine import PlainEngine  # noqa: PLC0415
+class _Killed(PlainEngine):
+    """An engine whose process is killed when its node begins to conclude."""
 
-    class Killed(PlainEngine):
-        def enforces(self, job: Any) -> bool:
-            del job
-            os.kill(os.getpid(), signal.SIGKILL)
-            return False
-
-    return Killed(*args)
+    def enforces(self, job: Any) -> bool:
+        del job
+        os.kill(os.getpid(), signal.SIGKILL)
+        return False
 
 
 # --- a process with several nodes -------------------------------------------------------------------------------------
@@ -248,11 +238,6 @@ def _Killed(*args: Any) -> Any:  # noqa: N802 - makes an engine
 
 def _agents(options: dict[str, Any]) -> None:
     """Run nodes in threads; commands come as lines on stdin, results go as lines to stdout."""
-    import torch.distributed  # noqa: F401, PLC0415 - before the fault
-
-    import firstfault_torch.run  # noqa: F401, PLC0415
-    from firstfault.recorder import start_recorder  # noqa: PLC0415
-
     logging.disable(logging.ERROR)
     recorder = start_recorder(options["uri"], deadline_seconds=60.0)
     shared = {name: options[name] for name in ("nodes", "workers", "uri", "store_port", "case")}
@@ -280,8 +265,6 @@ def _agents(options: dict[str, Any]) -> None:
 
 def _host() -> None:
     """Host the round's store, as the agent of the first node does."""
-    import torch.distributed as dist  # noqa: PLC0415
-
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     print(json.dumps({"port": store.port}), flush=True)
     sys.stdin.readline()
@@ -344,9 +327,6 @@ def rows(
     nodes: Sequence[int], workers: int, delay_ms: float, cases: Sequence[str], limits: tuple[int, int]
 ) -> Iterator[Row]:
     """Fail jobs of so many nodes in each way."""
-    from tests.benchmarks.latency_proxy import latency_proxy  # noqa: PLC0415
-    from tests.s3_server import serving  # noqa: PLC0415
-
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as s3:
         for number in nodes:
             for case in cases:
@@ -412,9 +392,6 @@ def _one(job: tuple[int, int, str], uri: str, environment: dict[str, str], proxy
 
 def _upstream(nodes: int, workers: int, s3: S3, proxy: LatencyProxy) -> Row:
     """Let one node list and get everything, 64 at a time, and count it for all of them."""
-    from tests.benchmarks import reading  # noqa: PLC0415 - as in `rows`
-    from tests.benchmarks.cascade import Cascade, put_all  # noqa: PLC0415
-
     uri = s3.uri()
     os.environ.update(s3.environment())
     put_all(uri, Cascade(nodes * workers))
@@ -438,18 +415,14 @@ def _tell(process: Any) -> None:
 
 def drawing(rows: Sequence[Row]) -> str:
     """Return an SVG of the requests over the nodes, with a line for each case."""
-    from tests.benchmarks.growth import svg  # noqa: PLC0415 - only a drawing needs it
-
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        lines.setdefault(_DRAWN[row.case], []).append((row.nodes, row.total))
+        lines.setdefault(CASES[row.case], []).append((row.nodes, row.total))
     return svg(f"Storage requests of a failed job, {rows[0].workers} workers a node", lines, "nodes")
 
 
 def main() -> None:
     """Print the table."""
-    from tests.benchmarks.latency_proxy import S3_LIMITS  # noqa: PLC0415 - the processes of agents do not need it
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 128])
     parser.add_argument("--workers", type=int, default=8)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from firstfault.store import open_store
-from tests.benchmarks import reading, write_ahead
+from tests.benchmarks import reading
 from tests.benchmarks.latency_proxy import latency_proxy
 
 if TYPE_CHECKING:
@@ -73,15 +73,3 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
     picture = ET.fromstring(reading.drawing(rows))  # noqa: S314 - our own
     texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert ways <= texts
-
-
-@pytest.mark.flyte
-@pytest.mark.jobs
-@pytest.mark.timing  # tests/torch_agent/test_faults_of_nodes.py compares the same times without S3
-@pytest.mark.parametrize("task", write_ahead.TASKS)
-def test_the_document_is_durable_before_the_first_victim(s3: S3, task: str) -> None:
-    """In two rounds of a real job on S3, the document is durable before any other rank has failed or died."""
-    taken = write_ahead.raises(s3, task, 2, delay_ms=5, start_method="fork")
-    assert len(taken) == 2
-    for item in taken:
-        assert 0 < item.durable < item.first_victim

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,13 +11,12 @@ import pytest
 from tests.benchmarks import soak
 from tests.benchmarks.soak import Execution, Fault, Held, Outcome, Run
 from tests.plugin.running import short_folder
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 NODES = {0: "node-0", 1: "node-1"}
-LONG_S = 30.0
 
 
 def test_a_plan_has_every_attempt_and_is_repeatable() -> None:
@@ -71,20 +69,13 @@ def test_a_verdict_is_compared(changed: dict[str, Any], said: str) -> None:
     assert bool(found) == bool(said)
 
 
-def _await(condition: Callable[[], bool]) -> None:
-    """Wait until a process that was just started can be read in /proc: its variables appear there a moment later."""
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_process_that_remains_is_found(tmp_path: Path) -> None:
     """A process with the run's variables is found with its attempt's number, until it has ended."""
     environment = {**os.environ, "MARKS": str(tmp_path), "FLYTE_ATTEMPT_NUMBER": "7"}
     with subprocess.Popen(["sleep", "1000"], env=environment) as process:
         try:
-            _await(lambda: soak.of_run(tmp_path) == {process.pid: 7})
+            # its variables appear in /proc a moment after its start
+            until(lambda: soak.of_run(tmp_path) == {process.pid: 7})
             assert (process.pid, "sleep 1000") in [(pid, soak.command_of(pid)) for pid, _ in soak.children(os.getpid())]
             seen = soak.held(process.pid)
             assert seen is not None

@@ -68,39 +68,13 @@ class Case:
 
 
 _OF_A_RANK = (
-    "raise",
-    "recoverable",
-    "chained",
-    "loader",
-    "backward",
-    "future",
-    "thread",
-    "finally",
-    "finally-destroy",
-    "SIGKILL",
-    "SIGSEGV",
-    "SIGABRT",
-    "SIGTERM",
-    "terminate",
-    "exit-1",
-    "exit-0",
-    "sys.exit-0",
-    "sys.exit-3",
-    "hang",
-    "hang-c",
-    "skip",
-    "mismatch",
-    "memory",
-    "disk",
-    "cuda",
+    *("raise", "recoverable", "chained", "loader", "backward", "future", "thread", "finally"),
+    *("finally-destroy", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "terminate", "exit-1", "exit-0"),
+    *("sys.exit-0", "sys.exit-3", "hang", "hang-c", "skip", "mismatch", "memory", "disk", "cuda"),
 )
 _MORE_OF_A_RANK = (
-    "recoverable-subclass",
-    "recoverable-from",
-    "recoverable-finally",
-    "recoverable-future",
-    "plain-from-recoverable",
-    "frozen",
+    *("recoverable-subclass", "recoverable-from", "recoverable-finally", "recoverable-future"),
+    *("plain-from-recoverable", "frozen"),
 )
 _OF_A_NODE = ("agent-killed", "store-killed", "node-killed")
 _EVERYWHERE = {
@@ -168,32 +142,12 @@ def _cases() -> list[Case]:
     return two + _with_wrong_clocks() + four + _under_nccl()
 
 
-_UNDER_NCCL = {
-    "raise": "rank",
-    "exits": "rank",
-    "oom": "rank",
-    "SIGKILL": "rank",
-    "SIGSEGV": "rank",
-    "assert": "rank",
-    "late-assert": "rank",
-    "illegal": "rank",
-    "ecc": "rank",
-    "xid": "rank",
-    "hang-loader": "rank",
-    "hang-checkpoint": "rank",
-    "hang-python": "rank",
-    "hang-c": "rank",
-    "straggler": "rank",
-    "rubbish": "rank",
-    "skip": "rank",
-    "mismatch-operation": "rank",
-    "mismatch-size": "rank",
-    "tensor-hang": "rank",
-    "watchdog-stuck": "rank",
-    "destroy": "rank",
-    "node-killed": "node",
-    "network": "undetermined",
-}
+_OF_A_RANK_UNDER_NCCL = (
+    *("raise", "exits", "oom", "SIGKILL", "SIGSEGV", "assert", "late-assert", "illegal", "ecc", "xid"),
+    *("hang-loader", "hang-checkpoint", "hang-python", "hang-c", "straggler", "rubbish", "skip"),
+    *("mismatch-operation", "mismatch-size", "tensor-hang", "watchdog-stuck", "destroy"),
+)
+_UNDER_NCCL = dict.fromkeys(_OF_A_RANK_UNDER_NCCL, "rank") | {"node-killed": "node", "network": "undetermined"}
 _WIDE = ("hang-python", "late-assert", "oom", "skip", "tensor-hang", "SIGKILL", "node-killed", "mismatch-size")
 """Faults that are also recorded on more nodes and with more ranks."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import sys
-import time
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +17,7 @@ from firstfault_torch import Options, inprocess
 from firstfault_torch.inprocess import InProcessRestart, initialize
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, on_nodes, run
 from tests.nodes import Ended, Job
-from tests.waiting import beside
+from tests.waiting import beside, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,10 +108,7 @@ def test_no_fault_leaves_nothing_behind(tmp_path: Path) -> None:
     said = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
     assert len(list(tmp_path.iterdir())) == 4
     assert not [line for line in said if "hostname of the client" not in line]  # torch's, without a name service
-    deadline = time.monotonic() + SLOW_S
-    while _listens(ended.port):
-        assert time.monotonic() < deadline, "the store's host lives on"
-        time.sleep(0.1)
+    until(lambda: not _listens(ended.port), "the store's host lives on", SLOW_S)
     opened = [Path(f"/proc/{pid}/fd/1") for pid in map(attrgetter("name"), Path("/proc").iterdir()) if pid.isdigit()]
     assert not [file for file in opened if _target(file).startswith(str(tmp_path))]
 

@@ -22,21 +22,11 @@ from flytekitplugins.firstfault.elastic import _launch_config
 if TYPE_CHECKING:
     from pathlib import Path
 
-OF_TORCHRUN = {
-    "log_dir",
-    "redirects",
-    "tee",
-    "local_ranks_filter",
-    "log_line_prefix_template",
-    "duplicate_stdout_filters",
-    "duplicate_stderr_filters",
-    "event_log_handler",
-    "numa_options",
-    "signals_to_handle",
-    "shutdown_timeout",
-    "role",
-    "virtual_local_rank",
-}
+OF_TORCHRUN = (
+    *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),
+    *("duplicate_stdout_filters", "duplicate_stderr_filters", "event_log_handler", "numa_options"),
+    *("signals_to_handle", "shutdown_timeout", "role", "virtual_local_rank"),
+)
 ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy", "deck"}
 ADDED |= {"restarts_follow_policy", "in_process_restart", "watchdog", *OF_TORCHRUN}
 

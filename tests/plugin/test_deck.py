@@ -29,6 +29,7 @@ from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoin
 from flytekitplugins.firstfault.deck import DeckKeeper, elected, leave_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
 from tests.recordings import recording_at
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,9 +185,7 @@ def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -
 def test_decks_are_kept_while_the_training_runs(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
     """The keeper's thread finds an added deck within seconds."""
     decks.append(_deck("loss", "1"))
-    deadline = time.monotonic() + LONG_S
-    while not _kept(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: _kept(tmp_path), seconds=LONG_S)
     assert _kept(tmp_path) == [("loss", "1")]
 
 

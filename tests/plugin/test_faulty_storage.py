@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ from firstfault.model import DocumentRef, Seal
 from firstfault.wire.documents import decode
 from tests.faulty_proxy import Fault, FaultyProxy, faulty_proxy_before
 from tests.plugin.running import DEADLINE_S, await_exit, kill_all, running
+from tests.s3_server import listening
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,10 +53,10 @@ def fail(run: Running, rank: int) -> None:
     part.rename(run.marks / "go")
 
 
-def hosts_store(s3: S3, mark: dict[str, Any]) -> bool:
+def hosts_store(mark: dict[str, Any]) -> bool:
     """Whether a worker's agent hosts the store that the agents share."""
     port = mark["store"].rpartition(":")[2]
-    return any(address.endswith(f":{port}") for address in replace(s3, pid=mark["agent"]).listening())
+    return any(address.endswith(f":{port}") for address in listening(mark["agent"]))
 
 
 def refused(s3: S3, folder: Path) -> Ended:
@@ -75,7 +76,7 @@ def left_alone(s3: S3, folder: Path) -> tuple[Ended, Seal, int]:
     Return also the other pod's seal, and the rank that failed.
     """
     with started(s3, folder, "two_nodes", 2) as (run, proxy):
-        rank = next(rank for rank in range(2) if hosts_store(s3, run.mark(f"rank-{rank}")))
+        rank = next(rank for rank in range(2) if hosts_store(run.mark(f"rank-{rank}")))
         failing, other = run.mark(f"rank-{rank}"), f"{1 - rank:07d}"
         before = len(proxy.requests)
         proxy.plan(Fault("stall"))
@@ -152,7 +153,5 @@ def test_a_pod_is_terminated_while_the_storage_hangs(jobs: Jobs) -> None:
 
 def _await_text(folder: Path, text: str) -> None:
     """Wait until a pod has logged a text."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not any(text in log.read_text(errors="replace") for log in folder.glob(".firstfault/logs/*/*/*.log")):
-        assert time.monotonic() < deadline, f"no pod says {text!r}"
-        time.sleep(0.05)
+    logs = ".firstfault/logs/*/*/*.log"
+    until(lambda: any(text in log.read_text(errors="replace") for log in folder.glob(logs)), text, DEADLINE_S)

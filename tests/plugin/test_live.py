@@ -32,6 +32,7 @@ from flytekitplugins.firstfault.local.pods import Pod
 from flytekitplugins.firstfault.local.runner import Running
 from tests.plugin.running import Running as Started
 from tests.plugin.running import short_folder
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,10 +114,7 @@ class _Screen:
 
     def await_text(self, text: str) -> None:
         """Wait until this has been shown."""
-        deadline = time.monotonic() + 30
-        while text not in self.out.getvalue():
-            assert time.monotonic() < deadline, self.out.getvalue()[-2000:]
-            time.sleep(0.01)
+        until(lambda: text in self.out.getvalue(), text)
 
 
 @pytest.fixture
@@ -176,9 +174,7 @@ def test_storage_that_cannot_be_followed(
     running = Running(0, tuple(pods(None)), _reader(tmp_path / "loop"), time.monotonic())
     with LiveView(screen.console) as view, view.watching(running):
         screen.await_text("no ranks yet")
-        deadline = time.monotonic() + 30
-        while not caplog.records and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: caplog.records)
     assert "cannot list" in caplog.text
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from tests.s3_server import listening
+
 if TYPE_CHECKING:
     from tests.s3_server import S3
 
 
 def test_only_this_machine_can_reach_it(s3: S3) -> None:
     """All of the server's sockets listen on the loopback address, that of its endpoint among them."""
-    sockets = s3.listening()
+    sockets = listening(s3.pid)
     assert urlsplit(s3.endpoint).netloc in sockets
     assert {address.rpartition(":")[0] for address in sockets} == {"127.0.0.1"}
 
@@ -21,7 +23,7 @@ def test_only_this_machine_can_reach_it(s3: S3) -> None:
 def test_its_ports_are_not_the_kernels_to_give(s3: S3) -> None:
     """The server's ports are outside of the range of client ports."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(int(address.rpartition(":")[2]) < first for address in s3.listening())
+    assert all(int(address.rpartition(":")[2]) < first for address in listening(s3.pid))
 
 
 def test_no_settings_are_seen() -> None:

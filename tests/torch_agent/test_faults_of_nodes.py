@@ -20,6 +20,7 @@ from firstfault.recorder import NodeFolder
 from firstfault_torch import Options, Watchdog
 from tests.nodes import DEADLINE_S, Ended, Job
 from tests.torch_agent import trainings
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -205,12 +206,10 @@ def _barrier(job: Callable[..., Job]) -> tuple[Job, int]:
 
 def _rendezvous(job: Callable[..., Job]) -> tuple[Job, int]:
     running = job(trainings.one_fails, "hang", nodes=1)
-    deadline = time.monotonic() + DEADLINE_S
-    while not (sockets := list(running.temporary.glob("firstfault-*/recorder.sock"))):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: list(running.temporary.glob("firstfault-*/recorder.sock")), seconds=DEADLINE_S)
     time.sleep(1)  # by now it has entered the rendezvous
-    return running, NodeFolder(sockets[0].parent).read_settings().agent_pid
+    (folder,) = running.temporary.glob("firstfault-*")
+    return running, NodeFolder(folder).read_settings().agent_pid
 
 
 PHASES: dict[str, Callable[[Any], tuple[Job, int]]] = {

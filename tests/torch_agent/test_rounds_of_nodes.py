@@ -13,6 +13,7 @@ import pytest
 
 from firstfault_torch import Options
 from tests.nodes import DEADLINE_S, Job
+from tests.s3_server import listening
 from tests.torch_agent import trainings
 
 if TYPE_CHECKING:
@@ -72,21 +73,6 @@ def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
     assert {mark.name for mark in tmp_path.glob("rank-*")} == {"rank-0-0.json", "rank-1-0.json"}
 
 
-def _listens(pid: int, port: int) -> bool:
-    """Whether a process listens on this TCP port."""
-    listening = set()
-    for table in ("tcp", "tcp6"):
-        rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
-        listening |= {
-            f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
-        }
-    held = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            held.add(str(descriptor.readlink()))
-    return bool(listening & held)
-
-
 def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
     """If a node does not come to the new round, the one that waited reports it, and the fault that began the round."""
     options = Options(restarts_follow_policy=False)
@@ -94,8 +80,8 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
     with Job(tmp_path, trainings.not_together_again, options=options, config=fields).start(2) as job:
         agents = {rank: job.told(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
         # the node that hosts the store must live, because the rendezvous needs it
-        port = int(job.config["rdzv_endpoint"].rpartition(":")[2])
-        rank = 0 if _listens(agents[0], port) else 1
+        port = job.config["rdzv_endpoint"].rpartition(":")[2]
+        rank = 0 if any(address.endswith(f":{port}") for address in listening(agents[0])) else 1
         os.kill(agents[1 - rank], signal.SIGSTOP)
         try:
             part = tmp_path / "part"

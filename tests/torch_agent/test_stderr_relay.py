@@ -22,6 +22,7 @@ from firstfault.recorder import NodeFolder
 from firstfault_torch.node import stderr_relay
 from firstfault_torch.node.channel import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,9 +104,7 @@ def _worker(folder: Path, write: Callable[[], None]) -> None:
 
 def _wait_until_stderr_has(size: int) -> None:
     """Wait for so many bytes in capfd's file; capfd itself loses what comes while it is read."""
-    deadline = time.monotonic() + PATIENCE_S
-    while os.fstat(2).st_size < size and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: os.fstat(2).st_size >= size)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -215,17 +214,13 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
 
     process = fork.Process(target=agent)
     process.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while process.exitcode is None and time.monotonic() < deadline:
-        time.sleep(0.05)  # `join` would wait for the other process, too, which has its sentinel
+    until(lambda: process.exitcode is not None)  # `join` would wait for the other process, too, which has its sentinel
     assert process.exitcode == 0
     go.set()
     assert receiver.poll(PATIENCE_S), "it is blocked or dead"
     assert receiver.recv() == "written"
     last = f"line {MANY - 1}\n" if shown else ""
-    deadline = time.monotonic() + PATIENCE_S
-    while not log.read_text().endswith(last) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: log.read_text().endswith(last))
     assert log.read_text().splitlines() == [f"line {number}" for number in range(MANY)] * shown
 
 

@@ -9,7 +9,6 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,7 @@ from firstfault_torch.compat.torch_worker import flight_recorders, group_teardow
 from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.process_state import collective_progress
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,9 +150,7 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
             assert traceback_files(context) == {}
             assert unfinished(context) == frozenset()
             ended.wait(20)
-            deadline = time.monotonic() + 20
-            while not watch.ended() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(watch.ended)
             assert [(death.local_rank, death.exit_code) for death in watch.ended()] == [(1, 3)]
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -17,6 +17,7 @@ from firstfault.model import Phase
 from firstfault_start import rank_of
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +68,7 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path, *,
 
 def settled(prefix: Prefix, count: int) -> None:
     """Wait until so many ranks have a last roster entry: their recorders outlive them."""
-    deadline = time.monotonic() + LONGEST_S
-    while sum(entry.phase is not Phase.JOINED for entry in prefix.roster()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: sum(entry.phase is not Phase.JOINED for entry in prefix.roster()) >= count, seconds=LONGEST_S)
 
 
 @pytest.mark.jobs
