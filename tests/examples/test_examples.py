@@ -10,13 +10,19 @@ import difflib
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
+from tests.waiting import beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -30,12 +36,13 @@ def _run(tmp_path: Path, file: str, task: str, *options: str) -> tuple[int, dict
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_ddp_example_learns(tmp_path: Path) -> None:
-    """Two workers on one node learn to classify the spirals, far above chance."""
-    code, result = _run(tmp_path, "ddp.py", "train", "--nodes", "1", "--inputs", '{"epochs": 20}')
-
-    assert code == 0
-    assert result["outputs"]["o0"] > 0.9
+@pytest.fixture(scope="module", autouse=True)
+def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """Begin the training on one node, beside the one on two."""
+    options = ("--nodes", "1", "--inputs", '{"epochs": 20}')
+    learning = partial(_run, tmp_path_factory.mktemp("ddp"), "ddp.py", "train", *options)
+    with beside(request, {"test_the_ddp_example_learns": learning}) as begun:
+        yield begun
 
 
 def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
@@ -63,3 +70,11 @@ def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
     assert {entry.place.group_rank for entry in entries if entry.phase is Phase.JOINED} == {0, 1}
     assert {entry.place.group_rank for entry in entries if entry.phase is Phase.SUCCEEDED} == {0, 1}
     assert {rank for entry in entries for rank in entry.ranks} == {0, 1, 2, 3}
+
+
+def test_the_ddp_example_learns(waits: dict[str, Future[Any]]) -> None:
+    """Two workers on one node learn to classify the spirals, far above chance."""
+    code, result = waits["test_the_ddp_example_learns"].result()
+
+    assert code == 0
+    assert result["outputs"]["o0"] > 0.9

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import html
 import re
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import RestartKind, Writer
-from tests.plugin.running import running
+from tests.plugin.running import Ended, running
+from tests.waiting import beside
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+
     from tests.s3_server import S3
 
 pytestmark = pytest.mark.jobs
 
 FOLDER = Path(__file__).parent / "jobs"
 SAME_FAULT = "the previous attempt failed with the same fault"
+
+
+def _impatient(folder: Path) -> Ended:
+    with running(FOLDER / "again.py", "impatient", folder, {}, "--retries", "3") as run:
+        return run.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+    """Begin the run whose attempts come one after the other."""
+    folder = tmp_path_factory.mktemp("impatient")
+    with beside(request, {"test_a_policy_stops_retries_of_the_same_fault": partial(_impatient, folder)}) as begun:
+        yield begun
 
 
 def test_a_worker_is_killed(tmp_path: Path) -> None:
@@ -62,27 +80,6 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
 def _logged(logs: str, message: str) -> list[str]:
     """Return when flytekit logged a message, as text that sorts by time."""
     return re.findall(rf'"asctime": "([^"]+)".*"message": "{message}', logs)
-
-
-def test_a_policy_stops_retries_of_the_same_fault(tmp_path: Path) -> None:
-    """A second, different fault is retried; when it comes again, the policy ends the retries. The page shows all."""
-    with running(FOLDER / "again.py", "impatient", tmp_path, {}, "--retries", "3") as run:
-        ended = run.end()
-    attempts = ended.result["attempts"]
-    assert [attempt["decision"]["retry"] for attempt in attempts] == [True, True, False]
-    assert [SAME_FAULT in attempt["decision"]["reason"] for attempt in attempts] == [False, False, True]
-    assert [SAME_FAULT in attempt["engine"]["error_seen"]["message"] for attempt in attempts] == [False, False, True]
-    assert [attempt["engine"]["error_seen"]["kind"] for attempt in attempts] == [
-        "RECOVERABLE",
-        "RECOVERABLE",
-        "NON_RECOVERABLE",
-    ]
-    ended.flyte_saw_the_verdict()
-    report = Path(ended.result["report"])
-    assert report.parent.parent == tmp_path / "store"
-    assert ended.stderr.splitlines()[-1].startswith("report: ")
-    page = report.read_text(encoding="utf-8")
-    assert all(f"attempt {number}" in page for number in range(3))
 
 
 def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
@@ -130,3 +127,23 @@ def test_the_job_goes_on(tmp_path: Path) -> None:
     assert (second.number, second.rank, second.headline) == (1, 0, "rank 0: terminated, its process ended")
     assert (second.world_size_before, second.world_size_after) == (4, 3)
     assert 0 < (first.lost_seconds or 0) < 60
+
+
+def test_a_policy_stops_retries_of_the_same_fault(waits: dict[str, Future[Ended]]) -> None:
+    """A second, different fault is retried; when it comes again, the policy ends the retries. The page shows all."""
+    ended = waits["test_a_policy_stops_retries_of_the_same_fault"].result()
+    attempts = ended.result["attempts"]
+    assert [attempt["decision"]["retry"] for attempt in attempts] == [True, True, False]
+    assert [SAME_FAULT in attempt["decision"]["reason"] for attempt in attempts] == [False, False, True]
+    assert [SAME_FAULT in attempt["engine"]["error_seen"]["message"] for attempt in attempts] == [False, False, True]
+    assert [attempt["engine"]["error_seen"]["kind"] for attempt in attempts] == [
+        "RECOVERABLE",
+        "RECOVERABLE",
+        "NON_RECOVERABLE",
+    ]
+    ended.flyte_saw_the_verdict()
+    report = Path(ended.result["report"])
+    assert report.parents[1].name == "store"
+    assert ended.stderr.splitlines()[-1].startswith("report: ")
+    page = report.read_text(encoding="utf-8")
+    assert all(f"attempt {number}" in page for number in range(3))
