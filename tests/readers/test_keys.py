@@ -46,18 +46,13 @@ def _first(key: ErrorKey) -> tuple[int, int]:
     return (-key.round, 10**19 if key.timestamp_ns is None else key.timestamp_ns)
 
 
-@given(st.lists(_ERROR_KEYS, max_size=20))
-def test_keys_sort_by_round_then_time(keys: list[ErrorKey]) -> None:
+@given(st.lists(_ERROR_KEYS, max_size=20), st.lists(_ROSTER_KEYS, max_size=20))
+def test_keys_sort_by_round_then_time(keys: list[ErrorKey], entries: list[RosterKey]) -> None:
     """Keys of a later round sort first, and within a round by time, those without a time last."""
     listed = [ErrorKey.parse(name) for name in sorted(map(str, keys))]
     assert [_first(key) for key in listed if key is not None] == sorted(map(_first, keys))
-
-
-@given(st.lists(_ROSTER_KEYS, max_size=20))
-def test_roster_keys_sort_by_round(keys: list[RosterKey]) -> None:
-    """Roster keys of a later round sort first."""
-    listed = [RosterKey.parse(name) for name in sorted(map(str, keys))]
-    assert [key.round for key in listed if key is not None] == sorted((key.round for key in keys), reverse=True)
+    roster = [RosterKey.parse(name) for name in sorted(map(str, entries))]
+    assert [key.round for key in roster if key is not None] == sorted((key.round for key in entries), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +82,9 @@ _GOOD = str(ErrorKey(1, START_NS, 3, 1, "0123456789ab", 1_700_000_000_000, "f" *
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        "error.pb",
-        "error-0123456789abcdef.pb",
-        _GOOD.removesuffix(".pb"),
-        _GOOD + ".part",
-        _GOOD + "\n",
-        " " + _GOOD,
-        _GOOD.replace("e1-", "e2-"),
-        _GOOD.replace("0000003", "3"),
-        _GOOD.replace("0000003", "\u0663" * 7),
-        _GOOD.replace("f" * 32, "F" * 32),
-        str(RosterKey(1, 0, Phase.FAILED, 1, "f" * 32)),
+        *("", "error.pb", "error-0123456789abcdef.pb", _GOOD.removesuffix(".pb"), f"{_GOOD}.part", f"{_GOOD}\n"),
+        *(f" {_GOOD}", _GOOD.replace("e1-", "e2-"), _GOOD.replace("0000003", "3"), _GOOD.replace("f" * 32, "F" * 32)),
+        *(_GOOD.replace("0000003", "\u0663" * 7), str(RosterKey(1, 0, Phase.FAILED, 1, "f" * 32))),
     ],
 )
 def test_a_foreign_name_is_no_key(name: str) -> None:
@@ -117,10 +103,6 @@ def test_what_a_key_carries() -> None:
     entry = RosterKey.parse(roster_key_for(make_presence(Phase.SUCCEEDED, group_rank=4, round=7, incarnation=9)))
     assert entry is not None
     assert (entry.round, entry.group_rank, entry.phase, entry.incarnation) == (7, 4, Phase.SUCCEEDED, 9)
-
-
-def test_no_two_keys_are_the_same() -> None:
-    """The same failure, written twice, gets two names: no document replaces another."""
-    error = make_error()
+    # the same failure, written twice, gets two names: no document replaces another
     assert error_key_for(error) != error_key_for(error)
     assert roster_key_for(make_presence()) != roster_key_for(make_presence())

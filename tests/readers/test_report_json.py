@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import string
 from dataclasses import replace
 
@@ -54,30 +53,25 @@ _VERDICTS = st.builds(
 _DECISIONS = st.builds(Decision, st.booleans(), st.sampled_from(Kind), st.sampled_from(Origin), st.booleans(), _TEXT)
 
 
-def test_numbers_that_are_none() -> None:
-    """JSON knows numbers that no integer can hold; a verdict or a decision with one is not ours."""
-    whole = to_json(VERDICT, DECISION)
-    for name in ("count", "retries_left"):
-        broken = re.sub(rf'"{name}":(null|\d+)', f'"{name}":1e999', whole)
-        assert broken != whole
-        assert None in {verdict_from_json(broken), decision_from_json(broken)}
-
-
-@pytest.mark.parametrize("number", [-1, 2**32 + 1, 10**400, 1.5], ids=["-1", "2**32 + 1", "10**400", "1.5"])
 @pytest.mark.parametrize(
     ("part", "name"),
     [("victims", "count"), ("documents", "count"), ("coverage", "expected"), ("coverage", "reported"), ("ranks", 0)],
 )
-def test_numbers_that_no_job_has(part: str, name: str | int, number: float) -> None:
-    """A verdict with a count or a rank that no job has is not ours."""
-    document = json.loads(to_json(VERDICT, DECISION))
-    document["verdict"][part][name] = number
-    assert verdict_from_json(json.dumps(document)) is None
+def test_numbers_that_no_job_has(part: str, name: str | int) -> None:
+    """A verdict or a decision with a number that no job has, or that no integer can hold, is not ours."""
+    whole = to_json(VERDICT, DECISION)
+    for number in (-1, 2**32 + 1, 10**400, 1.5):
+        document = json.loads(whole)
+        document["verdict"][part][name] = number
+        assert verdict_from_json(json.dumps(document)) is None, number
+    assert verdict_from_json(whole.replace('"count":3', '"count":1e999')) is None
+    assert decision_from_json(whole.replace('"retries_left":null', '"retries_left":1e999')) is None
 
 
 def test_the_contract() -> None:
-    """The JSON has every key of the schema, in its form."""
-    assert json.loads(to_json(VERDICT, DECISION)) == {
+    """The JSON has every key of the schema, in its form; a reader ignores others."""
+    document = json.loads(to_json(VERDICT, DECISION))
+    assert document == {
         "schema": "firstfault.verdict/v1",
         "verdict": {
             "scope": "rank",
@@ -112,14 +106,15 @@ def test_the_contract() -> None:
             "retries_left": None,
         },
     }
-
-
-def test_every_key_is_there_when_nothing_is_known() -> None:
-    """A verdict with few known fields has the same keys, with null and empty values."""
+    # a verdict with few known fields has the same keys, with null and empty values
     bare = verdict_to_dict(Verdict(Scope.UNDETERMINED, "", "unknown", "", "", "earliest"))
-    assert list(bare) == list(verdict_to_dict(VERDICT))
-    assert (bare["node"], bare["timestamp"], bare["ranks"]) == (None, None, [])
-    assert bare["coverage"]["expected"] is None
+    assert list(bare) == list(document["verdict"])
+    assert (bare["node"], bare["timestamp"], bare["ranks"], bare["coverage"]["expected"]) == (None, None, [], None)
+    # keys of a newer version are ignored in every part
+    for part in (document, document["verdict"], document["decision"], document["verdict"]["coverage"]):
+        part["new"] = 1
+    assert verdict_from_json(json.dumps(document)) == VERDICT
+    assert decision_from_json(json.dumps(document)) == DECISION
 
 
 @given(_VERDICTS, _DECISIONS)
@@ -160,15 +155,6 @@ def test_what_is_no_report_is_none(text: str) -> None:
     assert decision_from_json(text) is None
 
 
-def test_keys_of_a_newer_report_are_tolerated() -> None:
-    """Unknown keys are ignored in every part."""
-    document = json.loads(to_json(VERDICT, DECISION))
-    for part in (document, document["verdict"], document["decision"], document["verdict"]["coverage"]):
-        part["new"] = 1
-    assert verdict_from_json(json.dumps(document)) == VERDICT
-    assert decision_from_json(json.dumps(document)) == DECISION
-
-
 # --- times ----------------------------------------------------------------------------------------------------------
 
 
@@ -190,16 +176,14 @@ def test_times(timestamp_ns: int | None, text: str | None) -> None:
         assert parse_timestamp(text[:-11] + "Z") == parse_timestamp(text[:-9] + "Z") == timestamp_ns
 
 
+_DAY = "2023-11-14"
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "yesterday",
-        "2023-11-14",
-        "2023-11-14T22:13:20",
-        "2023-11-14T22:13:20+01:00",
-        "2023-13-14T22:13:20Z",
-        "2023-11-14T22:13:20.1234567890Z",
+        *("", "yesterday", _DAY, f"{_DAY}T22:13:20", f"{_DAY}T22:13:20+01:00", "2023-13-14T22:13:20Z"),
+        f"{_DAY}T22:13:20.1234567890Z",
     ],
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
