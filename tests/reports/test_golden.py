@@ -101,13 +101,16 @@ def test_the_documented_first_lines() -> None:
     assert f"{_BEGIN}\n{_table()}\n{_END}" in page
 
 
-def test_no_file_is_left_over() -> None:
-    """Every file belongs to a scene."""
-    assert {file.name for file in _FOLDER.iterdir()} == set(_files())
-
-
 def test_each_scope_and_category_has_a_scene() -> None:
-    """Each scope and category has a scene, whose verdict has that scope or category."""
+    """Each scope and category has a scene, whose verdict has that scope or category, and each category has advice.
+
+    Every golden file belongs to a scene. Every state has its own ASCII character.
+    """
+    assert {file.name for file in _FOLDER.iterdir()} == set(_files())
+    assert set(CATEGORY_WORDS) == set(CATEGORIES)
+    marks = [state.mark for state in State]
+    assert len(set(marks)) == len(marks)
+    assert all(len(mark) == 1 and mark.isascii() for mark in marks)
     assert {name: scene().verdict.scope.value for name, scene in SCOPE_SCENES.items()} == {
         scope.value: scope.value for scope in Scope
     }
@@ -136,15 +139,3 @@ def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
         assert f"kubectl logs {report.verdict.node} -n project-development" in lines
     assert f"firstfault show {report.uri}" in lines
     assert not [line for line in lines if line != line.rstrip()]
-
-
-def test_every_category_has_advice() -> None:
-    """Each category of the closed list has advice, and no other has."""
-    assert set(CATEGORY_WORDS) == set(CATEGORIES)
-
-
-def test_marks_tell_states_apart() -> None:
-    """Every state has its own ASCII character."""
-    marks = [state.mark for state in State]
-    assert len(set(marks)) == len(marks)
-    assert all(len(mark) == 1 and mark.isascii() for mark in marks)

@@ -76,19 +76,12 @@ def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
     assert opened.locator(".ff-library[open]").count() == 0
 
 
-def test_the_innermost_frame_of_a_recursion_is_open() -> None:
-    """Of many equal frames only the last one is open."""
-    frame = FrameInfo("/job/walk.py", 7, "walk", "walk(node)", ("def walk(node):", "    walk(node)"), 6)
-    exception = ExceptionInfo("RecursionError", "maximum depth", frames=(frame,) * 40)
-    (link,) = folded_traceback(exception, JobIdentity())
-    assert [each.is_open for run in link.runs for each in run.frames] == [False] * 39 + [True]
-
-
 @pytest.mark.parametrize("marked", [(10, 2), (-1, 5), (3, 900), (5, 5)])
 def test_a_mark_that_does_not_fit_marks_nothing(marked: tuple[int, int]) -> None:
-    """A damaged mark neither repeats nor hides a part of the line."""
+    """A damaged mark neither repeats nor hides a part of the line; of many equal frames only the last one is open."""
     frame = FrameInfo("/job/walk.py", 7, "walk", "walk(node)", ("def walk(node):", "    walk(node)"), 6, marked)
-    (link,) = folded_traceback(ExceptionInfo("ValueError", "bad", frames=(frame,)), JobIdentity())
+    (link,) = folded_traceback(ExceptionInfo("RecursionError", "deep", frames=(frame,) * 40), JobIdentity())
+    assert [each.is_open for run in link.runs for each in run.frames] == [False] * 39 + [True]
     line = link.runs[0].frames[0].lines[1]
     assert (line.before + line.marked + line.after, line.marked) == ("    walk(node)", "")
 
@@ -139,16 +132,15 @@ def test_the_tab_of_this_report_is_always_there(open_page: Callable[..., Page]) 
     assert opened.locator("summary", has_text="27 more attempts").count() == 1
 
 
-def test_a_search_among_letters_that_grow(open_page: Callable[..., Page]) -> None:
-    """A letter whose small form is longer does not end the search."""
-    error = make_error(3, message="\u0130" * 6 + " error in shard 3", exception="ValueError")
-    opened = open_page(page(report_on(make_job(error))))
-    opened.fill("#ff-search", "shard 3")
-    assert opened.locator("#ff-found button").count() >= 1
-
-
 def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
-    """An error on a later page of the table, and a text in another attempt's tab, are shown when they are chosen."""
+    """An error on a later page of the table, and a text in another attempt's tab, are shown when they are chosen.
+
+    A letter whose small form is longer does not end the search.
+    """
+    error = make_error(3, message="\u0130" * 6 + " error in shard 3", exception="ValueError")
+    grown = open_page(page(report_on(make_job(error))))
+    grown.fill("#ff-search", "shard 3")
+    assert grown.locator("#ff-found button").count() >= 1
     opened = open_page(page_of("ten-thousand-messages"))
     opened.fill("#ff-search", "Error0")
     assert opened.locator("#ff-hits").inner_text().endswith("places, the first 50 are listed")
