@@ -146,22 +146,20 @@ def test_a_usage_error(
 
 @pytest.mark.parametrize("path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"])
 def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
-    """Without documents and outputs the exit code is 3, and one line names the folder."""
+    """Without documents and outputs the exit code is 3, and one line names the folder.
+
+    Outputs do not excuse a folder of errors that is empty.
+    """
+    if path == "/firstfault/errors":
+        (attempt.folder / "firstfault" / "errors").mkdir(parents=True)
+        attempt.put("outputs.pb")
+        assert run("show", attempt.uri).code == EXIT.OK
     ran = run("show", attempt.uri + path)
     assert ran.code == EXIT.NOTHING_FOUND
     assert ran.out == ""
     (line,) = ran.err.splitlines()
     assert line.startswith("firstfault: ")
     assert attempt.uri in line
-
-
-def test_outputs_do_not_excuse_an_errors_folder(attempt: Attempt, run: Run) -> None:
-    """An empty errors folder has exit code 3, also if the attempt has outputs."""
-    attempt.put("firstfault/errors/outputs.pb", b"")
-    (attempt.folder / "firstfault/errors/outputs.pb").unlink()
-    attempt.put("outputs.pb", b"")
-    assert run("show", attempt.uri).code == EXIT.OK
-    assert run("show", f"{attempt.uri}/firstfault/errors").code == EXIT.NOTHING_FOUND
 
 
 # --- errors of the tool ---------------------------------------------------------------------------------------------
@@ -262,17 +260,19 @@ def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     ("options", "begins", "has"),
     [
         ((), "ValueError rank 3 w-1 no retry: bad\n", "\ndocuments: {uri}/firstfault/errors\n"),
+        (("-v",), "ValueError rank 3 w-1 no retry: bad\n", "source: {name}\n"),
         (("--markdown",), "## ValueError: bad\n", "- **Where:** rank 3 on w-1"),
         (("--html", "-"), "<!doctype html>", "</html>"),
     ],
 )
 def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...], begins: str, has: str) -> None:
-    """Each form is stdout and nothing else."""
-    attempt.write(make_error(3, node="w-1", message="bad"))
+    """Each form is stdout and nothing else; with -v it has the documents of each sentence."""
+    (name,) = attempt.write(make_error(3, node="w-1", message="bad"))
     ran = run("show", attempt.uri, *options)
     assert (ran.code, ran.err) == (EXIT.ROOT_CAUSE, "")
     assert ran.out.startswith(begins)
-    assert has.format(uri=attempt.uri) in ran.out
+    assert has.format(uri=attempt.uri, name=name) in ran.out
+    assert ("source: " in ran.out) is (options == ("-v",))
 
 
 def test_the_options_reach_the_reader(attempt: Attempt, run: Run) -> None:
@@ -281,13 +281,6 @@ def test_the_options_reach_the_reader(attempt: Attempt, run: Run) -> None:
     ran = run("show", attempt.uri, "--strategy", "earliest", "--expected-nodes", "7", "--json")
     verdict = json.loads(ran.out)["verdict"]
     assert (verdict["strategy"], verdict["ranks"], verdict["coverage"]["expected"]) == ("earliest", [0], 7)
-
-
-def test_verbose(attempt: Attempt, run: Run) -> None:
-    """With -v the report has the documents of each sentence and the ranks of each node."""
-    (name,) = attempt.write(make_error(3, node="w-1", message="bad"))
-    assert f"source: {name}\n" in run("show", attempt.uri, "-v").out
-    assert "source: " not in run("show", attempt.uri).out
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -317,6 +310,9 @@ def test_html_beside_another_form(attempt: Attempt, run: Run, tmp_path: Path, op
     assert (tmp_path / "report.html").exists()
 
 
+_DENIED = "permission denied; name a file where you may write" if os.geteuid() else "No such file or directory"
+
+
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
@@ -325,22 +321,11 @@ def test_html_beside_another_form(attempt: Attempt, run: Run, tmp_path: Path, op
         (".", "it is a folder; name a file in it"),
         ("", "the name is empty; name a file"),
         ("x" * 300, "File name too long; name another file"),
-        pytest.param(
-            "/proc/report.html",
-            "permission denied; name a file where you may write" if os.geteuid() else "No such file or directory",
-            marks=pytest.mark.skipif(
-                not Path("/proc/self").exists(), reason="needs /proc, a folder without write permission for all users"
-            ),
-        ),
+        ("/proc/report.html", _DENIED),
     ],
 )
 def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
-    attempt: Attempt,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    file: str,
-    reason: str,
+    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, reason: str
 ) -> None:
     """A file that cannot be written is a usage error of one line with the reason, and leaves no file."""
     attempt.write(make_error(3, node="w-1"))
@@ -523,9 +508,8 @@ def test_a_poor_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
     attempt.write(make_error(3, node="w-1", message="\U0001f525"))
     ran = _process("show", attempt.uri, *options, PYTHONIOENCODING="ascii")
     assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
-    assert (
-        b"\\ud83d" if "--json" in options else "\U0001f525".encode() if options[1:] else b"\\U0001f525"
-    ) in ran.stdout
+    escaped = b"\\ud83d" if "--json" in options else b"\\U0001f525"
+    assert ("\U0001f525".encode() if options[1:] else escaped) in ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize(
     ("origin", "kind", "recoverable"),
-    [
-        (Origin.USER, ContainerError.NON_RECOVERABLE, False),
-        (Origin.SYSTEM, ContainerError.RECOVERABLE, True),
-    ],
+    [(Origin.USER, ContainerError.NON_RECOVERABLE, False), (Origin.SYSTEM, ContainerError.RECOVERABLE, True)],
 )
 def test_one_file(attempt: Attempt, origin: Origin, kind: int, recoverable: bool) -> None:
     """A user's error that is not recoverable, and the system's that is, are read as such."""
@@ -39,13 +36,8 @@ def test_one_file(attempt: Attempt, origin: Origin, kind: int, recoverable: bool
 def test_multi_user_error(attempt: Attempt, names: str) -> None:
     """The file with the earliest time of three workers is the root cause, whatever the files' random names."""
     for number, (name, seconds) in enumerate(zip(names, [100, 99, 100], strict=True)):
-        attempt.stock(
-            f"error-{name * 32}.pb",
-            seconds=seconds,
-            code=f"red-{number}",
-            message=f"hi-{number}",
-            worker=f"worker-{number}",
-        )
+        told = {"code": f"red-{number}", "message": f"hi-{number}", "worker": f"worker-{number}"}
+        attempt.stock(f"error-{name * 32}.pb", seconds=seconds, **told)
     reader = attempt.reader()
     assert reader.is_error()
     read = reader.read_error()
@@ -66,12 +58,8 @@ def test_multi_user_error_backward_compat(attempt: Attempt) -> None:
 
 
 _OUTPUTS = (
-    "error_rate",
-    "error_rate_offloaded_metadata.pb",
-    "errors_total.pb",
-    "errors_by_class/part-0.pb",
-    "error.json",
-    "error-x.pb",
+    *("error_rate", "error_rate_offloaded_metadata.pb", "errors_total.pb", "errors_by_class/part-0.pb"),
+    *("error.json", "error-x.pb"),
 )
 """Files of outputs that are called "error_rate", "errors_total" and so on."""
 
