@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -123,6 +123,11 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
 
 # --- late document --------------------------------------------------------------------------------------------------
 
+_ONE_OF_TWO = (
+    make_presence(node="w-0", nodes=2),
+    make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
+)
+
 
 @pytest.mark.parametrize(("settle_seconds", "message", "listings"), [(30, "late", 3), (None, "early", 1)])
 def test_a_late_document_is_waited_for(
@@ -146,9 +151,7 @@ def test_a_late_document_is_waited_for(
             yield page
 
     attempt.write(make_error(0, node="w-0", group_rank=0, at_ms=30, message="early"))
-    attempt.join(
-        make_presence(node="w-0", group_rank=0, nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2)
-    )
+    attempt.join(*_ONE_OF_TWO)
     monkeypatch.setattr(FsspecStore, "pages", later)
     verdict = attempt.reader(**({"settle_seconds": settle_seconds} if settle_seconds else {})).verdict()
     assert (verdict.message, verdict.settled) == (message, True)
@@ -159,13 +162,10 @@ def test_a_late_document_is_waited_for(
 def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
     """If a node never reports, the reader stops waiting, says so, and names the node."""
     attempt.write(make_error(0, node="w-0", group_rank=0))
-    attempt.join(
-        make_presence(node="w-0", group_rank=0, nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2)
-    )
+    attempt.join(*_ONE_OF_TWO)
     reader = attempt.reader(settle_seconds=0.01)
     verdict = reader.verdict()
-    assert not verdict.settled
-    assert not verdict.coverage.complete
+    assert (verdict.settled, verdict.coverage.complete) == (False, False)
     assert "took part but sent no report: w-1" in verdict.coverage.notes
     assert "what the other pods report: waiting for them timed out" in reader.read_error().message
 
@@ -230,9 +230,7 @@ def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
         attempt.put("outputs.pb", b"")
     reader = attempt.reader()
     assert not reader.is_error()
-    assert reader.conclude() is None
-    assert reader.verdict() is None
-    assert reader.decision() is None
+    assert (reader.conclude(), reader.verdict(), reader.decision()) == (None, None, None)
     read = reader.read_error()
     assert (read.code, read.kind, read.recoverable) == ("ErrorFileNotFound", Origin.SYSTEM, True)
     assert read.error_uri in read.message
@@ -248,22 +246,16 @@ def _refuse_listing(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
     monkeypatch.setattr(FsspecStore, "_entries", refused)
 
 
-_ANSWERS: dict[str, Any] = {
-    name: lambda reader, name=name: getattr(reader, name)()
-    for name in ("is_error", "read_error", "conclude", "verdict", "decision", "job")
-}
-
-
-@pytest.mark.parametrize("ask", _ANSWERS.values(), ids=_ANSWERS)
 @pytest.mark.parametrize("error", [AccessDeniedError("list refused"), StoreUnavailableError("no answer")])
 def test_storage_that_cannot_be_listed_is_never_no_error(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, ask: Any, error: StoreError
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
     """Every method raises a typed error if the storage cannot be listed, also if there are outputs."""
     attempt.put("outputs.pb", b"")
     _refuse_listing(monkeypatch, error)
-    with pytest.raises(type(error), match=str(error)):
-        ask(attempt.reader())
+    for name in ("is_error", "read_error", "conclude", "verdict", "decision", "job"):
+        with pytest.raises(type(error), match=str(error)):
+            getattr(attempt.reader(), name)()
 
 
 def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:

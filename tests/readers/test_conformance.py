@@ -38,14 +38,6 @@ def mine(job: JobErrors) -> Verdict:
     return undetermined(job, "mine")
 
 
-class Callable_:  # noqa: N801 - a name that says what it is
-    """A strategy that is an object."""
-
-    def __call__(self, job: JobErrors) -> Verdict:
-        """Decide nothing."""
-        return undetermined(job, "object")
-
-
 @pytest.fixture
 def registered() -> Iterator[None]:
     """A strategy of the user's own is registered for the length of a test."""
@@ -70,19 +62,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.usefixtures("registered")
 def test_the_names(installed: Callable[..., None]) -> None:
-    """The names are the built-in ones, then the registered, then the installed, each once."""
+    """The names are the built-in ones, then the registered, then the installed, each once.
+
+    Registering gives back the strategy, which is found by its name until it is unregistered.
+    """
     installed(theirs="a:b", mine="c:d")
     assert strategy_names() == (*_BUILT_IN, "mine", "theirs")
-
-
-def test_a_registered_strategy_is_found() -> None:
-    """Registering gives back the strategy, which is found by its name until it is unregistered."""
-    try:
-        assert register_strategy("mine", mine) is get_strategy("mine") is mine
-    finally:
-        unregister_strategy("mine")
+    installed()
+    assert get_strategy("mine") is mine
+    unregister_strategy("mine")
     with pytest.raises(UnknownStrategyError):
         get_strategy("mine")
+    assert register_strategy("mine", mine) is mine
 
 
 @pytest.mark.usefixtures("registered")
@@ -108,7 +99,7 @@ async def _coroutine(job: JobErrors) -> Verdict:
     ("strategy", "reason"),
     [
         (17, "must be callable"),
-        (Callable_, "must be callable"),
+        (type("Object", (), {"__call__": lambda _, job: mine(job)}), "must be callable"),
         (lambda: None, "must take one argument"),
         (lambda _job, _context: None, "must take one argument"),
         (_coroutine, "must be a plain function"),
@@ -158,38 +149,32 @@ def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
     ],
 )
 def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, reason: str) -> None:
-    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work."""
+    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work.
+
+    If two distributions offer the same name, neither is taken, and both are named.
+    """
     installed(theirs=value)
     with pytest.raises(StrategyError, match=f"'theirs' of {value} {reason}"):
         get_strategy("theirs")
     assert get_strategy("earliest") is not None
     assert "theirs" in strategy_names()
-
-
-def test_two_distributions_with_one_name_are_refused(installed: Callable[..., None]) -> None:
-    """If two distributions offer the same name, neither is taken, and both are named."""
-    installed(theirs="a:x", theirs_="b:y")
-    with pytest.raises(StrategyError, match=r"several distributions \(a:x, b:y\)"):
+    installed(theirs="a:x", theirs_=value)
+    with pytest.raises(StrategyError, match=rf"several distributions \(a:x, {value}\)"):
         get_strategy("theirs")
 
 
 @pytest.mark.parametrize("answer", [None, "a verdict", make_job()])
 def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
-    """What a strategy returns is checked, and the strategy is named."""
+    """What a strategy returns or raises is checked: its caller gets one type of error, which names the strategy."""
 
     def careless(job: JobErrors) -> Any:
         return answer
 
-    with pytest.raises(StrategyError, match=f"the strategy careless returned {type(answer).__name__}"):
-        run_strategy(careless, make_job(make_error()))
-
-
-def test_a_strategy_that_raises() -> None:
-    """Its caller gets one type of error, which names the strategy and what it raised."""
-
     def broken(job: JobErrors) -> Verdict:
         raise KeyError(job.round)
 
+    with pytest.raises(StrategyError, match=f"the strategy careless returned {type(answer).__name__}"):
+        run_strategy(careless, make_job(make_error()))
     with pytest.raises(StrategyError, match="the strategy broken raised KeyError: 0"):
         run_strategy(broken, make_job(make_error()))
 

@@ -170,7 +170,10 @@ def test_the_last_rule_always_applies() -> None:
 
 @pytest.mark.parametrize("how", ["lost", "waited", "stopped"])
 def test_a_rank_without_an_agent_that_ended(how: str) -> None:
-    """It is the root cause if all others lost a peer, waited or were stopped, but not if one has a fault of its own."""
+    """It is the root cause if all others lost a peer, waited or were stopped, but not if one has a fault of its own.
+
+    No launcher terminates all ranks because of one.
+    """
     sent = (SentSignal("SIGTERM", TERMINATED_ALONE),)
     ends = {
         "lost": victim,
@@ -183,15 +186,8 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
     assert (verdict.rule, verdict.ranks, verdict.node, verdict.category) == ("returned", (3,), "host-1", "exit")
     fault = judge(with_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
     assert fault.ranks == (2,)
-
-
-def test_ranks_without_an_agent_that_were_all_terminated() -> None:
-    """No launcher does that because of one of them."""
-    sent = (SentSignal("SIGTERM", TERMINATED_ALONE),)
-    verdict = judge(
-        with_faults(diagnose(make_job(*(died(rank, "SIGTERM", None, 0, sent_signals=sent) for rank in range(4)))))
-    )
-    assert (verdict.rule, verdict.category) == ("terminated-node", "preemption")
+    all_stopped = judge(with_faults(diagnose(make_job(*map(ends["stopped"], range(4))))))
+    assert (all_stopped.rule, all_stopped.category) == ("terminated-node", "preemption")
 
 
 @pytest.mark.parametrize(

@@ -223,10 +223,13 @@ def test_the_headline(changes: dict[str, Any], headline: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
-def test_many_ranks_in_a_headline(count: int, more: str) -> None:
-    """Of many ranks the first eight are listed and the rest counted."""
-    verdict = _verdict("evidence", *(make_error(rank) for rank in range(count)))
-    assert verdict.headline == f"ValueError, ranks 0, 1, 2, 3, 4, 5, 6, 7{more}: boom"
+def test_many_ranks_and_exceptions_in_a_headline(count: int, more: str) -> None:
+    """Of many ranks the first eight are listed; the first cause is named, then what was raised from it."""
+    cause = ExceptionInfo("OSError", "disk", relation="cause")
+    raised = ExceptionInfo("ValueError", "bad", causes=(cause,))
+    verdict = _verdict("evidence", *(make_error(rank, exception=raised) for rank in range(count)))
+    assert verdict.headline == f"OSError, ranks 0, 1, 2, 3, 4, 5, 6, 7{more}: disk; raised as ValueError: bad"
+    assert verdict.root.exception.causes == (cause,)
 
 
 def test_victims_are_listed_by_rank() -> None:
@@ -289,14 +292,6 @@ def test_without_a_readable_failure_no_strategy_is_asked() -> None:
     assert (verdict.scope, verdict.strategy, verdict.root) == (Scope.UNDETERMINED, "never", None)
     assert verdict.message == "why.pb was refused"
     assert undetermined(make_job(), "mine").message == "no error document could be read"
-
-
-def test_the_headline_names_the_cause_and_its_wrapper() -> None:
-    """The verdict names the first cause, then what was raised from it; the root has both."""
-    cause = ExceptionInfo("OSError", "disk", relation="cause")
-    verdict = _verdict("earliest", make_error(exception=ExceptionInfo("ValueError", "bad", causes=(cause,))))
-    assert verdict.headline == "OSError, rank 0 on worker-0: disk; raised as ValueError: bad"
-    assert verdict.root.exception.causes == (cause,)
 
 
 # --- clocks of nodes are corrected by the storage's -------------------------------------------------------------------
