@@ -34,6 +34,7 @@ from firstfault.wire.documents import decode, encode
 from tests.readers.scenes import (
     IN_COLLECTIVE,
     IN_SLEEP,
+    PEER,
     STACK,
     count,
     died,
@@ -96,10 +97,14 @@ def test_a_program_that_had_ended(stack: str) -> None:
 
 
 def test_a_rank_that_leaves_its_group() -> None:
-    """Its peers lose it before the call has come back."""
+    """Its peers lose it before the call has come back. A victim that handles its peer's error may leave, too."""
     leaving = (f"{C10D}:9 in destroy_process_group", "/app/train.py:30 in main", "/app/train.py:40 in <module>")
-    where = where_it_stood(stopped(3, frames(*leaving, thread="Current thread 0x1")))
-    assert where.returned == "it was leaving the process group"
+    rank = stopped(3, frames(*leaving, thread="Current thread 0x1"))
+    job = done(*(victim(rank, world_size=4) for rank in range(3)), rank)
+    headline = "returned early, rank 3 on worker-1: it was leaving the process group when the others lost a peer"
+    assert evidence(job).headline == headline
+    handles = done(*job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER.format(1)}"))
+    assert evidence(handles).headline.startswith("undetermined")
 
 
 POOL = (f"{PYTHON}/concurrent/futures/thread.py:58 in run", f"{PYTHON}/threading.py:1002 in _bootstrap")

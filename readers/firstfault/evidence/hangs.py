@@ -19,6 +19,7 @@ from firstfault.evidence.classification import (
     FailureClass,
     is_own_fault,
     names_a_wait,
+    prints_a_peers_error,
     prints_a_timeout,
 )
 from firstfault.evidence.diagnosis import Candidate, ended_alone, without_failure
@@ -184,7 +185,12 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     workers, has_waits = diagnosis.workers, bool(diagnosis.waits)
     # `hung` looks for ranks that had returned while others waited
     stood = [] if has_waits else [(item.failure, where_it_stood(item.failure)) for item in workers]
-    gone = [(failure, where.returned) for failure, where in stood if where.returned and where.raised_at is None]
+    # a victim that handles its peer's error may leave, too
+    gone = [
+        (failure, where.returned)
+        for failure, where in stood
+        if where.returned and where.raised_at is None and not prints_a_peers_error(failure.printed)
+    ]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
     silent = without_failure(diagnosis.job)
