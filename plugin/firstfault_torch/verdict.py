@@ -242,15 +242,9 @@ def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdi
     """Return a conclusion of this node with its report, its ``error.pb``, and copies of what it rests on."""
     conclusion = concluded.conclusion
     from firstfault.render.plain import flyte_message  # noqa: PLC0415 - loaded by `load_what_concluding_needs`
-    from firstfault.report import report_of  # noqa: PLC0415 - as above
+    from firstfault.report.data import report_on  # noqa: PLC0415 - as above
 
-    report = report_of(
-        conclusion.job,
-        conclusion.verdict,
-        conclusion.decision,
-        uri=recording.output_prefix,
-        diagnosis=conclusion.diagnosis,
-    )
+    report = report_on(conclusion, uri=recording.output_prefix)
     verdict, decision = report.verdict, report.decision
     seal = Seal(
         name="",

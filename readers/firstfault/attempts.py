@@ -16,11 +16,10 @@ from firstfault.model import JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import snapshot_of_document
 from firstfault.report.data import AttemptSummary, summary_of
-from firstfault.report.words import counted
 from firstfault.runs import runs_in
 from firstfault.store import is_remote, join, open_store
 from firstfault.sync import gathered, run_sync
-from firstfault.text import one_line
+from firstfault.text import counted, one_line
 
 LOG_FOLDERS_GROUP = "firstfault.log_folders"
 """Entry-point group: a function from a folder to its snapshot, or None if another program made the folder."""

@@ -16,7 +16,7 @@ from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Wish
 from firstfault.render.plain import flyte_message
-from firstfault.report.data import AttemptSummary, report_of, with_attempts
+from firstfault.report.data import AttemptSummary, report_on, with_attempts
 from firstfault.store import join, open_store
 from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
 from firstfault.sync import run_sync
@@ -179,15 +179,7 @@ class MultiErrorFileOutputReader:
         logs: Mapping[str, str] | None = None,
     ) -> Report:
         """Return the report on a conclusion of this reader; see `firstfault.report.report_of`."""
-        report = report_of(
-            conclusion.job,
-            conclusion.verdict,
-            conclusion.decision,
-            uri=self._uri,
-            logs=logs,
-            diagnosis=conclusion.diagnosis,
-        )
-        return with_attempts(report, attempts)
+        return with_attempts(report_on(conclusion, uri=self._uri, logs=logs), attempts)
 
     def verdict(self) -> Verdict | None:
         """Return the verdict; None if there is no error."""

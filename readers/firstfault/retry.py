@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Union
 
 from firstfault.errors import UsageError
-from firstfault.model import CATEGORIES, TIME_LIMIT, Decision, Kind, Origin, Scope, Verdict, Writer
+from firstfault.model import CATEGORIES, Decision, Kind, Origin, Scope, Verdict, Writer
 
 if TYPE_CHECKING:
     from firstfault.model import Resources, WorkerError
@@ -291,13 +291,9 @@ def default_policy() -> PolicyBase:
 
 
 def _lost_from_outside(verdict: Verdict, context: RetryContext) -> Vote:
-    if _is_at_its_time_limit(verdict):
+    if verdict.is_at_time_limit:
         return Vote(retry=False, reason=_LIMITED)
     return on_category("preemption", "node_lost")(verdict, context)
-
-
-def _is_at_its_time_limit(verdict: Verdict) -> bool:
-    return verdict.root is not None and verdict.root.code == TIME_LIMIT
 
 
 _LIMITED = "the attempt had reached its time limit, and would probably reach it again"
@@ -379,7 +375,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
 def _reason_against(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return _UNKNOWN
-    if _is_at_its_time_limit(verdict):
+    if verdict.is_at_time_limit:
         return _LIMITED
     if _is_everywhere(verdict):
         return f"{_EVERYWHERE}; a retry would meet it again"

@@ -8,7 +8,7 @@ from typing import Any
 
 from firstfault.credentials import redact
 
-__all__ = ["clean", "clean_end", "elide", "one_line", "printable", "redact", "sentence_of"]
+__all__ = ["clean", "clean_end", "counted", "elide", "one_line", "printable", "redact", "sentence_of"]
 
 
 def elide(text: str, limit: int) -> str:
@@ -93,6 +93,11 @@ def sentence_of(message: str) -> str:
         more = (part.strip() for part in message.strip().splitlines()[1:])
         line = " ".join(filter(None, (line, one_line(next(filter(None, more), ""), 2000))))
     return line[found.end() :] if (found := _FLYTEKIT_CODE.match(line)) else line
+
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 document", "3 documents"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
+from firstfault.recorder.folder import tail_of
 from firstfault.text import parse_json
 from firstfault_torch.budgets import SENDING_S, SIBLINGS_S, STACK_POLL_S, STACK_SETTLED_S
 from firstfault_torch.guard import guarded
@@ -274,7 +275,6 @@ def await_siblings() -> None:
 
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
-_MAX_BYTES = 64 * 1024
 
 
 def register_stacks(files: NodeFolder, round_: int, local_rank: int) -> None:
@@ -331,12 +331,12 @@ def write_unasked(files: NodeFolder, round_: int, local_rank: int) -> None:
 
 def written_stacks(files: NodeFolder, round_: int, local_rank: int) -> str:
     """Return the stacks that a worker has written so far; empty if there are none."""
-    return _tail(files.stacks(round_, local_rank))
+    return tail_of(files.stacks(round_, local_rank))
 
 
 def fatal_stack(files: NodeFolder, round_: int, local_rank: int) -> str:
     """Return the stacks that faulthandler wrote at a fatal signal; empty if there are none."""
-    return _tail(files.fatal_stacks(round_, local_rank))
+    return tail_of(files.fatal_stacks(round_, local_rank))
 
 
 def _signalled(files: NodeFolder, round_: int, local_rank: int, pid: int) -> bool:
@@ -383,11 +383,3 @@ def _opened(path: Path) -> int:
         return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(opened)
-
-
-def _tail(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return ""
-    return data[-_MAX_BYTES:].decode(errors="replace").strip()

@@ -172,14 +172,14 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
     return next(names, "") or environment.get("HOSTNAME") or socket.gethostname()
 
 
-def namespace(environment: Mapping[str, str] = os.environ) -> str:
+def namespace() -> str:
     """Return the pod's Kubernetes namespace, or an empty text.
 
     It comes from the file that Kubernetes mounts, else from Flyte's default, ``{{ project }}-{{ domain }}``.
     """
     with contextlib.suppress(OSError, ValueError):
         return _NAMESPACE_FILE.read_text(encoding="ascii").strip()
-    parts = [environment.get(f"FLYTE_INTERNAL_EXECUTION_{name}", "") for name in ("PROJECT", "DOMAIN")]
+    parts = [os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{name}", "") for name in ("PROJECT", "DOMAIN")]
     return "-".join(parts) if all(parts) else ""
 
 

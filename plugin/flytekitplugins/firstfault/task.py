@@ -375,6 +375,10 @@ class _StockConfig:
 
     _task_config: Any
 
+    def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(_ours(task_config), task_function, **kwargs)  # type: ignore[call-arg]
+        self._task_config = task_config
+
     @property
     def task_config(self) -> Any:
         return _ours(self._task_config)
@@ -383,17 +387,9 @@ class _StockConfig:
 class StockElasticTask(_StockConfig, ElasticFunctionTask):
     """A task with kfpytorch's `Elastic`."""
 
-    def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
-        super().__init__(_ours(task_config), task_function, **kwargs)
-        self._task_config = task_config
-
 
 class StockPyTorchTask(_StockConfig, PyTorchFunctionTask):
     """A task with kfpytorch's `PyTorch`."""
-
-    def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
-        super().__init__(_ours(task_config), task_function, **kwargs)
-        self._task_config = task_config
 
 
 def _ours(config: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from firstfault.cli._support import EXIT, debug_option, echo, fail, uri_argument
-from firstfault.text import one_line, printable
+from firstfault.text import counted, one_line, printable
 
 if TYPE_CHECKING:
     from firstfault.failed_attempts import FailedAttempt, FaultGroup
@@ -93,8 +93,6 @@ def _attempt_text(attempt: FailedAttempt) -> str:
 
 
 def _group_text(group: FaultGroup) -> str:
-    from firstfault.report.words import counted  # noqa: PLC0415 - as above
-
     hours = "?" if group.rank_hours is None else f"{group.rank_hours:.1f}"
     return (
         f"{hours} rank-hours  {counted(group.attempts, 'attempt')}  {counted(group.executions, 'execution')}  "

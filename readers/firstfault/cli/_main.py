@@ -19,7 +19,7 @@ from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, echo, fail, missing_package
 from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError, UsageError
-from firstfault.text import parse_json, printable
+from firstfault.text import counted, parse_json, printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -222,7 +222,6 @@ def prune(folder: Path, keep: int) -> int:
       firstfault prune
       firstfault prune --keep 5 /shared/runs
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.report.words import counted  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.runs import PRUNED, runs_in  # noqa: PLC0415
 
     removed, freed = 0, 0

@@ -26,6 +26,7 @@ from firstfault.cli._support import (
     write_file,
 )
 from firstfault.errors import BadDocumentError
+from firstfault.text import counted
 
 if TYPE_CHECKING:
     from firstfault.attempts import ReadAttempt
@@ -208,7 +209,6 @@ def _print(report: Report, forms: Forms) -> None:
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     """Print the restarts within an attempt and the seconds that they cost, also if it succeeded."""
     from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
-    from firstfault.report.words import counted  # noqa: PLC0415 - as above
     from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 
     restarts = [record for record in read.job.restarts if record.restart]
@@ -226,8 +226,6 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
 
 def _nothing(read: ReadAttempt, forms: Forms) -> int:
     """Print that there is no error; return the exit code."""
-    from firstfault.report.words import counted  # noqa: PLC0415 - as above
-
     if forms.as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if read.succeeded:

@@ -22,6 +22,7 @@ from firstfault.cli._support import (
     resolved,
     uri_argument,
 )
+from firstfault.text import counted
 
 if TYPE_CHECKING:
     from firstfault.attempts import ReadAttempt
@@ -248,8 +249,6 @@ class _Progress:
             echo(f"not decided yet: {report.first_line}")
 
     def _print_nodes(self, job: JobErrors) -> None:
-        from firstfault.report.words import counted  # noqa: PLC0415 - as above
-
         expected = job.coverage.expected
         nodes = counted(expected, "node") if expected else "? nodes"
         of = "" if expected is not None and job.coverage.reported > expected else f" of {expected or '?'}"

@@ -449,6 +449,16 @@ _SHELL = 128
 """A shell's exit code for a signal is this plus the signal's number."""
 _OF_SHELLS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
+_OF_FAULTHANDLER = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating": "SIGFPE",
+}
+"""By the first words of what faulthandler writes about them."""
+_FATAL = re.compile(rf"^Fatal Python error: ({'|'.join(_OF_FAULTHANDLER)})", re.MULTILINE)
+
 
 def explain_signal(signal: str, resources: Resources) -> str:
     """Return what happened, for a SIGKILL with what the cgroup counted; empty for a signal that is not in `SIGNALS`."""
@@ -480,6 +490,12 @@ def ended_by(signal: str) -> str:
     if signal == "SIGABRT":
         return f"aborted ({signal})"
     return f"was {'terminated' if signal in STOPS else 'killed'} by {signal}"
+
+
+def fatal_error(text: str) -> tuple[str, str]:
+    """Return what faulthandler wrote last about a fatal signal, and the signal; empty texts if it wrote nothing."""
+    *_, last = (None, *_FATAL.finditer(text))
+    return (last[0], _OF_FAULTHANDLER[last[1]]) if last is not None else ("", "")
 
 
 def signal_of_exit_code(exit_code: int | None) -> str:

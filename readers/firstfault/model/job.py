@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from firstfault.model.failure import CausedBy, Kind, Origin, Place, Subject, WorkerError
+from firstfault.model.failure import TIME_LIMIT, CausedBy, Kind, Origin, Place, Subject, WorkerError
 
 
 class Phase(str, enum.Enum):
@@ -389,6 +389,11 @@ class Verdict:
     document_count: int = 0
     root: WorkerError | None = None
     """The root cause; None if no single failure is it."""
+
+    @property
+    def is_at_time_limit(self) -> bool:
+        """Whether the root cause is that the attempt had reached its time limit."""
+        return self.root is not None and self.root.code == TIME_LIMIT
 
     @property
     def reasons(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

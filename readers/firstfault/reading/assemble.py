@@ -74,13 +74,12 @@ class Snapshot:
     """Oldest first."""
 
 
-def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: bool = True) -> JobErrors:
+def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErrors:
     """Return the failures, the roster and the coverage of an attempt. The order within `snapshot` does not matter.
 
     Args:
         snapshot: what was read.
         expected_nodes: overrides the number of nodes in roster and documents.
-        settled: whether every node had reported when the reader stopped waiting.
     """
     withdrawn = _withdrawn(snapshot)
     handled = [document for document in snapshot.documents if not withdrawn.isdisjoint(_names(document))]
@@ -126,7 +125,6 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         coverage=_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),
         round=judged.number,
         attempt=max((failure.place.attempt for failure in failures), default=0),
-        settled=settled,
         digest=digest_of(failures, snapshot.unopened),
         document_count=sum(len(failure.documents) for failure in failures)
         + sum(group.count for group in snapshot.unopened),

@@ -41,6 +41,7 @@ _LAST_WORDS = "last-words"
 _SESSIONS = "sessions.json"
 _REMOVALS = 5
 """Most attempts to remove the folder."""
+_MAX_STACKS = 64 * 1024
 _HELD = ".held"
 _RECEIPT = ".receipt.json"
 _WITHDRAWN = ".withdrawn"
@@ -159,6 +160,14 @@ class Spool:
 def _is_number(value: object, largest: int) -> bool:
     """Whether a value is None or a number that a roster entry can hold."""
     return value is None or (type(value) is int and 0 <= value <= largest)
+
+
+def tail_of(stacks: Path) -> str:
+    """Return the end of a file of stacks; empty if it cannot be read."""
+    try:
+        return stacks.read_bytes()[-_MAX_STACKS:].decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.layout import ERRORS, ROSTER, RosterKey, error_key_for, roster_key_for
-from firstfault.model import DocumentRef, Receipt, Resources, Subject, WorkerError, Writer
+from firstfault.model import (
+    TERMINATED_ALONE,
+    DocumentRef,
+    Receipt,
+    Resources,
+    SentSignal,
+    StackDump,
+    Subject,
+    WorkerError,
+    Writer,
+)
+from firstfault.model.failure import fatal_error
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
 from firstfault.recorder.folder import (
     DOCUMENT,
@@ -32,6 +43,7 @@ from firstfault.recorder.folder import (
     Spool,
     SpooledDocument,
     Target,
+    tail_of,
 )
 from firstfault.recorder.left_behind import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS
@@ -210,9 +222,7 @@ class _Server:
             failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=Writer.RECORDER, resources=resources
         )
         if failure.subject is Subject.WORKER:  # a rank that no agent has started
-            from firstfault.recorder.lone_rank import with_its_end  # noqa: PLC0415 - as above
-
-            failure = with_its_end(failure, self._folder)
+            failure = _with_its_end(failure, self._folder)
         target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
         return await self._in_time(target, self._uploads.put(target, encode(failure))), failure.place.round
 
@@ -290,6 +300,30 @@ def _failure(document: SpooledDocument) -> WorkerError | None:
     except (OSError, BadDocumentError):
         return None
     return failure if isinstance(failure, WorkerError) else None
+
+
+def _with_its_end(failure: WorkerError, folder: NodeFolder) -> WorkerError:
+    """Return the failure of a rank that no agent started, and that left no exception, with the signal that ended it.
+
+    No process that firstfault runs is its parent. The stacks tell of two: a fatal signal (SIGSEGV, SIGABRT) and SIGTERM
+    each write them to a file of its own. Without stacks it stays a SIGKILL.
+    """
+    from firstfault.exceptions.fingerprint import fingerprint_of  # noqa: PLC0415 - heavy, seldom needed
+
+    round_, local_rank = failure.place.round, failure.place.local_rank or 0
+    fatal, asked = tail_of(folder.fatal_stacks(round_, local_rank)), tail_of(folder.stacks(round_, local_rank))
+    signal = fatal_error(fatal)[1] if fatal else "SIGTERM" if asked else ""
+    if signal:
+        sent = (SentSignal(signal, TERMINATED_ALONE),) if signal == "SIGTERM" else ()
+        failure = replace(
+            failure,
+            code="USER:Stopped" if sent else f"USER:{signal}",
+            message=f"rank {failure.rank} was {'terminated' if sent else 'killed'} by {signal}",
+            signal=signal,
+            sent_signals=sent,
+            stack_dumps=(StackDump(failure.place.pid, failure.rank, fatal or asked),),
+        )
+    return replace(failure, fingerprint=fingerprint_of(failure))
 
 
 # --- uploads --------------------------------------------------------------------------------------------------------

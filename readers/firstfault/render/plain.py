@@ -12,8 +12,8 @@ from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.exceptions.stderr import exception_of
 from firstfault.report.data import Report, Section, Sections, log_lines, quoted_failures, sections_of, stack_lines
 from firstfault.report.facts import Fact
-from firstfault.report.words import PLAIN, State, counted, few, ranks_text
-from firstfault.text import elide, one_line, printable
+from firstfault.report.words import PLAIN, State, few, ranks_text
+from firstfault.text import counted, elide, one_line, printable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.json_schemas import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
 

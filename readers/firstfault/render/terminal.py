@@ -15,8 +15,8 @@ from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import chain, place_of, runs
 from firstfault.render.plain import encodable, one_row
 from firstfault.report.data import Report, Sections, log_lines, quoted_failures, sections_of
-from firstfault.report.words import State, counted, duration, few
-from firstfault.text import elide, one_line, printable
+from firstfault.report.words import State, duration, few
+from firstfault.text import counted, elide, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

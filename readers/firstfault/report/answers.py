@@ -12,9 +12,9 @@ from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import place_of
-from firstfault.model import CATEGORIES, TIME_LIMIT, Decision, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
-from firstfault.report.words import EngineWords, FaultOwner, State, counted, fault_of, few, ranks_text, words_on
-from firstfault.text import one_line
+from firstfault.model import CATEGORIES, Decision, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
+from firstfault.report.words import EngineWords, FaultOwner, State, fault_of, few, ranks_text, words_on
+from firstfault.text import counted, one_line
 
 if TYPE_CHECKING:
     from firstfault.report.cascade import Cascade
@@ -108,10 +108,6 @@ def answers_on(case: Case) -> Answers:
     )
 
 
-def _is_at_its_time_limit(verdict: Verdict) -> bool:
-    return verdict.root is not None and verdict.root.code == TIME_LIMIT
-
-
 def _fault_owner(case: Case) -> FaultOwner:
     verdict = case.verdict
     # a person may have aborted a job whose nodes were all terminated
@@ -203,7 +199,7 @@ def _steps(case: Case, code: str) -> Iterator[Step]:
 def _advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = words_on(verdict.category, case.engine)
-    if _is_at_its_time_limit(verdict):
+    if verdict.is_at_time_limit:
         return "raise the time limit, or continue from a checkpoint"
     if case.is_alone:
         return f"read the text below: {advice}"
@@ -276,7 +272,7 @@ def _unknown_of_root(case: Case) -> Iterator[str]:
         yield f"on which machine {verdict.node} ran: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
         yield "why the node or its agent is gone: it left no report"
-    if verdict.category == "preemption" and not _is_at_its_time_limit(verdict):
+    if verdict.category == "preemption" and not verdict.is_at_time_limit:
         yield _why_terminated(case.job, engine)
     if root is not None:
         yield from _unknown_of_exit(root)

@@ -18,11 +18,12 @@ from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Sc
 from firstfault.report.answers import Answers, Case, answers_on, machine_of
 from firstfault.report.cascade import cascade_of
 from firstfault.report.facts import Fact, clocks_text, coverage_text, facts_of, followers_text, identity_of, raw_facts
-from firstfault.report.words import State, counted, engine_of, few, first_line, is_retried, line_of, ranks_text
+from firstfault.report.words import State, engine_of, few, first_line, is_retried, line_of, ranks_text
 from firstfault.strategies import who
-from firstfault.text import one_line, printable
+from firstfault.text import counted, one_line, printable
 
 if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
     from firstfault.report.facts import JobIdentity
 
 _RANKS = 40
@@ -132,6 +133,12 @@ def report_of(  # noqa: PLR0913 - keywords
         coverage=coverage_text(verdict, cascade),
         number=max(numbers, default=None),
     )
+
+
+def report_on(conclusion: Conclusion, *, uri: str, logs: Mapping[str, str] | None = None) -> Report:
+    """Return `report_of` what was concluded."""
+    job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
+    return report_of(job, verdict, decision, uri=uri, logs=logs, diagnosis=conclusion.diagnosis)
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from firstfault.layout import execution_of
 from firstfault.model import JobErrors, NodeSetup, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import explain_signal
 from firstfault.report.cascade import Cascade, later_text, world_size
-from firstfault.report.words import EngineWords, State, counted, duration, engine_of, few, shown_time, size
-from firstfault.text import one_line
+from firstfault.report.words import EngineWords, State, duration, engine_of, few, shown_time, size
+from firstfault.text import counted, one_line
 from firstfault.wire.json_schemas import format_timestamp
 
 _COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.model import TIME_LIMIT, Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
+from firstfault.model import Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import explain_end
 from firstfault.text import one_line, printable
 from firstfault.wire.json_schemas import format_timestamp
@@ -230,11 +230,6 @@ _DURATIONS = (
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def counted(count: int, noun: str) -> str:
-    """Return "1 document", "3 documents"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def duration(nanoseconds: int) -> str:
     """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"."""
     long = abs(nanoseconds)
@@ -403,9 +398,7 @@ def _subject(verdict: Verdict) -> str:
 
 def _what(verdict: Verdict, name: str) -> str:
     """Return what happened, in the words of the field."""
-    root = verdict.root
-    is_named = root is not None and (root.code == TIME_LIMIT or name == "OOM-killed")
-    if verdict.scope is Scope.UNDETERMINED or is_named:
+    if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
         return name
     if name in _GENERIC:
         name = _MEANINGS_OF_GENERIC.get(verdict.category, name)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.tracebacks import exceptions_in
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
+from firstfault.model.failure import fatal_error
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.text import clean, one_line
 
@@ -36,16 +37,6 @@ _OF_RANK = re.compile(r"^\[rank(?P<rank>\d{1,7})\]:(?: (?P<line>.*))?$", re.MULT
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
 _LINKED = ("direct cause of the following exception:", "another exception occurred:")
 """How the line between two tracebacks of one chain ends."""
-_FATAL = re.compile(
-    r"^Fatal Python error: (Segmentation fault|Aborted|Bus error|Illegal instruction|Floating)", re.MULTILINE
-)
-_SIGNALS = {
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Illegal instruction": "SIGILL",
-    "Floating": "SIGFPE",
-}
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
 _NOTES = (
@@ -206,11 +197,8 @@ def _by_log(silent: WorkerError, stderr: str) -> WorkerError:
     raised, text = _raised_in(stderr)
     if raised is not None:
         return _raising(silent, raised, text)  # a crash in the log is that of a child, such as a DataLoader's worker
-    fatal = list(_FATAL.finditer(stderr))
-    if not fatal:
-        return silent
-    signal = _SIGNALS[fatal[-1][1]]
-    return replace(silent, code=f"USER:{signal}", message=fatal[-1][0], signal=signal, writer=Writer.WORKER)
+    said, signal = fatal_error(stderr)
+    return replace(silent, code=f"USER:{signal}", message=said, signal=signal, writer=Writer.WORKER) if said else silent
 
 
 def _raised_in(stderr: str) -> tuple[ExceptionInfo | None, str]:

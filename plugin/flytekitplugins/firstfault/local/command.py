@@ -172,19 +172,13 @@ def _progress() -> Iterator[tuple[_Tell, _Look]]:
 
 def _report(result: RunResult, attempt: Attempt) -> Report | None:
     """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
-    from firstfault.report.data import report_of, with_attempts  # noqa: PLC0415 - as above
+    from firstfault.report.data import report_on, with_attempts  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
     if conclusion is None:
         return None
-    report = report_of(
-        conclusion.job,
-        conclusion.verdict,
-        conclusion.decision,
-        uri=shown(attempt.prefix),
-        logs={log.stem: shown(log) for log in attempt.logs},
-        diagnosis=conclusion.diagnosis,
-    )
+    logs = {log.stem: shown(log) for log in attempt.logs}
+    report = report_on(conclusion, uri=shown(attempt.prefix), logs=logs)
     return with_attempts(report, [_summary(other) for other in result.attempts])
 
 

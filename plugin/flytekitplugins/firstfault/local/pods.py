@@ -101,7 +101,7 @@ def start_pod(  # noqa: PLR0913 - keywords
     return Pod(name, process, log, master)
 
 
-def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
+def end_all(pods: Iterable[Pod]) -> None:
     """End every process of every pod by SIGTERM, and by SIGKILL after the grace period; return when all have ended.
 
     Ctrl-C or SIGTERM does not interrupt this: it counts when all have ended.
@@ -110,7 +110,7 @@ def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
         left = [pod for pod in pods if pod.has_processes()]
         for pod in left:
             pod.signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace_seconds
+        deadline = time.monotonic() + _GRACE_S
         is_killed = False
         while left:
             time.sleep(_POLL_S)
