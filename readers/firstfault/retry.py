@@ -10,13 +10,10 @@ import re
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import Protocol, Union
 
 from firstfault.errors import UsageError
-from firstfault.model import CATEGORIES, Decision, Kind, Origin, Scope, Verdict, Writer
-
-if TYPE_CHECKING:
-    from firstfault.model import Resources, WorkerError
+from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
 
 __all__ = [
     "RetryContext",
