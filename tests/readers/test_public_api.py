@@ -12,8 +12,7 @@ import firstfault
 from firstfault import errors
 
 _SECONDS = 0.2
-
-
+_ROOMS = ("model", "layout", "retry", "strategies", "strategies.earliest", "report", "reading.assemble")
 _NOT_WHILE_DYING = (
     *("asyncio", "fsspec", "google.protobuf", "flyteidl", "stamina", "subprocess", "tempfile", "ssl"),
     *("firstfault.wire.documents", "firstfault.store", "firstfault.recorder.process", "firstfault.recorder.server"),
@@ -36,13 +35,7 @@ def test_importing_is_cheap() -> None:
     ("module", "absent"),
     [
         ("firstfault", ("s3fs", "rich", "fsspec", "google.protobuf", "flyteidl", "click", "asyncio")),
-        ("firstfault.model", ("google.protobuf", "fsspec", "click")),
-        ("firstfault.layout", ("google.protobuf", "fsspec", "click")),
-        ("firstfault.retry", ("google.protobuf", "fsspec", "click")),
-        ("firstfault.strategies", ("google.protobuf", "fsspec", "click")),
-        ("firstfault.strategies.earliest", ("google.protobuf", "fsspec", "click")),
-        ("firstfault.report", ("google.protobuf", "fsspec", "click")),
-        ("firstfault.reading.assemble", ("google.protobuf", "fsspec", "click")),
+        *((f"firstfault.{room}", ("google.protobuf", "fsspec", "click")) for room in _ROOMS),
         ("firstfault.wire.documents", ("fsspec", "click")),
         ("firstfault.store", ("google.protobuf", "s3fs", "botocore", "click")),
         ("firstfault.cli", ("google.protobuf", "fsspec")),
@@ -65,10 +58,6 @@ def test_the_public_names() -> None:
     assert sorted(firstfault.__all__) == firstfault.__all__ == dir(firstfault)
     for name in firstfault.__all__:
         assert inspect.getdoc(getattr(firstfault, name)), name
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    """An unknown name raises AttributeError."""
     with pytest.raises(AttributeError, match="no_such_name"):
         firstfault.no_such_name  # noqa: B018 - looking is what is tested
 

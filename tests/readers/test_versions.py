@@ -46,14 +46,9 @@ def concluded(folder: Path, **options: Any) -> Conclusion:
 def gist(conclusion: Conclusion) -> dict[str, Any]:
     """Return what must not differ between versions."""
     verdict, decision = conclusion.verdict, conclusion.decision
+    names = ("scope", "ranks", "node", "code", "category", "fingerprint", "timestamp_ns")
     return {
-        "scope": verdict.scope.value,
-        "ranks": verdict.ranks,
-        "node": verdict.node,
-        "code": verdict.code,
-        "category": verdict.category,
-        "fingerprint": verdict.fingerprint,
-        "timestamp_ns": verdict.timestamp_ns,
+        **{name: getattr(verdict, name) for name in names},
         "documents": verdict.document_count,
         "victims": verdict.victims.count,
         "coverage": (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.unreadable),
@@ -106,16 +101,12 @@ def newer() -> Callable[[str], type[Message]]:
     """Return the messages of a later version: each has more fields, each enum more values."""
     file = descriptor_pb2.FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
     kinds = descriptor_pb2.FieldDescriptorProto
+    one = kinds.LABEL_OPTIONAL
     for message in file.message_type:
-        message.field.add(name="news", number=2001, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
+        message.field.add(name="news", number=2001, type=kinds.TYPE_STRING, label=one)
         message.field.add(name="counts", number=2002, type=kinds.TYPE_FIXED64, label=kinds.LABEL_REPEATED)
-        message.field.add(
-            name="part",
-            number=2003,
-            type=kinds.TYPE_MESSAGE,
-            label=kinds.LABEL_OPTIONAL,
-            type_name=".firstfault.v1.Place",
-        )
+        place = {"type": kinds.TYPE_MESSAGE, "type_name": ".firstfault.v1.Place"}
+        message.field.add(name="part", number=2003, label=one, **place)
     for enum in file.enum_type:
         enum.value.add(name=f"{enum.name.upper()}_OF_THE_FUTURE", number=99)
     pool = descriptor_pool.DescriptorPool()
