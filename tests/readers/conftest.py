@@ -14,6 +14,7 @@ from firstfault.layout import error_key_for, roster_key_for
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
 from firstfault.wire.documents import encode, encode_presence
+from tests.readers.commands import run
 from tests.readers.recorders import agent, gate, out, short, start
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import NodePresence, WorkerError
 
-__all__ = ["agent", "gate", "out", "short", "start"]
+__all__ = ["agent", "gate", "out", "run", "short", "start"]
 
 # the same examples on every machine, and no time limit on one that is busy
 settings.register_profile("readers", deadline=None, derandomize=True, database=None, max_examples=100)

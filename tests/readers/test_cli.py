@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from firstfault.model import Kind
 from firstfault.runs import MARK, begin_run
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
+from tests.readers.commands import Ran
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,29 +30,7 @@ if TYPE_CHECKING:
 
     from conftest import Attempt
 
-    Run: TypeAlias = Callable[..., "Ran"]
-
-
-@dataclass(frozen=True)
-class Ran:
-    """The result of a run of the command line."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run the command line in this process."""
-
-    def call(*arguments: str) -> Ran:
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        out, err = capsys.readouterr()
-        return Ran(caught.value.code, out, err)
-
-    return call
+    Run: TypeAlias = Callable[..., Ran]
 
 
 # --- exit codes -----------------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.cli import main
 from firstfault.conclude import (
     RestartContext,
     conclude,
@@ -28,7 +28,10 @@ from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from tests.seals import RECORD
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from firstfault.conclude import Conclusion
+    from tests.readers.commands import Ran
     from tests.readers.conftest import Attempt
 
 CONTEXT = RestartContext(round=0, restarts_left=3)
@@ -207,25 +210,20 @@ def test_a_report_after_restarts() -> None:
     assert line.endswith("; 12 s until the workers ran again; 4 ranks instead of 8")
 
 
-def test_what_was_recovered_from(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_recovered_from(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """The command lists the restarts of an attempt and the seconds that they cost, also if it succeeded."""
-
-    def show(*options: str) -> tuple[Any, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["show", "--recovered", *options, attempt.uri])
-        return ended.value.code, capsys.readouterr().out
-
+    show = partial(run, "show", "--recovered", attempt.uri)
     attempt.put("outputs.pb", b"")
-    assert show() == (0, "no restart is on record\n")
+    assert (show().code, show().out) == (0, "no restart is on record\n")
     for number in range(2):
         record = replace(RECORD, kind=RestartKind.IN_PROCESS, number=number, lost_seconds=1.25, restart=True)
         attempt.put(f"{ROSTER}/{restart_record_name('in-process', number, 0)}", restart_to_json(record))
-    code, output = show()
-    *lines, total = output.splitlines()
-    assert code == 0
+    ran = show()
+    *lines, total = ran.out.splitlines()
+    assert ran.code == 0
     assert [line.partition(":")[0] for line in lines] == ["in-process restart 0", "in-process restart 1"]
     assert total == "2 restarts, 2 s lost in all"
-    found = json.loads(show("--json")[1])
+    found = json.loads(show("--json").out)
     assert found["lost_seconds"] == 2.5
     assert [record["number"] for record in found["restarts"]] == [0, 1]
-    assert show("--markdown")[0] == 2
+    assert show("--markdown").code == 2

@@ -19,8 +19,13 @@ from firstfault.torchrun_logs import snapshot_of_torchrun
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import TypeAlias
 
     from conftest import Attempt
+
+    from tests.readers.commands import Ran
+
+    Show: TypeAlias = Callable[[Path], tuple[int, dict[str, Any]]]
 
 pytest.importorskip("torch", reason="the folders are torchrun's")
 
@@ -97,17 +102,22 @@ def _worker(folder: Path, run: str = "none_hbse3iwq", rank: int = 0, **files: st
     return path
 
 
-def _show(folder: Path) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "firstfault", "show", "--json", str(folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.stderr == "", ran.stderr
-    return ran.returncode, json.loads(ran.stdout)
+@pytest.fixture
+def show(run: Callable[..., Ran]) -> Show:
+    """Return a function that shows a folder: the exit code and the JSON."""
+
+    def shown(folder: Path) -> tuple[int, dict[str, Any]]:
+        ran = run("show", "--json", str(folder))
+        assert ran.err == "", ran.err
+        return ran.code, json.loads(ran.out)
+
+    return shown
 
 
 @pytest.mark.jobs
-def test_an_exception(logs: Callable[..., Path]) -> None:
+def test_an_exception(show: Show, logs: Callable[..., Path]) -> None:
     """The rank that raised is the root cause, with its traceback, its cause and its time in whole seconds."""
-    code, found = _show(logs(fault="raise"))
+    code, found = show(logs(fault="raise"))
     root = found["root"]
     assert code == EXIT.ROOT_CAUSE
     assert (found["verdict"]["ranks"], root["type"], root["message"]) == ([1], "KeyError", "'labels'")
@@ -121,9 +131,9 @@ def test_an_exception(logs: Callable[..., Path]) -> None:
 
 
 @pytest.mark.jobs
-def test_a_killed_worker(logs: Callable[..., Path]) -> None:
+def test_a_killed_worker(show: Show, logs: Callable[..., Path]) -> None:
     """A worker that left nothing is the root cause, with low confidence, if the others only lost their peer."""
-    code, found = _show(logs(fault="SIGKILL"))
+    code, found = show(logs(fault="SIGKILL"))
     assert code == EXIT.ROOT_CAUSE
     assert found["first_line"].startswith("no error file rank 1 ")
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([1], "low")
@@ -131,38 +141,38 @@ def test_a_killed_worker(logs: Callable[..., Path]) -> None:
 
 
 @pytest.mark.jobs
-def test_the_logs_tell_more(logs: Callable[..., Path]) -> None:
+def test_the_logs_tell_more(show: Show, logs: Callable[..., Path]) -> None:
     """With redirected logs a crash has its signal, and torch's prefix tells the global ranks."""
-    _, found = _show(logs("-r", "3", fault="SIGSEGV"))
+    _, found = show(logs("-r", "3", fault="SIGSEGV"))
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGSEGV")
     assert "Fatal Python error: Segmentation fault" in found["root"]["log"]
     assert not [note for note in found["verdict"]["coverage"]["notes"] if note.startswith("ranks are local")]
 
 
 @pytest.mark.jobs
-def test_a_script_that_records_nothing(logs: Callable[..., Path]) -> None:
+def test_a_script_that_records_nothing(show: Show, logs: Callable[..., Path]) -> None:
     """Without error.json the traceback at the end of stderr tells the exception and its cause."""
-    _, found = _show(logs("-r", "3", fault="raise", recorded="plain"))
+    _, found = show(logs("-r", "3", fault="raise", recorded="plain"))
     assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "KeyError")
     assert "KeyError: 'labels'" in found["verdict"]["message"]
     assert found["root"]["time"] is None
 
 
 @pytest.mark.jobs
-def test_the_last_attempt_counts(tmp_path: Path) -> None:
+def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
     """After a restart only the last attempt of a node is read."""
     folder = _ran(tmp_path, "--max-restarts=1", fault="early")
     (run,) = folder.iterdir()
     assert {path.name for path in run.iterdir()} == {"attempt_0", "attempt_1"}
     for path in (folder, run, run / "attempt_1"):
-        _, found = _show(path)
+        _, found = show(path)
         assert (found["verdict"]["ranks"], found["root"]["restarts"]) == ([1], 1)
-    _, found = _show(run / "attempt_0" / "1")
+    _, found = show(run / "attempt_0" / "1")
     assert (found["verdict"]["ranks"], found["root"]["message"]) == ([1], "bad batch 7")
 
 
 @pytest.mark.jobs
-def test_two_nodes_in_one_folder(tmp_path: Path, logs: Callable[..., Path]) -> None:
+def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[..., Path]) -> None:
     """The folders of the nodes of one run are read together; an earlier run with the same id is not."""
     (earlier,) = logs(fault="SIGKILL").iterdir()
     old = tmp_path / "logs" / "job_abcd1234"
@@ -176,28 +186,27 @@ def test_two_nodes_in_one_folder(tmp_path: Path, logs: Callable[..., Path]) -> N
     nodes = [_torchrun(tmp_path, *options, fault="raise") for _ in range(2)]
     for started in nodes:
         started.wait(150)
-    _, found = _show(tmp_path / "logs")
+    _, found = show(tmp_path / "logs")
     assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
     assert "2 folders of the run 'job' are taken for its nodes" in found["verdict"]["coverage"]["notes"]
 
 
-def test_a_run_without_a_failure(tmp_path: Path) -> None:
+def test_a_run_without_a_failure(tmp_path: Path, run: Callable[..., Ran]) -> None:
     """A run whose workers left no error has exit code 3 and a line that says what is missing."""
     _worker(tmp_path, stderr="epoch 3\n")
-    command = [sys.executable, "-m", "firstfault", "show", str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (ran.returncode, ran.stdout) == (EXIT.NOTHING_FOUND, "")
-    assert "no worker left an error.json, and no stderr.log ends with a traceback" in ran.stderr
+    ran = run("show", str(tmp_path))
+    assert (ran.code, ran.out) == (EXIT.NOTHING_FOUND, "")
+    assert "no worker left an error.json, and no stderr.log ends with a traceback" in ran.err
 
 
 @pytest.mark.jobs
-def test_an_error_file_of_another_format(tmp_path: Path, logs: Callable[..., Path]) -> None:
+def test_an_error_file_of_another_format(show: Show, tmp_path: Path, logs: Callable[..., Path]) -> None:
     """A damaged error.json is named, and the others are still read."""
     folder = tmp_path / "logs"
     shutil.copytree(logs(fault="raise"), folder)
     (path,) = folder.glob("*/attempt_0/0/error.json")
     path.write_text("[1", encoding="utf-8")
-    _, found = _show(folder)
+    _, found = show(folder)
     assert (found["verdict"]["ranks"], found["verdict"]["coverage"]["unreadable"]) == ([1], 1)
     assert any("no error.json of torchrun" in note for note in found["verdict"]["coverage"]["notes"])
 
@@ -212,21 +221,21 @@ def test_an_error_file_of_another_format(tmp_path: Path, logs: Callable[..., Pat
     ],
     ids=["extraInfo", "14 digits", "3,000 digits", "deep"],
 )
-def test_an_error_file_with_odd_values(tmp_path: Path, text: str) -> None:
+def test_an_error_file_with_odd_values(show: Show, tmp_path: Path, text: str) -> None:
     """An error.json with values that torchrun never writes is named, and the other worker is still read."""
     for rank, said in enumerate((text, '{"message": "ValueError: boom"}')):
         _worker(tmp_path, rank=rank, error=said)
-    _, found = _show(tmp_path)
+    _, found = show(tmp_path)
     assert (found["root"]["message"], found["verdict"]["coverage"]["unreadable"]) == ("boom", 1)
     assert any("attempt_0/0/error.json: no error.json of torchrun: " in note for note in found["unknown"])
 
 
-def test_files_that_are_no_files(tmp_path: Path) -> None:
+def test_files_that_are_no_files(show: Show, tmp_path: Path) -> None:
     """A dangling symlink and a FIFO in place of a log do not stop the reader."""
     rank = _worker(tmp_path, error='{"message": "ValueError: boom"}')
     (rank / "stdout.log").symlink_to(tmp_path / "missing")
     os.mkfifo(rank / "stderr.log")
-    assert _show(tmp_path)[1]["root"]["message"] == "boom"
+    assert show(tmp_path)[1]["root"]["message"] == "boom"
 
 
 def test_the_crash_of_a_child(tmp_path: Path) -> None:
@@ -248,11 +257,11 @@ def test_the_crash_of_a_child(tmp_path: Path) -> None:
         assert [document.what for document in snapshot.documents] == [what]
 
 
-def test_torchruns_own_error_file(tmp_path: Path) -> None:
+def test_torchruns_own_error_file(show: Show, tmp_path: Path) -> None:
     """The file that torchrun writes for its own parent has the exit code of the worker."""
     said = {"message": "SignalException: got 15", "errorCode": 143, "extraInfo": {"timestamp": "1700000000"}}
     (tmp_path / "error.json").write_text(json.dumps({"message": said}), encoding="utf-8")
-    _, found = _show(tmp_path)
+    _, found = show(tmp_path)
     assert (found["root"]["exit_code"], found["root"]["rank"]) == (143, None)
     assert found["root"]["time"] == "2023-11-14T22:13:20.000000000Z"
 
@@ -279,11 +288,11 @@ def test_other_folders_are_no_log_folders(tmp_path: Path, attempt: Attempt) -> N
         assert snapshot_of_torchrun(folder) is None
 
 
-def test_a_prefix_beside_log_folders(tmp_path: Path, attempt: Attempt) -> None:
+def test_a_prefix_beside_log_folders(show: Show, tmp_path: Path, attempt: Attempt) -> None:
     """An attempt's own documents count, although torchrun's log folder lies in the same place."""
     attempt.write(make_error(5))
     _worker(attempt.folder, error='{"message": "boom"}')
-    assert _show(attempt.folder)[1]["verdict"]["ranks"] == [5]
+    assert show(attempt.folder)[1]["verdict"]["ranks"] == [5]
 
 
 def test_a_traceback_that_ended_nothing(tmp_path: Path) -> None:
