@@ -29,12 +29,8 @@ from firstfault.testing import make_error, make_job, make_presence
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict, WorkerError
 
-OWN, EXIT, UNCLEAR, VICTIM = (
-    FailureClass.OWN_FAULT,
-    FailureClass.OWN_EXIT,
-    FailureClass.UNCLEAR,
-    FailureClass.CONSEQUENCE,
-)
+OWN, EXIT = FailureClass.OWN_FAULT, FailureClass.OWN_EXIT
+UNCLEAR, VICTIM = FailureClass.UNCLEAR, FailureClass.CONSEQUENCE
 PER_NODE = 4
 SENT = (SentSignal("SIGTERM", "rank 0 failed"),)
 THROWN = "terminate called after throwing an instance of 'E'\n  what():  "
@@ -275,13 +271,6 @@ def test_a_file_that_cannot_be_written(kind: str, text: str, category: str) -> N
     assert evidence(make_job(make_error(2, exception=kind, message=text))).category == category
 
 
-def test_deaths_by_one_signal_are_one_fault_only_if_they_say_the_same() -> None:
-    """A device-side assertion on one rank is not joined with other aborts."""
-    aborted = "terminate called without an active exception\n"
-    assert evidence(job(died(5, ASSERTED), *(died(rank, aborted) for rank in (0, 1, 2)))).ranks == (5,)
-    assert evidence(job(*(died(rank, ASSERTED) for rank in (2, 3)))).ranks == (2, 3)
-
-
 def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
     """torch.distributed.checkpoint raises one rank's error on every rank."""
     text = "CheckpointException ranks:dict_keys([3])\nTraceback (most recent call last): (RANK 3)\nOSError: disk gone\n"
@@ -426,13 +415,16 @@ def test_too_few_timed_out(silent: int) -> None:
 
 
 def test_all_ranks_of_a_node_in_one_collective() -> None:
-    """No rank was missing: the node is named, with low confidence."""
+    """No rank was missing: the node is named, with low confidence. Aborts are one fault only if they say the same."""
     failures = [died(rank, timed_out(rank), world_size=4) for rank in range(4)]
     verdict = evidence(job(*failures, nodes=1))
     assert (verdict.node, verdict.category, verdict.confidence) == ("worker-0", "network", "low")
     assert "all 4 ranks waited in ALLREDUCE number 31" in verdict.headline
     failures[2] = died(2, timed_out(2, 32, "BROADCAST"), world_size=4)
     assert evidence(job(*failures, nodes=1)).scope is Scope.UNDETERMINED
+    aborted = "terminate called without an active exception\n"
+    assert evidence(job(died(5, ASSERTED), *(died(rank, aborted) for rank in (0, 1, 2)))).ranks == (5,)
+    assert evidence(job(*(died(rank, ASSERTED) for rank in (2, 3)))).ranks == (2, 3)
 
 
 def test_a_lost_node() -> None:
@@ -489,36 +481,45 @@ def test_a_rank_that_differs_in_a_collective(odd: tuple[Collective, ...], why: s
     assert why in verdict.headline
 
 
-def test_the_first_collective_of_a_group() -> None:
-    """The rank that has called none is behind, however far each of the others has run ahead."""
-    called = {0: 7, 1: 5, 2: 6, 3: 0}
-    verdict = hung({rank: (CollectiveProgress("default_pg", "nccl:a", count, 0),) for rank, count in called.items()})
-    assert (verdict.category, verdict.ranks) == ("hang", (3,))
-    assert "it called 0 collectives of group default_pg" in verdict.headline
+TENSOR, PIPELINE = "tensor (1)", "pipeline (2)"
+THIRD, FOURTH, EIGHTH = (replace(REDUCE, sequence=number) for number in (3, 4, 8))
+GATHERS = [replace(REDUCE, operation="nccl:gather", sizes=f"[[8]] -> [[{rank}]]") for rank in (0, 7)]
+OF_THREE: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
 
 
-def test_sizes_that_may_differ() -> None:
-    """A gather's ranks pass different sizes by design."""
-    calls = [replace(REDUCE, operation="nccl:gather", sizes=f"[[8]] -> [[{rank}]]") for rank in range(8)]
-    assert hung({rank: progress(calls[0 if rank < 7 else 7]) for rank in range(8)}).scope is Scope.UNDETERMINED
-
-
-def test_the_group_that_is_stuck_first_explains_the_others() -> None:
-    """Rank 1 is late for its tensor group because it waits in its pipeline group for rank 5, which is late there."""
-    tensor, pipeline = "tensor (1)", "pipeline (2)"
-    third, fourth, eighth = (replace(REDUCE, sequence=number) for number in (3, 4, 8))
-    verdict = hung(
-        {
-            0: progress(REDUCE, group=tensor),
-            1: progress(eighth, group=tensor, completed=8) + progress(fourth, group=pipeline),
-            5: progress(third, group=pipeline, completed=3),
-        }
-    )
-    assert verdict.ranks == (5,)
-    assert pipeline in verdict.headline
-
-
-def test_a_member_that_has_called_no_collective_of_its_group() -> None:
-    """It is in no dump of the group; the group's members tell that it is missing."""
-    group = {"group": "tensor (1)", "members": (0, 1, 2)}
-    assert hung({0: progress(REDUCE, **group), 1: progress(REDUCE, **group), 2: progress(REDUCE)}).ranks == (2,)
+@pytest.mark.parametrize(
+    ("came", "ranks", "why"),
+    [
+        # rank 3 has called none, however far each of the others has run ahead
+        (
+            {at: (CollectiveProgress("default_pg", "nccl:a", calls, 0),) for at, calls in enumerate((7, 5, 6, 0))},
+            (3,),
+            "it called 0 collectives of group default_pg",
+        ),
+        # a gather's ranks pass different sizes by design
+        ({rank: progress(GATHERS[rank == 7]) for rank in range(8)}, (), ""),
+        # rank 1 is late for its tensor group because it waits in its pipeline group for rank 5, which is late there
+        (
+            {
+                0: progress(REDUCE, group=TENSOR),
+                1: progress(EIGHTH, group=TENSOR, completed=8) + progress(FOURTH, group=PIPELINE),
+                5: progress(THIRD, group=PIPELINE, completed=3),
+            },
+            (5,),
+            PIPELINE,
+        ),
+        # rank 2 is in no dump of the group; the group's members tell that it is missing
+        ({0: progress(REDUCE, **OF_THREE), 1: progress(REDUCE, **OF_THREE), 2: progress(REDUCE)}, (2,), ""),
+    ],
+    ids=[
+        "the first collective of a group",
+        "sizes that may differ",
+        "the group that is stuck first",
+        "a silent member",
+    ],
+)
+def test_how_far_ranks_came(came: dict[int, tuple[CollectiveProgress, ...]], ranks: tuple[int, ...], why: str) -> None:
+    """The rank that is behind in the group that is stuck first is the root cause."""
+    verdict = hung(came)
+    assert (verdict.ranks, verdict.scope is Scope.UNDETERMINED) == (ranks, not ranks)
+    assert why in verdict.headline
