@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 
-from firstfault.cli import EXIT, main
+from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.conclude import conclude
 from firstfault.model import Kind
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.readers.commands import Ran
+
 
 # --- classify: JSON lines in, JSON lines out, and one line for an error -----------------------------------------------
 
 
-def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def classify(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a process."""
     command = [sys.executable, "-m", "firstfault", "classify", *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
@@ -44,7 +46,7 @@ def test_lines() -> None:
         {"id": 2, "message": "[gloo/pair.cc:1] Connection closed by peer [10.0.0.7]:4711"},
         {"message": "CUDA error: misaligned address", "exception_type": None, "more": 1},
     ]
-    done = run("\n\n".join(json.dumps(row) for row in rows))
+    done = classify("\n\n".join(json.dumps(row) for row in rows))
     first, second, third = (json.loads(line) for line in done.stdout.splitlines())
     assert done.returncode == 0
     assert first == {"id": "a", "role": "primary", "category": "user_code", "pointer": None, "signature": "program"}
@@ -65,7 +67,7 @@ def test_lines() -> None:
 def test_bad_input(text: str, reason: str) -> None:
     """An invalid line has exit code 2 and an error with its number; so has a closed stdin."""
     if text:
-        done = run(text)
+        done = classify(text)
     else:
         command = f"{shlex.quote(sys.executable)} -m firstfault classify <&-"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
@@ -82,9 +84,9 @@ def test_signatures_of_ones_own(tmp_path: Path) -> None:
         'example = "bad batch"\nwhy = "ours"\n'
     )
     row = json.dumps({"id": 1, "exception_type": "ValueError", "message": "bad batch"})
-    assert json.loads(run(row, "--signatures", str(file)).stdout)["signature"] == "ours"
+    assert json.loads(classify(row, "--signatures", str(file)).stdout)["signature"] == "ours"
     file.write_text("schema = 2")
-    done = run(row, "--signatures", str(file))
+    done = classify(row, "--signatures", str(file))
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{file}:1: must say schema = 1" in done.stderr
 
@@ -159,14 +161,13 @@ def _sealed() -> bytes:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def shown(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> Callable[..., tuple[int, str, str]]:
     """Return a function that shows bytes on stdin: the exit code, stdout and stderr."""
 
     def show(data: bytes, *options: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        with pytest.raises(SystemExit) as caught:
-            main(["show", "-", *options])
-        return (caught.value.code, *capsys.readouterr())
+        ran = run("show", "-", *options)
+        return ran.code, ran.out, ran.err
 
     return show
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.cli import EXIT, main
+from firstfault.cli import EXIT
 from firstfault.cli._watch import _Progress
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.model import Kind, Phase
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from conftest import Attempt
 
     from firstfault.model import JobErrors
+    from tests.readers.commands import Ran
 
     Watch: TypeAlias = Callable[..., tuple[int, str, str]]
 
@@ -58,7 +59,7 @@ def root(**fields: object) -> object:
 
 
 @pytest.fixture
-def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Watch the attempt during the given steps; each step waits until the previous one has been read.
 
     Return code, stdout and stderr.
@@ -91,14 +92,12 @@ def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: 
         thread = threading.Thread(target=happen)
         thread.start()
         try:
-            with pytest.raises(SystemExit) as caught:
-                main(["watch", uri, *options])
+            ran = run("watch", uri, *options)
         finally:
             ended.set()
             looks.release(3)
             thread.join()
-        said = capsys.readouterr()
-        return int(caught.value.code or 0), said.out, said.err
+        return ran.code, ran.out, ran.err
 
     return watch
 
@@ -192,17 +191,16 @@ def test_a_storage_that_is_away_while_the_seal_is_awaited(
 
 
 def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]
 ) -> None:
     """Requests for the next attempt that are lost are repeated, and are no sign that it has begun."""
     first, second = map(attempt.at, range(2))
     lost = _lose_requests(monkeypatch, second.uri, 2)
     first.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     second.join(node(0, Phase.SUCCEEDED, attempt=1), node(1, Phase.SUCCEEDED, attempt=1))
-    with pytest.raises(SystemExit) as caught:
-        main(["watch", "--follow", first.uri, *SOON, "--timeout", "30"])
-    assert (caught.value.code or 0, len(lost)) == (EXIT.OK, 2)
-    assert f"watching {second.uri}/" in capsys.readouterr().err
+    ran = run("watch", "--follow", first.uri, *SOON, "--timeout", "30")
+    assert (ran.code, len(lost)) == (EXIT.OK, 2)
+    assert f"watching {second.uri}/" in ran.err
 
 
 def test_the_timeout(watching: Watch) -> None:
@@ -234,24 +232,22 @@ def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch, monkeypat
     [(("error.pb",), "follow an output prefix or an errors/ folder"), (("--follow", "run"), "ends in its number")],
     ids=["a document", "no attempt"],
 )
-def test_what_cannot_be_watched(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_watched(arguments: tuple[str, ...], said: str, run: Callable[..., Ran]) -> None:
     """What cannot be followed is a usage error that says what to name instead."""
-    with pytest.raises(SystemExit) as caught:
-        main(["watch", *arguments])
-    assert caught.value.code == EXIT.USAGE
-    assert said in capsys.readouterr().err
+    ran = run("watch", *arguments)
+    assert ran.code == EXIT.USAGE
+    assert said in ran.err
 
 
-def test_the_last_answer_is_that_of_show(attempt: Attempt, watching: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_answer_is_that_of_show(attempt: Attempt, watching: Watch, run: Callable[..., Ran]) -> None:
     """What is decided is what show prints, with the decision that the pods sealed."""
     attempt.write(root(kind=Kind.RECOVERABLE))
     attempt.join(node(0), node(1))
     conclusion = attempt.reader(retry_policy=never()).conclude()
     attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
     code, out, _ = watching()
-    with pytest.raises(SystemExit) as shown:
-        main(["show", attempt.uri])
-    assert (code, out) == (shown.value.code, capsys.readouterr().out)
+    shown = run("show", attempt.uri)
+    assert (code, out) == (shown.code, shown.out)
     assert code == EXIT.ROOT_CAUSE, "the policy says never"
 
 

@@ -18,6 +18,7 @@ from firstfault.layout import ERRORS, error_key_for
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.wire.documents import encode
 from tests.faulty_proxy import faulty_proxy_before
+from tests.readers.commands import run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from firstfault.model import WorkerError
     from tests.faulty_proxy import FaultyProxy
     from tests.s3_server import S3
+
+__all__ = ["run"]
 
 T = TypeVar("T")
 

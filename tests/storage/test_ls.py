@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import json
 import os
 import time
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from firstfault.cli import main
 from firstfault.conclude import conclude
 from firstfault.failed_attempts import FailedAttempt, failed_attempts, grouped
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
     from firstfault.store import Store
+    from tests.readers.commands import Ran
     from tests.s3_server import S3
 
 _NOW_MS = 1_800_000_000_000
@@ -247,14 +244,6 @@ def test_groups_by_cost() -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def _ls(*arguments: str) -> SimpleNamespace:
-    """Run the command; return its exit code and what it printed."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-        main(["ls", *arguments])
-    return SimpleNamespace(returncode=int(ended.value.code or 0), stdout=out.getvalue(), stderr=err.getvalue())
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> str:
     """Write three failed local runs, of which the first is two days old, and one that cannot be read."""
@@ -268,52 +257,52 @@ def runs(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_lines(runs: str) -> None:
+def test_lines(runs: str, run: Callable[..., Ran]) -> None:
     """Each attempt is one line: time, URI, first line; --since leaves out older ones."""
-    ran = _ls(runs)
-    assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()
+    ran = run("ls", runs)
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
     assert len(lines) == 4
     assert f"2027-01-15T09:00:00Z  {runs}/run1/0  KeyError rank 1 worker-1 no retry: boom" in lines
     assert any("bad/0  could not be read: " in line for line in lines)
-    assert len(_ls(runs, "--since", "1d").stdout.splitlines()) == 3
+    assert len(run("ls", runs, "--since", "1d").out.splitlines()) == 3
 
 
-def test_json_lines(runs: str) -> None:
+def test_json_lines(runs: str, run: Callable[..., Ran]) -> None:
     """With --json each line is an object with the documented fields."""
-    found = [json.loads(line) for line in _ls(runs, "--json").stdout.splitlines()]
+    found = [json.loads(line) for line in run("ls", runs, "--json").out.splitlines()]
     assert {row["schema"] for row in found} == {"firstfault.ls/v1"}
     assert [row["execution"] for row in found if row["error"] is None] == ["run2", "run1", "run0"]
     (bad,) = [row for row in found if row["error"]]
     assert bad["first_line"] is None
-    (hot, *_) = [json.loads(line) for line in _ls(runs, "--json", "--group", "category").stdout.splitlines()]
+    (hot, *_) = [json.loads(line) for line in run("ls", runs, "--json", "--group", "category").out.splitlines()]
     assert (hot["group"], hot["key"], hot["attempts"], hot["executions"]) == ("category", "user_code", 3, 3)
     assert hot["last"]["execution"] == "run2"
 
 
-def test_group_lines(runs: str) -> None:
+def test_group_lines(runs: str, run: Callable[..., Ran]) -> None:
     """A group is one line with what it cost; attempts that cannot be read are named on stderr."""
-    ran = _ls(runs, "--group", "machine")
-    assert sorted(line.split("  ")[:4] for line in ran.stdout.splitlines()) == [
+    ran = run("ls", runs, "--group", "machine")
+    assert sorted(line.split("  ")[:4] for line in ran.out.splitlines()) == [
         ["2.0 rank-hours", "1 attempt", "1 execution", f"host-{number}"] for number in range(3)
     ]
-    assert "bad/0 could not be read: " in ran.stderr
+    assert "bad/0 could not be read: " in ran.err
 
 
-def test_one_line_each(tmp_path: Path) -> None:
+def test_one_line_each(tmp_path: Path, run: Callable[..., Ran]) -> None:
     """A category and a folder's name with newlines and escape sequences stay within their line."""
 
     def change(verdict: dict[str, Any]) -> None:
         verdict["category"] = "\x1b[31mnetwork\n2026 no attempt"
 
     _put(str(tmp_path / "a\nb" / "0"), _resealed(_error(), change))
-    (line,) = _ls(str(tmp_path), "--group", "category").stdout.splitlines()
+    (line,) = run("ls", str(tmp_path), "--group", "category").out.splitlines()
     assert "  network  last " in line
-    (line,) = _ls(str(tmp_path)).stdout.splitlines()
+    (line,) = run("ls", str(tmp_path)).out.splitlines()
     assert f"  {tmp_path}/a b/0  ValueError rank 1" in line
 
 
-def test_nothing_to_list(tmp_path: Path) -> None:
+def test_nothing_to_list(tmp_path: Path, run: Callable[..., Ran]) -> None:
     """No attempt has exit code 3, no failed one has 0, a wrong duration has 2; each says so in one line."""
     _put(str(tmp_path / "good" / "run" / "0"), {"outputs.pb": b""})
     for arguments, code, said in (
@@ -321,7 +310,7 @@ def test_nothing_to_list(tmp_path: Path) -> None:
         ((str(tmp_path / "good"),), 0, "none of the 1 attempts below"),
         ((str(tmp_path), "--since", "soon"), 2, "'soon' is not a duration; write 30m, 12h, 7d or 2w"),
     ):
-        ran = _ls(*arguments)
-        (line,) = ran.stderr.splitlines()
-        assert (ran.returncode, ran.stdout) == (code, "")
+        ran = run("ls", *arguments)
+        (line,) = ran.err.splitlines()
+        assert (ran.code, ran.out) == (code, "")
         assert said in line
