@@ -14,7 +14,6 @@ this machine; the requests are those of any. The storage refuses what S3 would: 
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import logging
 import os
@@ -51,6 +50,7 @@ from tests.benchmarks.cascade import Cascade, put_all  # noqa: E402
 from tests.benchmarks.growth import svg  # noqa: E402
 from tests.benchmarks.latency_proxy import S3_LIMITS, latency_proxy  # noqa: E402
 from tests.s3_server import serving  # noqa: E402
+from tests.torch_agent.stores import Counting  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,33 +76,11 @@ _TURNS = threading.Semaphore(32)
 """So many nodes of a process write at a time; more would only wait for each other and for their recorder."""
 
 
-# --- one node ---------------------------------------------------------------------------------------------------------
-
-
-class Counting:
-    """A connection to the store that counts what its node asks of it."""
-
-    def __init__(self, store: Any, counts: collections.Counter[str]) -> None:
-        self._store = store
-        self._counts = counts
-
-    def clone(self) -> Counting:
-        """Connect once more."""
-        return Counting(self._store.clone(), self._counts)
-
-    @property
-    def underlying_store(self) -> Any:
-        """The store below the round's."""
-        return self._store.underlying_store
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if name in _OPERATIONS:
-            self._counts[name] += 1
-        return found
-
-
 _OPERATIONS = {"add", "append", "check", "compare_set", "get", "multi_get", "multi_set", "set", "wait"}
+"""What a node asks of the store; its other attributes do not count."""
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -116,7 +94,7 @@ class Node:
     folder: str
     store_port: int
     case: str
-    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    requests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
 
@@ -124,7 +102,7 @@ class Node:
         started = time.time_ns() // 1_000_000
         recording = Recording("evidence", identity, self.limit_s, incarnation=started, node_folder=self.folder)
         store = dist.TCPStore("127.0.0.1", self.store_port, is_master=False, wait_for_workers=False)
-        counting = Counting(dist.PrefixStore("round", store), self.counts)
+        counting = Counting(dist.PrefixStore("round", store), self.requests)
         self.reporter = Reporter(recording, self.place)
         self.reporter.begin(0, self.nodes)
         self.reporter.started({}, {}, self.ranks)
@@ -203,7 +181,7 @@ class Node:
             "ranks": list(verdict.verdict.ranks) if verdict else [],
             "durable": bool(verdict and verdict.durable),
             "concluded": bool(verdict and verdict.conclusion is not None),
-            "store": sum(self.counts.values()),
+            "store": sum(name in _OPERATIONS for name in self.requests),
         }
 
     def _failure(self, local_rank: int, *, root: bool) -> WorkerError:

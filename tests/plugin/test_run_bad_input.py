@@ -201,26 +201,24 @@ def test_bad_inputs(inputs: str | None, line: str, say: Callable[..., Said]) -> 
 GOOD = ("train", "--inputs", '{"epochs": 3}')
 
 
-def test_an_unknown_scheme_of_the_store(say: Callable[..., Said]) -> None:
-    """An unknown scheme is a wrong command line."""
-    said = say(*GOOD, "--store", "gopher://bucket/runs")
-    assert said.code == EXIT.USAGE
-    assert "gopher" in said.line()
-
-
-def test_a_store_that_is_a_file(say: Callable[..., Said], tmp_path: Path) -> None:
-    """A store whose folder cannot be created has the exit code of a failed tool."""
+@pytest.mark.parametrize(
+    ("store", "code", "line"),
+    [
+        ("gopher://bucket/runs", EXIT.USAGE, "gopher"),
+        ("{folder}/file", EXIT.TOOL_FAILED, "cannot write {folder}/file/"),
+        (
+            "s3://bucket/runs",
+            EXIT.TOOL_FAILED,
+            "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ),
+    ],
+)
+def test_a_bad_store(store: str, code: int, line: str, say: Callable[..., Said], tmp_path: Path) -> None:
+    """An unknown scheme is a wrong command line; a store that cannot be used has the exit code of a failed tool."""
     (tmp_path / "file").touch()
-    said = say(*GOOD, "--store", str(tmp_path / "file"))
-    assert said.code == EXIT.TOOL_FAILED
-    assert said.line().startswith(f"cannot write {tmp_path}/file/")
-
-
-def test_a_store_that_is_not_set_up(say: Callable[..., Said]) -> None:
-    """The message names the settings that are missing."""
-    said = say(*GOOD, "--store", "s3://bucket/runs")
-    assert said.code == EXIT.TOOL_FAILED
-    assert "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in said.line()
+    said = say(*GOOD, "--store", store.format(folder=tmp_path))
+    assert said.code == code
+    assert line.format(folder=tmp_path) in said.line()
 
 
 # --- as a process ---------------------------------------------------------------------------------------------------

@@ -146,9 +146,13 @@ def _without_a_group() -> None:
         (_without_a_group, False),
     ],
 )
-def test_moment(call: Callable[[], None], early: bool) -> None:
-    """An exception's time is that of the first clean-up of a process group with it, or with its cause, in flight."""
+def test_moment(call: Callable[[], None], early: bool, documents: Documents) -> None:
+    """An exception's time is that of the first clean-up of a process group with it, or with its cause, in flight.
+
+    It is recorded there, once.
+    """
     error, before = _left(call)
+    assert len(documents.recorded) == (call is not _without_a_group)
     assert _is_early(error, before) is early
     assert moment_of(error) == moment_of(error) or not early
     error.__cause__ = KeyError()
@@ -266,13 +270,6 @@ def test_a_record_that_fails(documents: Documents, caplog: pytest.LogCaptureFixt
 
 
 # --- what is recorded, and what is taken back -----------------------------------------------------------------------
-
-
-def test_it_is_recorded_once(documents: Documents) -> None:
-    """An exception that passes several clean-ups is recorded at the first."""
-    error, _ = _left(_twice)
-    documents.in_flight.reconcile(error)
-    assert (documents.recorded, documents.withdrawn) == ([error], [])
 
 
 def _with_cause(error: BaseException) -> BaseException:
