@@ -13,6 +13,7 @@ import threading
 import time
 import types
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -25,7 +26,6 @@ from firstfault_torch.inprocess.exception import RestartAbort, RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     from firstfault_torch.inprocess.state import State

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -27,8 +28,6 @@ from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.failure import CRASHES, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
 
 _GENERAL = {"program", "missing-file", ""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from firstfault.layout import ErrorKey
 from firstfault.model import Subject, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from firstfault.model import DocumentRef, JobErrors, WorkerError
 
 _S = 1_000_000_000

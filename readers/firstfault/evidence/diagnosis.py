@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_ALONE, TERMIN
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from firstfault.evidence.texts import Pointer
     from firstfault.model import CausedBy, JobErrors, NodePresence, WorkerError
 

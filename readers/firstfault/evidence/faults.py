@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from firstfault.exceptions.tracebacks import library_of, place_of, short_name
 from firstfault.model import Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from firstfault.evidence.clocks import Clocks
     from firstfault.evidence.diagnosis import Accusations, Diagnosis
     from firstfault.model import FrameInfo, WorkerError

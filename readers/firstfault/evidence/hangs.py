@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,6 @@ from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import Collective, CollectiveProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.model import ThreadFailure, WorkerError

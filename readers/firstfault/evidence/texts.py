@@ -8,6 +8,7 @@ tells why it ended; else its exit.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import sentence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from firstfault.evidence.signatures import Signatures
     from firstfault.model import ExceptionInfo, WorkerError
 

@@ -7,6 +7,7 @@ failure of a clean-up, which ran while the first exception was being handled.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from firstfault.exceptions.tracebacks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from firstfault.model import ExceptionInfo, FrameInfo
 
 _INTERRUPTIONS = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}

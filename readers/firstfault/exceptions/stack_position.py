@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from firstfault.exceptions.tracebacks import is_library, place_of
 from firstfault.model import FrameInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from firstfault.model import WorkerError
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)

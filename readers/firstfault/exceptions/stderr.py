@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -21,8 +22,6 @@ from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from firstfault.model import WorkerError
 
 

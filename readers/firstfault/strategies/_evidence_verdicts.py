@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -25,8 +26,6 @@ from firstfault.strategies import HEADLINE, listed, sources_of, undetermined, ve
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from firstfault.evidence.diagnosis import Candidate, Diagnosis, FirstFault
     from firstfault.model import JobErrors, WorkerError
 
