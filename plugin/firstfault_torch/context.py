@@ -71,6 +71,10 @@ class Moment(NamedTuple):
         return cls(time.time_ns(), time.monotonic_ns())
 
 
+OTHERS_CONTINUE = "others_continue"
+"""In a worker's message about its failure: the other ranks continue without it, unless they give up, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The node's name, attempt and storage locations, as its engine gives them."""

@@ -21,6 +21,7 @@ from firstfault_torch.compat.torch_agent import (
     master_address,
     worker_processes,
 )
+from firstfault_torch.context import OTHERS_CONTINUE
 from firstfault_torch.guard import NonBlocking, bounded, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
 
@@ -50,7 +51,7 @@ class Survivors:
 
     def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
-        gave_up = [report for report in self._workers.reported().values() if not report.get("others_continue")]
+        gave_up = [report for report in self._workers.reported().values() if not report.get(OTHERS_CONTINUE)]
         lost = self._ended()
         for local_rank in sorted(lost - self._lost):
             logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))

@@ -40,7 +40,7 @@ from firstfault_torch.capture import (
     write_error_file,
 )
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
-from firstfault_torch.context import Moment, Recording, worker_place
+from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, worker_place
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel, await_siblings, register_stacks, to_message, write_unasked
 from firstfault_torch.node.document_writer import ask_recorder, record_error, spool_for_agent, spool_of
@@ -220,7 +220,7 @@ class WorkerMonitor:
         if self._channel is not None and name:
             what = type(before_exit(error)).__name__
             content: dict[str, Any] = {"what": what, "document": name, "monotonic_ns": moment.monotonic_ns}
-            self._channel.report_failure(content | ({"others_continue": True} if self.others_continue else {}))
+            self._channel.report_failure(content | ({OTHERS_CONTINUE: True} if self.others_continue else {}))
 
     def exits(self, error: BaseException, *, is_kept: bool = True) -> None:
         """Record a clean exit before the task function's end: not a failure, but perhaps why a peer waits.
