@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
 from firstfault import model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _BIG = st.integers(0, 2**64 - 1)
 _TIME = st.none() | st.integers(1, 2**64 - 1)
@@ -18,8 +21,8 @@ _ENUMS = (model.Kind, model.Origin, model.Writer, model.Subject, model.Phase)
 _Strategy = st.SearchStrategy[Any]
 
 
-def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy, _Strategy]:
-    """Return strategies of failures and of roster entries with these texts, and these ranks and other small numbers."""
+def _builders(text: _Strategy, number: _Strategy) -> Callable[..., _Strategy]:
+    """Return a function from a dataclass to a strategy of its objects."""
     by_type = {
         "str": text,
         "int": number,
@@ -38,6 +41,13 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
         return st.builds(
             kind, **{name: named[name] if name in named else by_type[hint] for name, hint in hints.items()}
         )
+
+    return any_
+
+
+def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy, _Strategy]:
+    """Return strategies of failures and of roster entries with these texts, and these ranks and other small numbers."""
+    any_ = _builders(text, number)
 
     def exceptions(depth: int) -> _Strategy:
         inner = _some(exceptions(depth - 1), 2) if depth else st.just(())
