@@ -25,7 +25,6 @@ from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_STORAGE_S
 from firstfault_torch.context import WORKER_VARIABLE
 from firstfault_torch.guard import bounded, caught
 from firstfault_torch.torchrun.folder import VARIABLE, fallback_folder, given_folder, root_folder
-from firstfault_torch.torchrun.settings import who
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""
@@ -67,6 +66,8 @@ def doctor(as_json: bool) -> None:
 
 
 def _checks() -> Iterator[_Check]:
+    from firstfault_torch.torchrun.settings import who  # noqa: PLC0415 - the help of all commands needs no strategy
+
     versions = {name: caught(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     own = importlib.metadata.version("firstfault")

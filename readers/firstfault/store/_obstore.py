@@ -23,12 +23,11 @@ from firstfault.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from firstfault.store import _base
 from firstfault.store._base import (
     ATTEMPTS,
     AZURE,
-    CONNECT_TIMEOUT_S,
     PAGE,
-    READ_TIMEOUT_S,
     ObjectInfo,
     Page,
     StoreOfClient,
@@ -348,8 +347,8 @@ def _client(kind: str, bucket: str, endpoint: str, config: Mapping[str, Any]) ->
 
     options = {
         "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT_S),
-        "timeout": dt.timedelta(seconds=READ_TIMEOUT_S),
+        "connect_timeout": dt.timedelta(seconds=_base.CONNECT_TIMEOUT_S),
+        "timeout": dt.timedelta(seconds=_base.READ_TIMEOUT_S),
     }
     # the store retries; retries inside obstore would multiply the timeouts
     retries = {"max_retries": 0}
