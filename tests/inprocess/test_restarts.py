@@ -50,7 +50,8 @@ def test_all_ranks_go_on_after_exceptions() -> None:
     One of them cannot be copied. A third one, before the process group of the second iteration, interrupts that too.
     """
     ended = run("again and again", initialize=FEW, **FAST)
-    assert set(ended.of("enter", 1)) == set(ended.of("enter", 2)) == ALL
+    # the third one may interrupt ranks that are only about to enter
+    assert set(ended.of("enter", 1)) <= set(ended.of("enter", 2)) == ALL
     assert {rank: event.value for rank, event in ended.of("done").items()} == {rank: (rank, 4) for rank in ALL}
     assert ended.codes == [0] * 4
     assert ended.seconds() < SLOW_S
