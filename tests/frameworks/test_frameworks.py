@@ -30,7 +30,7 @@ TERMINATED = {"terminate": ("signal", "SignalException, rank 1")}
 LOADER = {
     "loader": ("data", "KeyError, rank 1"),
     # torch raises RuntimeError, or ConnectionResetError if the loader had not yet handed over its batch
-    "loader-killed": ("data", ""),
+    "loader-killed": ("signal", ""),
     "loader-hang": ("hang", "hang, rank 1"),
 }
 ENDS = {"at-end": ("user_code", "KeyError, rank 1")}
