@@ -1,4 +1,4 @@
-"""The faults that a generated training may have, each with what a verdict has to say about it."""
+"""The faults that a generated training may have, each with what a verdict has to say about it, and decoys."""
 
 from __future__ import annotations
 
@@ -168,3 +168,30 @@ FAULTS: dict[str, Fault] = {
         "dist.all_reduce(torch.ones(7))", "", ("collective", "user_code", "signal", "hang", "unknown"), retry=None
     ),
 }
+
+DECOYS = {
+    "handled": """
+try:
+    open("/no/such/cache")
+except OSError:
+    logging.exception("no cache, going on without")
+""",
+    "dead-helper": """
+def report():
+    raise ConnectionError("the metrics server is away")
+threading.Thread(target=report, name="metrics").start()
+""",
+    "failing-child": """
+subprocess.run([sys.executable, "-S", "-c", "raise SystemExit('no GPU here')"], check=False)
+""",
+    "cuda-words": """
+logging.warning("CUDA error: out of memory; trying a smaller batch")
+""",
+    "warning": """
+warnings.warn("this API will go away", FutureWarning)
+""",
+    "peer-words": """
+logging.error("Connection closed by peer; connecting again to the metrics server")
+""",
+}
+"""What a rank does that looks like a fault, and is none."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.generated import shapes
-from tests.generated.faults import FAULTS, Fault
+from tests.generated.faults import DECOYS, FAULTS, Fault
 
 NODES, WORKERS = 2, 2
 WORLD = NODES * WORKERS
@@ -99,7 +99,7 @@ def plan_of(seed: int) -> Plan:
         step=chance.randrange(1, STEPS - 1),
         loaders=chance.choice([0, 1, 2, 4]),
         decoys=tuple(
-            (chance.randrange(WORLD), chance.choice(sorted(shapes.DECOYS))) for _ in range(chance.choice([0, 0, 1, 2]))
+            (chance.randrange(WORLD), chance.choice(sorted(DECOYS))) for _ in range(chance.choice([0, 0, 1, 2]))
         ),
         clocks=tuple(chance.choice(_CLOCKS) for _ in range(NODES)),
     )
@@ -118,7 +118,7 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
     what = f"{plan.fault or 'no fault'} in {plan.place} of ranks {list(plan.guilty)}"
     title = f'"""Seed {plan.seed}: {what}; {plan.loop} loop, {plan.wrapper} around it."""'
     decoys = "".join(
-        f"    if RANK == {rank} and step == {plan.step - 1}:{textwrap.indent(shapes.DECOYS[name], ' ' * 8)}"
+        f"    if RANK == {rank} and step == {plan.step - 1}:{textwrap.indent(DECOYS[name], ' ' * 8)}"
         for rank, name in plan.decoys
     )
     body = plan.what.body if plan.what is not None else "pass"

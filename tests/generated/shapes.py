@@ -586,29 +586,3 @@ def clean_up():
     pass
 """,
 }
-
-DECOYS = {
-    "handled": """
-try:
-    open("/no/such/cache")
-except OSError:
-    logging.exception("no cache, going on without")
-""",
-    "dead-helper": """
-def report():
-    raise ConnectionError("the metrics server is away")
-threading.Thread(target=report, name="metrics").start()
-""",
-    "failing-child": """
-subprocess.run([sys.executable, "-S", "-c", "raise SystemExit('no GPU here')"], check=False)
-""",
-    "cuda-words": """
-logging.warning("CUDA error: out of memory; trying a smaller batch")
-""",
-    "warning": """
-warnings.warn("this API will go away", FutureWarning)
-""",
-    "peer-words": """
-logging.error("Connection closed by peer; connecting again to the metrics server")
-""",
-}

@@ -38,7 +38,7 @@ def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Begin the runs that mostly wait."""
     calls: dict[str, Callable[[], Any]] = {
         "test_ranks_that_are_stuck": partial(run, "stuck", initialize=FEW, **BLOCKED),
-        "test_the_record_of_a_hang": partial(_end, tmp_path_factory.mktemp("hang"), ["2 hang"]),
+        "test_the_record_of_a_hang": partial(_end, tmp_path_factory.mktemp("hang"), ["3 exit", "2 hang"]),
     }
     with beside(request, calls) as begun:
         yield begun
@@ -194,9 +194,13 @@ def test_too_few_ranks_are_left(tmp_path: Path) -> None:
 
 
 def test_the_record_of_a_hang(waits: dict[str, Future[Any]]) -> None:
-    """It names the rank that hung, not those that waited for it in a collective, and its line."""
+    """It names the rank that hung, not those that waited for it in a collective, and its line.
+
+    Seconds before, a rank has left by an exit: its agent must not stop the others.
+    """
     ended: Ended = waits["test_the_record_of_a_hang"].result()
     assert (ended.codes, ended.conclusion) == ([0, 0], None), ended.logs
-    (hung,) = ended.job.restarts
-    assert (hung.number, hung.rank, hung.category, hung.world_size_after) == (0, 2, "hang", 4)
+    left, hung = ended.job.restarts
+    assert (left.number, left.rank, left.world_size_after) == (0, 3, 3)
+    assert (hung.number, hung.rank, hung.category, hung.world_size_after) == (1, 2, "hang", 3)
     assert re.fullmatch(r"rank 2: soft timeout, no progress for \d+\.\d s, at training\.py:\d+ in fail", hung.headline)

@@ -108,9 +108,9 @@ def _git(folder: Path, *arguments: str) -> str:
         if os.environ.get("CI"):
             pytest.fail("git is not installed")
         pytest.skip("git is not installed")
-    nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    no_settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     author = {f"GIT_{who}_{what}": "someone" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    environment = {**os.environ, **nobody, **author}
+    environment = {**os.environ, **no_settings, **author}
     done = subprocess.run(["git", *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 

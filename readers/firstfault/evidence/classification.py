@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
 OF_A_FIRST_TRY = "failed by itself, and tried the step again"
+"""Why a rank counts that is judged by its first try."""
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
 """Signatures that do not tell whose connection it was."""
 OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
@@ -75,6 +76,7 @@ _NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
 _NAMED = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
 """An exception in a line of the program's own."""
 _LAST_LINES = 100
+"""Of a log, which may tell of a timeout."""
 _LONG = 4096
 """Characters of a text that is classified in less time than its numbers are replaced."""
 
@@ -181,15 +183,17 @@ def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
 
 def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
     """Classify a process that tried again by its first try; None: it did not, or the last try tells as much."""
-    raised, exception = failure.exception, first_try(failure)
-    if exception is None and raised is not None and is_second_try(raised):
-        exception = exception_of(failure)
-        if exception is raised:
-            why = "tried again with the process group of its first try, which is not known"
-            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
-    if exception is None or not is_own_fault(exception):
-        return None if exception is None or raised is None else _of_raised(failure, exception)
+    raised = failure.exception
+    is_second = raised is not None and is_second_try(raised)
+    exception = exception_of(failure) if is_second else first_try(failure)
+    if is_second and exception is raised:
+        why = "tried again with the process group of its first try, which is not known"
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
+    if exception is None or not (is_second or is_own_fault(exception)):
+        return None
     judged = _of_raised(failure, exception)
+    if not is_own_fault(exception):
+        return judged
     category = judged.category or "user_code"
     return replace(judged, why=OF_A_FIRST_TRY, category=category, in_flight=failure.stopped_by_agent)
 
@@ -417,7 +421,7 @@ def _left_after_a_wait(failure: WorkerError) -> bool:
         return False
     has_traceback = last_printed(failure.printed) is not None
     log = _classified(text_of_death(failure.printed, "") if has_traceback else last_line(failure.printed), "", ())
-    return log.role is Role.AMBIGUOUS and log.category == _WAIT
+    return _is_a_wait(log)
 
 
 def prints_a_peers_error(stderr: str) -> bool:
@@ -431,17 +435,13 @@ def prints_a_peers_error(stderr: str) -> bool:
 
 def names_a_wait(exception: ExceptionInfo) -> bool:
     """Whether an exception tells only that a wait for others timed out."""
-    found = _link(exception)
-    return found.role is Role.AMBIGUOUS and found.category == _WAIT
+    return _is_a_wait(_link(exception))
 
 
 def prints_a_timeout(failure: WorkerError) -> bool:
     """Whether a line of a worker tells that a wait of its own had timed out; NCCL's may tell of another rank's."""
     lines = (_classified(line, "", ()) for line in failure.printed.splitlines()[-_LAST_LINES:] if line.strip())
-    return any(
-        found.role is Role.AMBIGUOUS and found.category == _WAIT and found.signature not in _OF_WATCHDOGS
-        for found in lines
-    )
+    return any(_is_a_wait(found) and found.signature not in _OF_WATCHDOGS for found in lines)
 
 
 def names_a_peer(text: str) -> bool:
@@ -449,7 +449,7 @@ def names_a_peer(text: str) -> bool:
     found = _classified(text, "", ()) if text else None
     if found is None or found.signature in _OF_ANY_CONNECTION:
         return False
-    return found.role is Role.SECONDARY or (found.role is Role.AMBIGUOUS and found.category == _WAIT)
+    return found.role is Role.SECONDARY or _is_a_wait(found)
 
 
 def _of_text(failure: WorkerError) -> ClassifiedFailure:
@@ -515,6 +515,10 @@ def _classified(message: str, exception_type: str, bases: Iterable[str]) -> Clas
 @lru_cache(maxsize=4096)
 def _cached(message: str, exception_type: str, bases: tuple[str, ...]) -> Classification:
     return classify(message, exception_type, bases)
+
+
+def _is_a_wait(found: Classification) -> bool:
+    return found.role is Role.AMBIGUOUS and found.category == _WAIT
 
 
 def _is(found: Classification) -> bool:

@@ -44,6 +44,7 @@ _FATAL = "Fatal Python error"
 _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
 _RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/recording|torchrun/script)\.py$")
 PROGRAM_ENDED = "its program had ended"
+"""What had ended, of a process in which Python runs exit handlers or finalisers."""
 _WAITS_FOR_LOADER = re.compile(r"/torch/utils/data/dataloader\.py (?:_try_get_data|_get_data)$")
 _NO_FRAME = "<no Python frame>"
 """faulthandler's text for a main thread that has left the program."""
@@ -101,6 +102,11 @@ def where_it_stood(failure: WorkerError) -> Where:
                 finalises=any(name.endswith(" __del__") for name in inner),
             )
     return Where(Stood.UNKNOWN)
+
+
+def is_of_a_group(text: str) -> bool:
+    """Whether a text, such as a file's name, names code of torch's process groups and their store."""
+    return _COLLECTIVE.search(text) is not None
 
 
 def has_ended(failure: WorkerError) -> bool:

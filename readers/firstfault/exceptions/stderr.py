@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.first_cause import all_links, causes_of
-from firstfault.exceptions.stack_position import PROGRAM_ENDED, frames_of_crash, where_it_stood
+from firstfault.exceptions.stack_position import PROGRAM_ENDED, frames_of_crash, is_of_a_group, where_it_stood
 from firstfault.exceptions.tracebacks import block_of, original_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.model.failure import signal_of_exit_code
@@ -63,8 +63,6 @@ _NEXT = re.compile(
 _FATAL = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
 _SECOND_TRY = "trying to initialize the default process group twice"
 """What torch raises if a program tries again after an error that left the process group behind."""
-_OF_A_GROUP = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
-"""Files in which a collective, or the store of a process group, fails."""
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<message>.*))?$")
 _PYTHONS = re.compile(
     r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
@@ -302,22 +300,31 @@ def first_try(failure: WorkerError) -> ExceptionInfo | None:
     The process had printed it, from the same line of its own code. None: no step was tried again, the first try failed
     in a collective, too, or it is not known.
     """
-    if not failure.printed or failure.subject is Subject.AGENT:
+    raised, text = failure.exception, failure.printed[-_READ:]
+    is_exit = raised is not None and short_name(causes_of(raised).first) == "SystemExit"
+    again = None if is_exit else raised
+    if not text or failure.subject is Subject.AGENT or not (is_of_a_group(text) if again is None else _waits(again)):
         return None
-    lines = _plain(failure.printed[-_READ:])
-    tries = [found.exception for _, found in _chains(lines, _tracebacks(lines))]
-    later = (tried for tried in (failure.exception, *tries) if tried is not None and _is_of_a_group(tried))
-    calls = {_call(frame) for tried in later for link in all_links(tried) for frame in link.frames}
-    first = next((tried for tried in reversed(tries) if tried.frames and _call(tried.frames[0]) in calls), None)
-    return None if first is None or _is_of_a_group(first) else first
+    lines, spans = _read(text)
+    if again is None:
+        printed = (_parsed(lines, *span) for span in reversed(spans))
+        again = next((found.exception for found in printed if found is not None and _waits(found.exception)), None)
+    frames = (frame for link in all_links(again) for frame in link.frames) if again is not None else ()
+    calls = {f'File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames}
+    same = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
+    found = next((_parsed(lines, *span) for span in same), None)
+    return None if found is None or _waits(found.exception) else found.exception
 
 
-def _is_of_a_group(exception: ExceptionInfo) -> bool:
-    return any(_OF_A_GROUP.search(frame.file) for link in causes_of(exception).told for frame in link.frames)
+@lru_cache(maxsize=256)
+def _read(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+    lines = _plain(text)
+    return lines, _spans(lines, _tracebacks(lines))
 
 
-def _call(frame: FrameInfo) -> tuple[str, int, str]:
-    return frame.file, frame.line, frame.function
+def _waits(exception: ExceptionInfo) -> bool:
+    """Whether an exception comes out of a collective."""
+    return any(is_of_a_group(frame.file) for link in causes_of(exception).told for frame in link.frames)
 
 
 def _tracebacks(lines: Sequence[str]) -> list[int]:
@@ -350,13 +357,20 @@ def _is_handled(lines: Sequence[str], at: int, tells: re.Pattern[str]) -> bool:
 
 def _chains(lines: Sequence[str], begins: list[int]) -> Iterator[tuple[int, Printed]]:
     """Yield where chains of tracebacks begin, and their exceptions, from the last one back."""
-    begins = begins[-_TRIED:]
-    while begins:
-        first = last = begins.pop()
-        while begins and any(map(_LINK.match, lines[max(first - _WITHIN, 0) : first])):
-            first = begins.pop()
+    for first, last in reversed(_spans(lines, begins)):
         if (found := _parsed(lines, first, last)) is not None:
             yield first, found
+
+
+def _spans(lines: Sequence[str], begins: list[int]) -> list[tuple[int, int]]:
+    """Return where the first and the last traceback of each chain begin."""
+    spans: list[tuple[int, int]] = []
+    for at in begins[-_TRIED:]:
+        if spans and any(map(_LINK.match, lines[max(at - _WITHIN, 0) : at])):
+            spans[-1] = (spans[-1][0], at)
+        else:
+            spans.append((at, at))
+    return spans
 
 
 def _parsed(lines: Sequence[str], first: int, last: int) -> Printed | None:
