@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
 """What torch, its launcher and srun put before each line."""
+_TRACEBACK = "Traceback (most recent call last)"
+_TRIES = 2
 _BEGINS = re.compile(
     r"^(?P<gutter>[ |]*)(?P<group>\+ Exception Group )?(?P<above>.{0,80}?\s)?Traceback \(most recent call last\):\s*$"
 )
@@ -231,8 +233,9 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
         return first if raised is None else replace(raised, causes=(*raised.causes, cause, *first.causes))
     if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
         return raised
-    if raised is None and failure.stopped_by_agent and where_it_stood(failure).returned == PROGRAM_ENDED:
-        return getattr(last_printed(failure.printed), "exception", None)
+    if raised is None and failure.stopped_by_agent:
+        has_ended = _TRACEBACK in failure.printed and where_it_stood(failure).returned == PROGRAM_ENDED
+        return getattr(last_printed(failure.printed), "exception", None) if has_ended else None
     return _before_end(failure)
 
 
@@ -300,10 +303,13 @@ def first_try(failure: WorkerError) -> ExceptionInfo | None:
     The process had printed it, from the same line of its own code. None: no step was tried again, the first try failed
     in a collective, too, or it is not known.
     """
+    if failure.subject is Subject.AGENT or _TRACEBACK not in failure.printed:
+        return None
     raised, text = failure.exception, failure.printed[-_READ:]
     is_exit = raised is not None and short_name(causes_of(raised).first) == "SystemExit"
     again = None if is_exit else raised
-    if not text or failure.subject is Subject.AGENT or not (is_of_a_group(text) if again is None else _waits(again)):
+    # without an exception of its own it has printed those of two tries at least
+    if not _waits(again) if again is not None else text.count(_TRACEBACK) < _TRIES or not is_of_a_group(text):
         return None
     lines, spans = _read(text)
     if again is None:
