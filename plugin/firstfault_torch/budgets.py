@@ -94,7 +94,6 @@ CONNECTING_S = Limit(5.0, "an agent, for one connection to the first agent", "it
 CONNECT_PAUSE_S = Limit(0.1, "an agent, between two tries; doubled each time", "it tries again")
 LONGEST_CONNECT_PAUSE_S = Limit(2.0, "the longest of these pauses", "it tries again")
 FIRST_AGENT_S = Limit(300.0, "an agent, for the first agent's port", "it does without: that one has no firstfault")
-FULL_S = Limit(1.0, "the first agent, after the system refused a connection", "it takes the next one")
 ROSTER_POLL_S = Limit(5.0, "the roster poll, at least", "it lists the roster")
 ROSTER_JOIN_S = Limit(1.0, "the agent, for the roster poll's thread", "it continues")
 

@@ -9,17 +9,16 @@ end the later one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
 import json
 import secrets
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -33,7 +32,6 @@ from firstfault_torch.budgets import (
     CONNECT_PAUSE_S,
     CONNECTING_S,
     FIRST_AGENT_S,
-    FULL_S,
     LONGEST_CONNECT_PAUSE_S,
     RECONNECT_S,
     ROSTER_JOIN_S,
@@ -42,163 +40,16 @@ from firstfault_torch.budgets import (
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from firstfault_torch.context import Recording
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
 _LONGEST_LINE = 4096
-_MOST_GREETINGS = 1024
-"""Connections that have not introduced themselves yet; of more, the oldest are closed, and an agent tries again."""
-_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-"""Errors of accept(2) after which the connection still waits to be accepted."""
+_BACKLOG = 1024
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
 _POLLS_PER_SECOND = 3.0
 """Of all nodes of a job together: the nodes of a large job poll less often."""
-
-
-@dataclass(slots=True)
-class _Peer:
-    """The other end of a connection."""
-
-    group_rank: int
-    node: str
-
-
-@dataclass(slots=True)
-class _Greeting:
-    """The first line of a new connection; a stranger may send it slowly, or never."""
-
-    since: float
-    line: bytes = b""
-
-    def read(self, connection: socket.socket) -> bool:
-        """Read what is there; return whether nothing more is to come."""
-        try:
-            part = connection.recv(_LONGEST_LINE - len(self.line))
-        except BlockingIOError:
-            return False
-        except OSError:
-            part = b""
-        self.line += part
-        return not part or self.line.endswith(b"\n") or len(self.line) >= _LONGEST_LINE
-
-
-class _Clients:
-    """The connections of all other agents, and of strangers that have not introduced themselves yet."""
-
-    def __init__(self, listener: socket.socket, secret: str, node: str, on_death: Callable[[int, str], None]) -> None:
-        self._listener = listener
-        self._secret = secret
-        self._node = node
-        self._on_death = on_death
-        self._greeting: dict[socket.socket, _Greeting] = {}
-        self._peers: dict[socket.socket, _Peer] = {}
-        self._latest: dict[int, socket.socket] = {}
-        self._missing: dict[int, tuple[float, _Peer]] = {}
-        self._full_since: float | None = None
-        """When no connection could be taken for want of a descriptor; None: the listener is served."""
-        self._has_warned = False
-        self.waiting = selectors.DefaultSelector()
-        self.waiting.register(listener, selectors.EVENT_READ)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.waiting.close()
-        for connection in (*self._greeting, *self._peers):
-            connection.close()
-
-    @property
-    def hurry(self) -> bool:
-        """Whether something has a limit of time."""
-        return bool(self._greeting or self._missing or self._full_since is not None)
-
-    def accept(self) -> None:
-        """Take a new connection, whose owner is not known yet."""
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                self._pause(error)
-            return  # else closed before it was accepted
-        connection.settimeout(0)
-        if len(self._greeting) >= _MOST_GREETINGS:
-            self._drop(next(iter(self._greeting)))
-        self._greeting[connection] = _Greeting(time.monotonic())
-        self.waiting.register(connection, selectors.EVENT_READ)
-
-    def _pause(self, error: OSError) -> None:
-        """Take no connection for a while: the listener stays readable, and each attempt would fail like this one."""
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "the first agent cannot take the connection of another agent (%s); it tries again every %g s. "
-                "Raise the limit of open files (ulimit -n): the agent needs one for each node",
-                error,
-                FULL_S,
-            )
-        self.waiting.unregister(self._listener)
-        self._full_since = time.monotonic()
-
-    def read(self, connection: socket.socket) -> None:
-        """Read from a connection."""
-        greeting = self._greeting.get(connection)
-        if greeting is not None:
-            if greeting.read(connection):
-                del self._greeting[connection]
-                self._welcome(connection, greeting.line)
-        elif connection in self._peers and (over := _is_over(connection, self.waiting)):
-            peer = self._peers.pop(connection)
-            connection.close()
-            # the old connection's end may be read after the new one was accepted
-            if over == "broken" and self._latest.get(peer.group_rank) is connection:
-                self._missing[peer.group_rank] = (time.monotonic(), peer)
-
-    def _welcome(self, connection: socket.socket, line: bytes) -> None:
-        """Answer an agent's greeting, which has the secret from the store; close a stranger's connection."""
-        try:
-            greeting = parse_json(line)
-            if not secrets.compare_digest(greeting["secret"], self._secret):
-                raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
-            peer = _Peer(int(greeting["group_rank"]), str(greeting["node"]))
-            connection.settimeout(RECONNECT_S)
-            connection.sendall(json.dumps({"node": self._node}).encode() + b"\n")
-            _keep_alive(connection)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.debug("dropped a connection that is not an agent's: %s", error)
-            self._drop(connection)
-            return
-        self._peers[connection] = peer
-        self._latest[peer.group_rank] = connection
-        self._missing.pop(peer.group_rank, None)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._greeting.pop(connection, None)
-        self.waiting.unregister(connection)
-        connection.close()
-
-    def look_at_the_clock(self) -> None:
-        """Drop connections that stay silent, report agents that did not come back, and take connections again."""
-        if self._full_since is not None and time.monotonic() - self._full_since > FULL_S:
-            self._full_since = None
-            self.waiting.register(self._listener, selectors.EVENT_READ)
-        late = time.monotonic() - RECONNECT_S
-        for connection in [one for one, greeting in self._greeting.items() if greeting.since < late]:
-            self._drop(connection)
-        for rank, (since, peer) in list(self._missing.items()):
-            if since < late:
-                del self._missing[rank]
-                self._on_death(rank, peer.node)
-
-    def say_farewell(self) -> None:
-        """Tell all agents that this one ends."""
-        for connection in self._peers:
-            with contextlib.suppress(OSError):
-                connection.sendall(_FAREWELL)
 
 
 class Liveness:
@@ -216,114 +67,168 @@ class Liveness:
         self, store: Any, group_rank: int, node: str, first_host: str, on_death: Callable[[int, str], None]
     ) -> None:
         self._store = store
-        self._own = _Peer(group_rank, node)
+        self._group_rank = group_rank
+        self._node = node
         self._first_host = first_host
         self._on_death = on_death
         self.lost_first = ""
         """The node of the first agent, while that agent's connection is broken; empty: it is not, or this is it."""
-        self._ended = threading.Event()
-        self._waker, self._wake = socket.socketpair()
+        self._secret = secrets.token_hex(16)
+        """Of the first agent: others read it from the store."""
+        self._latest: dict[int, asyncio.StreamWriter] = {}
+        """The newest connection of each other agent, by group rank."""
+        self._has_warned = False
+        self._ended = Future[None]()
         self._thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Send a farewell, close, and end the thread."""
-        if self._ended.is_set():
-            return
-        self._ended.set()
-        with contextlib.suppress(OSError):
-            self._wake.send(b"x")
-        self._thread.join(RECONNECT_S)
-        self._wake.close()
+        if not self._ended.done():
+            self._ended.set_result(None)
+            self._thread.join(RECONNECT_S)
 
     def _run(self) -> None:
-        with guarded("holding the connections between the agents"), self._waker:
-            if self._own.group_rank == 0:
-                self._serve()
-            else:
-                self._connect_to_first()
+        with guarded("holding the connections between the agents"):
+            asyncio.run(self._until_ended())
 
-    def _serve(self) -> None:
+    async def _until_ended(self) -> None:
+        """Hold the connections; those that are open at the end are cancelled by `asyncio.run`, and say farewell."""
+        holding = asyncio.create_task(self._hold())
+        await asyncio.wrap_future(self._ended)
+        holding.cancel()
+
+    async def _hold(self) -> None:
+        with guarded("holding the connections between the agents", through=(asyncio.CancelledError,)):
+            await (self._connect_to_first() if self._group_rank else self._serve())
+
+    # --- the first agent ----------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
         """Be the first agent, to which the others connect."""
-        secret = secrets.token_hex(16)
-        with _listening() as listener, _Clients(listener, secret, self._own.node, self._on_death) as clients:
-            self._store.clone().set(_KEY, json.dumps({"port": listener.getsockname()[1], "secret": secret}))
-            clients.waiting.register(self._waker, selectors.EVENT_READ)
-            while not self._ended.is_set():
-                for key, _ in clients.waiting.select(CONNECT_PAUSE_S if clients.hurry else None):
-                    if key.fileobj is listener:
-                        clients.accept()
-                    elif key.fileobj is not self._waker:
-                        clients.read(cast("socket.socket", key.fileobj))
-                clients.look_at_the_clock()
-            clients.say_farewell()
+        asyncio.get_running_loop().set_exception_handler(self._warn_once)
+        # all interfaces, as torch's store: which one the other pods can reach is not known here
+        is_dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
+        listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
+        server = await asyncio.start_server(self._welcome, sock=listener, limit=_LONGEST_LINE, backlog=_BACKLOG)
+        try:
+            where = {"port": listener.getsockname()[1], "secret": self._secret}
+            self._store.clone().set(_KEY, json.dumps(where))
+            await asyncio.Event().wait()
+        finally:
+            server.close()
 
-    def _connect_to_first(self) -> None:
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hold the connection of an agent, whose greeting has the secret from the store; close a stranger's."""
+        try:
+            greeting = parse_json(await asyncio.wait_for(reader.readline(), RECONNECT_S))
+            if not secrets.compare_digest(greeting["secret"], self._secret):
+                raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
+            group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
+            writer.write(json.dumps({"node": self._node}).encode() + b"\n")
+        except (OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError) as error:
+            logger.debug("dropped a connection that is not an agent's: %s", error)
+            writer.close()
+            return
+        self._latest[group_rank] = writer
+        if await _breaks(reader, writer):
+            await asyncio.sleep(RECONNECT_S)
+            # the old connection's end may be read after the new one was accepted
+            if self._latest[group_rank] is writer:
+                self._on_death(group_rank, node)
+
+    def _warn_once(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what asyncio cannot do: most likely accept a connection, which it tries again every second."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the first agent cannot take the connection of another agent (%s); it tries again every second. "
+                "Raise the limit of open files (ulimit -n): the agent needs one for each node",
+                context.get("exception") or context["message"],
+            )
+
+    # --- the other agents ---------------------------------------------------------------------------------------
+
+    async def _connect_to_first(self) -> None:
         """Be one of the other agents."""
         try:
-            where = self._first_address()
+            where = await self._first_address()
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             logger.debug("cannot ask the store for the first agent's port: %s", error)
             return
         if where is None:
             return
-        first = _Peer(0, "")
-        connection = self._connect(where, first, CONNECTING_S)
-        if connection is None:
-            logger.info("no connection to the first agent; if it is killed, this node detects it late")
-            return
-        while connection is not None:
+        first = ""
+        seconds: float = CONNECTING_S
+        while (connected := await self._connect(where, seconds)) is not None:
+            reader, writer, first = connected
             self.lost_first = ""
-            with connection:
-                if self._wait_for_end(connection) != "broken":
-                    return
-            self.lost_first = first.node
-            connection = self._connect(where, first, RECONNECT_S)
-        if not self._ended.is_set():
-            self._on_death(0, first.node)
+            if not await _breaks(reader, writer):
+                return
+            self.lost_first = first
+            seconds = RECONNECT_S
+        if first:
+            self._on_death(0, first)
+        else:
+            logger.info("no connection to the first agent; if it is killed, this node detects it late")
 
-    def _first_address(self) -> dict[str, Any] | None:
+    async def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
         deadline = time.monotonic() + FIRST_AGENT_S
         pause: float = CONNECT_PAUSE_S
-        while not self._ended.is_set() and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             if store.check([_KEY]):
                 address: dict[str, Any] = json.loads(store.get(_KEY))
                 return address
-            self._ended.wait(pause)
+            await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_CONNECT_PAUSE_S)
         return None
 
-    def _connect(self, where: dict[str, Any], first: _Peer, seconds: float) -> socket.socket | None:
+    async def _connect(
+        self, where: dict[str, Any], seconds: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str] | None:
+        """Return a connection to the first agent, and the name of its node; None if there is none in time."""
         deadline = time.monotonic() + seconds
-        greeting = {"secret": where["secret"], "group_rank": self._own.group_rank, "node": self._own.node}
-        while not self._ended.is_set() and (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-                connection = opened.enter_context(socket.create_connection((self._first_host, where["port"]), left))
+        greeting = {"secret": where["secret"], "group_rank": self._group_rank, "node": self._node}
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError):
+                # it blocks this thread, which has nothing else to do; asyncio would ask the name service in another one
+                connection = socket.create_connection((self._first_host, where["port"]), left)
                 if connection.getsockname() == connection.getpeername():
+                    connection.close()
                     continue  # a TCP self-connection: the kernel chose the freed port for this end
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    connection.sendall(json.dumps(greeting).encode() + b"\n")
-                    first.node = str(parse_json(_read_line(connection))["node"])
-                    _keep_alive(connection)
-                    opened.pop_all()
-                    return connection
-            self._ended.wait(CONNECT_PAUSE_S)
+                reader, writer = await asyncio.open_connection(sock=connection, limit=_LONGEST_LINE)
+                try:
+                    writer.write(json.dumps(greeting).encode() + b"\n")
+                    node = str(parse_json(await asyncio.wait_for(reader.readline(), left))["node"])
+                except BaseException:
+                    writer.close()
+                    raise
+                return reader, writer, node
+            await asyncio.sleep(CONNECT_PAUSE_S)
         return None
 
-    def _wait_for_end(self, connection: socket.socket) -> str:
-        """Wait until the connection ends; return "farewell", "broken", or "ended" after a call of `end`."""
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(connection, selectors.EVENT_READ)
-            waiting.register(self._waker, selectors.EVENT_READ)
-            while not self._ended.is_set():
-                for key, _ in waiting.select():
-                    over = _is_over(connection, waiting) if key.fileobj is connection else ""
-                    if over:
-                        return over
-        with contextlib.suppress(OSError):
-            connection.sendall(_FAREWELL)
-        return "ended"
+
+async def _breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Wait for the end of a connection; return whether it broke without a farewell of the other end."""
+    connection = writer.get_extra_info("socket")
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        while line := await reader.readline():
+            if line == _FAREWELL:
+                return False
+    except asyncio.CancelledError:
+        writer.write(_FAREWELL)  # this end leaves
+        raise
+    except (OSError, ValueError):
+        pass  # ValueError: the line is too long
+    finally:
+        writer.close()
+    return True
 
 
 class RosterPoll:
@@ -401,42 +306,3 @@ class RosterPoll:
             is_shared = any(key.group_rank == self._own and key.incarnation != self._incarnation for key in keys)
             self._before = frozenset(keys) if is_shared else frozenset()
         return [key for key in keys if key.incarnation >= newest[key.group_rank] and key not in self._before]
-
-
-def _listening() -> socket.socket:
-    """Listen on all interfaces, as torch's store does: which one the other pods can reach is not known here."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", 0), backlog=1024)
-
-
-def _is_over(connection: Any, waiting: selectors.BaseSelector) -> str:
-    """Return "farewell" or "broken" and unregister the connection if it ended; empty if it did not."""
-    try:
-        data = connection.recv(_LONGEST_LINE)
-    except TimeoutError:
-        return ""
-    except OSError:
-        data = b""
-    if data and data != _FAREWELL:
-        return ""
-    waiting.unregister(connection)
-    return "farewell" if data else "broken"
-
-
-def _read_line(connection: socket.socket) -> bytes:
-    data = b""
-    while not data.endswith(b"\n") and len(data) < _LONGEST_LINE:
-        part = connection.recv(_LONGEST_LINE)
-        if not part:
-            break
-        data += part
-    return data
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
