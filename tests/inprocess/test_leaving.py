@@ -15,7 +15,7 @@ from firstfault_torch.inprocess.exception import RankLost
 from firstfault_torch.inprocess.job import root_of
 from firstfault_torch.inprocess.monitor_process import Phase, Progress, Watcher
 from firstfault_torch.inprocess.monitor_thread import position_of
-from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome, Position
+from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,5 +170,4 @@ def test_where_a_thread_stands() -> None:
     line = waiting.__code__.co_firstlineno + 1
     assert position.text == f"test_leaving.py:{line} in waiting, which calls threading.wait"
     assert (position.waits, position.begun) == (False, 3)
-    assert Position.decode(position.encode()) == position
     assert position_of(2**40) is None

@@ -59,3 +59,9 @@ def one_line(error: BaseException) -> str:
     text = caught(lambda: str(error).partition("\n")[0])[0]
     text = "<no text>" if text is None else text
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_LENGTH]
+
+
+def check_limit(name: str, value: int | None, least: int) -> None:
+    """Raise a ValueError if a limit is below `least`; None is no limit."""
+    if value is not None and value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")

@@ -8,44 +8,36 @@ from __future__ import annotations
 
 import abc
 import datetime as dt
-import inspect
 import threading
 import time
-import types
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from firstfault.text import counted
 from firstfault_torch.budgets import NCCL_ABORT_S
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
 from firstfault_torch.guard import begun, bounded, caught, guarded
-from firstfault_torch.inprocess.exception import RestartAbort, RestartError
+from firstfault_torch.inprocess.exception import RestartAbort, RestartError, check_limit
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from firstfault_torch.inprocess.state import State
 
-    _Anything: TypeAlias = Any
-    """A chain has the type of its parts, so type checkers must accept it wherever they accept a part."""
-else:
-    _Anything = object
-
 T = TypeVar("T")
-_CAN_HAVE_SUBCLASSES = 1 << 10
-"""CPython's Py_TPFLAGS_BASETYPE, a bit of a class's ``__flags__``."""
 
 
 class Hook(abc.ABC):
-    """Called on a rank at one step of a restart. `Compose` chains several of one kind."""
+    """Called on a rank at one step of a restart. `Compose` chains several of one kind.
+
+    The options take any callable: these classes tell what a hook of each kind does.
+    """
 
     @abc.abstractmethod
     def __call__(self, state: State) -> State:
-        """Do the step; return `state`, for the next hook of a chain.
+        """Do the step; return a state for the next hook of a chain, or None for the same.
 
         Args:
             state: of this rank; `fn_exception` is what the function raised.
@@ -55,15 +47,10 @@ class Hook(abc.ABC):
         """
 
 
-class Compose(_Anything):
+class Compose:
     """Calls its parts from the last to the first: ``Compose(a, b, c)(x)`` is ``a(b(c(x)))``.
 
-    Each part gets what the part before it returned; a tuple is passed as several arguments. A part that returns None
-    although it got an argument causes a `UserWarning`: it probably forgot to return its argument. Parts that take no
-    arguments can be chained too.
-
-    A chain is an instance of the nearest class that all its parts share. So a chain of health checks is a health check.
-    A chain within a chain counts as its parts.
+    The parts are hooks of one kind, or rank assignments. A part that returns None passes its argument on.
 
     Args:
         instances: the parts, at least one. The last is called first.
@@ -73,71 +60,20 @@ class Compose(_Anything):
         TypeError: a part cannot be called.
     """
 
-    instances: tuple[Callable[..., Any], ...]
-
-    def __new__(cls, *instances: Callable[..., Any]) -> Compose:  # noqa: D102, PYI034 - see the class
+    def __init__(self, *instances: Callable[[Any], Any]) -> None:
         if not instances:
             raise ValueError("Compose needs at least one part")
         for instance in instances:
             if not callable(instance):
                 raise TypeError(f"Compose cannot call {instance!r}")
-        parts: list[Callable[..., Any]] = []
-        for instance in instances:
-            parts.extend(instance.instances if isinstance(instance, Compose) else [instance])
-        ancestor = _common_ancestor([type(part) for part in parts])
-        bases = (cls,) if issubclass(cls, ancestor) else (cls, ancestor)
-        # the new class needs a plain __new__: this one would call itself
-        members = {"__new__": object.__new__, "__module__": __name__, "__doc__": cls.__doc__}
-        chain_class = types.new_class(
-            f"Composed{ancestor.__name__}", bases, exec_body=lambda body: body.update(members)
-        )
-        chain: Compose = chain_class()
-        chain.instances = tuple(parts)
-        return chain
+        self.instances = instances
 
-    def __init__(self, *instances: Callable[..., Any]) -> None:
-        """Do nothing; without this method Python would call the shared class's."""
-
-    def __reduce__(self) -> tuple[type[Compose], tuple[Callable[..., Any], ...]]:
-        """Return how to make it again in another process, which lacks the class of this chain."""
-        return Compose, self.instances
-
-    def __call__(self, *args: Any) -> Any:
-        """Call all parts.
-
-        Args:
-            args: the arguments of the last part.
-
-        Returns:
-            What the first part returned.
-        """
-        result: Any = None
+    def __call__(self, value: Any) -> Any:
+        """Return what the first part returned; the last one gets `value`."""
         for part in reversed(self.instances):
-            result = part(*args)
-            has_argument = bool(args) and not (len(args) == 1 and args[0] is None)
-            if result is None and has_argument:
-                warnings.warn(
-                    f"{part!r} got an argument and returned None; a part must return its argument", stacklevel=2
-                )
-            args = result if isinstance(result, tuple) else (result,)
-            if result is None:
-                # some built-in functions have no signature, which is a ValueError
-                signature, _ = caught(lambda part=part: inspect.signature(part), ValueError)  # type: ignore[misc]
-                args = args if signature is None or signature.parameters else ()
-        return result
-
-
-def _common_ancestor(classes: Sequence[type]) -> type:
-    """Return the first class in the first one's resolution order that all have, and from which a chain can inherit.
-
-    That excludes the class of functions, which can have no subclasses, and the class of classes.
-    """
-    shared = set(classes[0].__mro__).intersection(*(part.__mro__ for part in classes[1:]))
-    return next(
-        part
-        for part in classes[0].__mro__
-        if part in shared and part.__flags__ & _CAN_HAVE_SUBCLASSES and not issubclass(part, type)
-    )
+            returned = part(value)
+            value = value if returned is None else returned
+        return value
 
 
 # --- before each iteration --------------------------------------------------------------------------------------------
@@ -166,11 +102,9 @@ class RetryController(Initialize):
     def __init__(
         self, max_iterations: int | None = None, min_world_size: int = 1, min_active_world_size: int = 1
     ) -> None:
-        if max_iterations is not None and max_iterations < 1:
-            raise ValueError(f"max_iterations is {max_iterations}; it must be at least 1, or None for no limit")
-        for name, limit in (("min_world_size", min_world_size), ("min_active_world_size", min_active_world_size)):
-            if limit < 0:
-                raise ValueError(f"{name} is {limit}; it must be at least 0")
+        check_limit("max_iterations", max_iterations, 1)
+        check_limit("min_world_size", min_world_size, 0)
+        check_limit("min_active_world_size", min_active_world_size, 0)
         self.max_iterations = max_iterations
         self.min_world_size = min_world_size
         self.min_active_world_size = min_active_world_size
@@ -183,21 +117,18 @@ class RetryController(Initialize):
         """
         reasons = []
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
-            plural = "iteration was" if state.iteration == 1 else "iterations were"
-            reasons.append(f"{state.iteration} of at most {self.max_iterations} {plural} used (max_iterations)")
+            used = counted(state.iteration, "iteration")
+            reasons.append(f"{used} used, at most {self.max_iterations} allowed (max_iterations)")
         if state.world_size < self.min_world_size:
-            reasons.append(_too_few(state.world_size, "left", self.min_world_size, "min_world_size"))
+            left = counted(state.world_size, "rank")
+            reasons.append(f"{left} left, at least {self.min_world_size} needed (min_world_size)")
         active = state.active_world_size
         if active is not None and active < self.min_active_world_size:
-            reasons.append(_too_few(active, "active", self.min_active_world_size, "min_active_world_size"))
+            needed = f"at least {self.min_active_world_size} needed (min_active_world_size)"
+            reasons.append(f"{counted(active, 'rank')} active, {needed}")
         if reasons:
             raise RestartAbort("no further restart: " + "; ".join(reasons))
         return state
-
-
-def _too_few(number: int, state: str, needed: int, limit: str) -> str:
-    ranks = "rank is" if number == 1 else "ranks are"
-    return f"only {number} {ranks} {state}, at least {needed} {'is' if needed == 1 else 'are'} needed ({limit})"
 
 
 # --- when an iteration is interrupted ---------------------------------------------------------------------------------
@@ -406,8 +337,7 @@ class FaultCounter(HealthCheck):
     """
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
-        if max_rank_faults is not None and max_rank_faults < 0:
-            raise ValueError(f"max_rank_faults is {max_rank_faults}; it must be at least 0, or None for no limit")
+        check_limit("max_rank_faults", max_rank_faults, 0)
         self.max_rank_faults = max_rank_faults
         self.faults_count = 0
 
@@ -421,9 +351,6 @@ class FaultCounter(HealthCheck):
             return state
         self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
-            times = "once" if self.faults_count == 1 else f"{self.faults_count} times"
-            faults = "fault is" if self.max_rank_faults == 1 else "faults are"
-            raise FaultCounterExceeded(
-                f"rank {state.rank} raised {times}, at most {self.max_rank_faults} {faults} allowed (max_rank_faults)"
-            )
+            raised = f"rank {state.rank} raised {counted(self.faults_count, 'time')}"
+            raise FaultCounterExceeded(f"{raised}, at most {self.max_rank_faults} allowed (max_rank_faults)")
         return state

@@ -59,11 +59,11 @@ class Wrapper(inprocess.Wrapper):
         super().__init__(**options)
         self._call = call = _Call()
         # a composition calls its last member first
-        abort = _Abort(call)
-        self.abort: Any = abort if self.abort is None else inprocess.Compose(self.abort, abort)
-        self.rank_assignment: Any = inprocess.Compose(self.rank_assignment, _RankAssignment(call))
-        initialize = _Initialize(call)
-        self.initialize: Any = initialize if self.initialize is None else inprocess.Compose(initialize, self.initialize)
+        self.abort: Any = call.aborts if self.abort is None else inprocess.Compose(self.abort, call.aborts)
+        self.rank_assignment: Any = inprocess.Compose(self.rank_assignment, call.ends)
+        self.initialize: Any = (
+            call.continues if self.initialize is None else inprocess.Compose(call.continues, self.initialize)
+        )
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with restarts; the function itself if they are not enabled."""
@@ -88,7 +88,7 @@ class Wrapper(inprocess.Wrapper):
 
 
 class _Call:
-    """What this rank saw of one call of the wrapped function."""
+    """What this rank saw of one call of the wrapped function: the wrapper's hooks tell it."""
 
     def __init__(self) -> None:
         self.begin()
@@ -99,7 +99,7 @@ class _Call:
         self._records = RecordedFaults(monitor) if monitor is not None else None
         self.error: BaseException | None = None
         """What the function raised in the last iteration; None if it was interrupted."""
-        self.interrupted: float | None = None
+        self._interrupted: float | None = None
         """When this rank learned of the interruption, by the monotonic clock."""
         self._iteration = -1
         self._what = ""
@@ -116,79 +116,55 @@ class _Call:
                 return function(*args, **kwargs)
             except Exception as error:
                 with guarded("recording a fault"):
-                    self._note(error)
+                    self.error, self._what, self._wall_ns = error, one_line(error), time.time_ns()
+                    self.aborts(None)
+                    if self._records is not None:
+                        self._records.raised(error)
                 raise
 
         return noted
 
-    def _note(self, error: Exception) -> None:
-        self.interrupted = self.interrupted or time.monotonic()
-        self.error, self._what, self._wall_ns = error, one_line(error), time.time_ns()
-        if self._records is not None:
-            self._records.raised(error)
+    def aborts(self, state: Any) -> Any:
+        """Note when the iteration was interrupted: the first hook of `abort`."""
+        self._interrupted = self._interrupted or time.monotonic()
+        return state
 
-    def ends(self, context: Any) -> None:
-        """Note which ranks failed in the iteration that ends."""
-        state, store = context.state, context.store
-        self._world_before = state.world_size
-        records = store.get_interruption_records()
-        initial = [int(rank) for rank in store.get_initial_ranks([record.rank for record in records])]
-        self._faults = tuple(
-            Fault(
-                record.rank,
-                _KINDS.get(record.interruption.name, FaultKind.TERMINATED),
-                self._what if first == state.initial_rank else "",
-                self._wall_ns if first == state.initial_rank else time.time_ns(),
-                first,
-            )
-            for record, first in zip(records, initial, strict=True)
-        )
+    def ends(self, context: Any) -> Any:
+        """Note which ranks failed in the iteration that ends: the first rank assignment, also before iteration 0."""
+        if self._iteration >= 0:
+            with guarded("noting the faults of an iteration"):
+                state, store = context.state, context.store
+                self._world_before = state.world_size
+                records = store.get_interruption_records()
+                initial = [int(rank) for rank in store.get_initial_ranks([record.rank for record in records])]
+                self._faults = tuple(
+                    Fault(
+                        record.rank,
+                        _KINDS.get(record.interruption.name, FaultKind.TERMINATED),
+                        self._what if first == state.initial_rank else "",
+                        self._wall_ns if first == state.initial_rank else time.time_ns(),
+                        first,
+                    )
+                    for record, first in zip(records, initial, strict=True)
+                )
+        return context
 
-    def continues(self, state: Any) -> None:
-        """Keep the restart on record: on the rank that failed, which knows why, or on rank 0 if that one is gone."""
+    def continues(self, state: Any) -> Any:
+        """Keep the restart on record: the last hook of `initialize`."""
+        with guarded("keeping a record of a restart"):
+            self._record(state)
+        return state
+
+    def _record(self, state: Any) -> None:
+        """Record on the rank that failed, which knows why, or on rank 0 if that one is gone."""
         before, self._iteration = self._iteration, state.iteration
         self.error = None
         if self._records is None or state.iteration == before or before < 0:
             return
         root = root_of(self._faults)
         speaks = state.rank == 0 if root is None or root.kind in GONE else root.initial_rank == state.initial_rank
-        seconds = time.monotonic() - self.interrupted if self.interrupted is not None else 0.0
+        seconds = time.monotonic() - self._interrupted if self._interrupted is not None else 0.0
         self._records.recovered(
             Interruption(before, self._faults, self._world_before, state.world_size, seconds, first=speaks)
         )
-        self.interrupted, self._what, self._wall_ns, self._faults = None, "", 0, ()
-
-    @property
-    def was_called(self) -> bool:
-        """Whether the function's first iteration has begun."""
-        return self._iteration >= 0
-
-
-class _Abort(inprocess.abort.Abort):
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __call__(self, state: Any) -> Any:
-        self._call.interrupted = self._call.interrupted or time.monotonic()
-        return state
-
-
-class _RankAssignment(inprocess.rank_assignment.RankAssignment):
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __call__(self, ctx: Any) -> Any:
-        if self._call.was_called:
-            with guarded("noting the faults of an iteration"):
-                self._call.ends(ctx)
-        return ctx
-
-
-class _Initialize(inprocess.initialize.Initialize):
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __call__(self, state: Any) -> Any:
-        with guarded("keeping a record of a restart"):
-            self._call.continues(state)
-        return state
+        self._interrupted, self._what, self._wall_ns, self._faults = None, "", 0, ()

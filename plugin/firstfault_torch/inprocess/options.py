@@ -6,11 +6,12 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from firstfault.errors import UsageError
-from firstfault_torch.inprocess.hooks import Abort, AbortTorchDistributed, Compose, Finalize, HealthCheck, Initialize
-from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
+from firstfault_torch.inprocess.hooks import AbortTorchDistributed, Compose
+from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks
+from firstfault_torch.inprocess.state import State
 
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
@@ -24,11 +25,21 @@ _ORDER = (
     ("last_call_wait", "soft_timeout"),
 )
 """Pairs of options of which the first must be shorter."""
+_KINDS: dict[str, type] = {"store_kwargs": dict, "monitor_process_logfile": str, "enabled": bool}
+_HOOKS = (
+    "initialize",
+    "abort",
+    "finalize",
+    "health_check",
+    "rank_assignment",
+    "rank_filter",
+    "completion",
+    "terminate",
+)
+_ALL_SHIFTED = Compose(ActivateAllRanks(), ShiftRanks())
 
-
-def _assign_all() -> RankAssignment:
-    assignment: RankAssignment = Compose(ActivateAllRanks(), ShiftRanks())
-    return assignment
+Hook: TypeAlias = Callable[[State], Any]
+RankAssignment: TypeAlias = Callable[[RankAssignmentCtx], RankAssignmentCtx]
 
 
 @dataclass(frozen=True)
@@ -46,17 +57,17 @@ class InProcessOptions:
     first rank."""
     store_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR, MASTER_PORT)."""
-    initialize: Initialize | None = None
+    initialize: Hook | None = None
     """Called on each rank before each iteration. `RetryController` limits the iterations."""
-    abort: Abort | None = field(default_factory=AbortTorchDistributed)
+    abort: Hook | None = field(default_factory=AbortTorchDistributed)
     """Called in a thread of each rank when an iteration is interrupted; it unblocks the main thread."""
-    finalize: Finalize | None = None
+    finalize: Hook | None = None
     """Called on each rank that continues, when it has left the function."""
-    health_check: HealthCheck | None = None
+    health_check: Hook | None = None
     """Called on each rank before each iteration and after each fault. A rank whose check raises does not continue."""
-    rank_assignment: RankAssignment = field(default_factory=_assign_all)
+    rank_assignment: RankAssignment = _ALL_SHIFTED
     """Gives the ranks that continue their new ranks, the world size, and whether they are active."""
-    rank_filter: RankFilter | None = None
+    rank_filter: RankAssignment | None = None
     """Applied after `rank_assignment`; NVRx's older way to keep ranks in reserve."""
     monitor_thread_interval: dt.timedelta | float = 0.05
     """Time between two tries to get the main thread out of the function."""
@@ -86,9 +97,9 @@ class InProcessOptions:
     """Absolute path of the monitor process's log; ``{rank}`` stands for the initial rank."""
     enabled: bool = True
     """False: the function is called as it is."""
-    completion: Callable[[Any], Any] | None = None
+    completion: Hook | None = None
     """Called with the state when all ranks have completed."""
-    terminate: Callable[[Any], Any] | None = None
+    terminate: Hook | None = None
     """Called with the state when this rank ends without having completed."""
 
     def __post_init__(self) -> None:
@@ -97,9 +108,11 @@ class InProcessOptions:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UsageError(f"{name} must be an instance of {kind.__name__}, not {value!r}")
-        for name in ("store_factory", "completion", "terminate"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageError(f"{name} must be callable, not {getattr(self, name)!r}")
+        for name in ("store_factory", *_HOOKS):
+            value = getattr(self, name)
+            is_class = isinstance(value, type) and name in _HOOKS  # such as RetryController without parentheses
+            if value is not None and (is_class or not callable(value)):
+                raise UsageError(f"{name} must be callable, not {value!r}")
         for name in _durations():
             value = getattr(self, name)
             is_number = isinstance(value, int | float | dt.timedelta) and not isinstance(value, bool)
@@ -118,19 +131,6 @@ class InProcessOptions:
         """Return a duration in seconds; infinity if there is none."""
         value = getattr(self, name)
         return float("inf") if value is None else _seconds(value)
-
-
-_KINDS: dict[str, type] = {
-    "store_kwargs": dict,
-    "initialize": Initialize,
-    "abort": Abort,
-    "finalize": Finalize,
-    "health_check": HealthCheck,
-    "rank_assignment": RankAssignment,
-    "rank_filter": RankFilter,
-    "monitor_process_logfile": str,
-    "enabled": bool,
-}
 
 
 def _durations() -> list[str]:

@@ -9,30 +9,16 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from firstfault_torch.inprocess.exception import RestartError
+from firstfault_torch.inprocess.exception import RestartError, check_limit
 from firstfault_torch.inprocess.state import Mode, State
 
 if TYPE_CHECKING:
     import datetime as dt
-
-
-class Exchange(Protocol):
-    """What a rank assignment needs of the store."""
-
-    def exchange(self, name: str, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
-        """Give this rank's short text to the others, and return the text of each of `ranks`, which all name alike.
-
-        `name` is unique within one rank assignment; the store keeps those of different ones apart.
-
-        Raises:
-            TimeoutError: the one of in-process restart: not all arrived within the barrier timeout.
-        """
 
 
 @dataclasses.dataclass
@@ -41,16 +27,16 @@ class RankAssignmentCtx:
 
     Attributes:
         state: the state of this rank.
-        store: exchanges texts with the other ranks.
+        exchange: takes this rank, a short text, and the ranks that take part, this one included; returns the text of
+            each. All of them call it equally often. It raises a `TimeoutError` of in-process restart if one of them
+            does not within `barrier_timeout`.
         terminated_ranks: ranks that are gone, numbered as `state.rank`, so each is below `state.world_size`. A rank
             assignment that removes them returns an empty set.
-        exchanges: how many exchanges this rank assignment made so far.
     """
 
     state: State
-    store: Exchange
+    exchange: Callable[[int, str, Collection[int]], dict[int, str]]
     terminated_ranks: set[int]
-    exchanges: int = dataclasses.field(default=0, repr=False, compare=False)
 
 
 class RankDiscarded(RestartError):  # noqa: N818 - the name is part of the shared vocabulary
@@ -148,10 +134,7 @@ class MaxActiveWorldSize(RankFilter):
     """
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
-        if max_active_world_size is not None and max_active_world_size < 1:
-            raise ValueError(
-                f"max_active_world_size is {max_active_world_size}; it must be at least 1, or None for no limit"
-            )
+        check_limit("max_active_world_size", max_active_world_size, 1)
         self.max_active_world_size = max_active_world_size
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -173,8 +156,7 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
     """
 
     def __init__(self, divisor: int = 1) -> None:
-        if divisor < 1:
-            raise ValueError(f"divisor is {divisor}; it must be at least 1")
+        check_limit("divisor", divisor, 1)
         self.divisor = divisor
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -211,16 +193,12 @@ class FilterCountGroupedByKey(RankAssignment):
     ``Compose(ShiftRanks(), FilterCountGroupedByKey(lambda _: socket.gethostname(), lambda count: count == 8))`` removes
     hosts with fewer than eight healthy ranks. The ranks tell each other their keys through the store.
 
-    All processes must create their instances in the same order, because the order names the exchange of keys.
-
     Args:
         key_or_fn: the key of this rank's group: a text, or a function that returns it for the state of this rank.
         condition: returns True if a group with this number of healthy ranks is kept. It must return the same on all
             ranks.
         timeout: has no effect: the wrapper's barrier timeout bounds the wait for the other ranks.
     """
-
-    _numbers = itertools.count()
 
     def __init__(
         self,
@@ -231,7 +209,6 @@ class FilterCountGroupedByKey(RankAssignment):
         self.key_or_fn = key_or_fn
         self.condition = condition
         self.timeout = timeout
-        self._number = next(self._numbers)
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Exchange keys, and return the terminated ranks with those of the groups that are not kept.
@@ -245,11 +222,9 @@ class FilterCountGroupedByKey(RankAssignment):
         if rank in terminated:
             return ctx
         healthy = [number for number in range(ctx.state.world_size) if number not in terminated]
-        name = f"{type(self).__name__}.{self._number}.{ctx.exchanges}"
-        keys = ctx.store.exchange(
-            name, rank, str(self.key_or_fn(ctx.state) if callable(self.key_or_fn) else self.key_or_fn), healthy
-        )
+        key = self.key_or_fn(ctx.state) if callable(self.key_or_fn) else self.key_or_fn
+        keys = ctx.exchange(rank, str(key), healthy)
         counts = Counter(keys[number] for number in healthy)
         kept = {key for key, count in counts.items() if self.condition(count)}
         removed = {number for number in healthy if keys[number] not in kept}
-        return dataclasses.replace(ctx, terminated_ranks=terminated | removed, exchanges=ctx.exchanges + 1)
+        return dataclasses.replace(ctx, terminated_ranks=terminated | removed)

@@ -127,16 +127,6 @@ class Fault:
     def __str__(self) -> str:
         return f"rank {self.initial_rank}: {self.kind.value}{f', {self.what}' if self.what else ''}"
 
-    def encode(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps({**asdict(self), "kind": self.kind.value})
-
-    @classmethod
-    def decode(cls, line: str) -> Fault:
-        """Return a fault from its line."""
-        content = json.loads(line)
-        return cls(**{**content, "kind": FaultKind(content["kind"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -148,15 +138,6 @@ class Position:
     """Whether it is inside a collective, and so may wait for another rank."""
     begun: int | None = None
     """Collectives that this rank has begun in this iteration; None: torch does not tell."""
-
-    def encode(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, line: str) -> Position:
-        """Return a position from its line."""
-        return cls(**json.loads(line))
 
 
 class Iteration:
@@ -171,6 +152,7 @@ class Iteration:
         self._base = store
         self._prefix = f"{prefix}/{number}"
         self._store: Any = dist.PrefixStore(self._prefix, store)  # type: ignore[attr-defined]
+        self._exchanges = 0
 
     def over(self, connection: Any) -> Iteration:
         """Return the same part over another connection."""
@@ -184,7 +166,7 @@ class Iteration:
 
     def report(self, fault: Fault) -> None:
         """Record a fault; the iteration continues, or has ended."""
-        self._store.append(_FAULTS, fault.encode() + "\n")
+        self._store.append(_FAULTS, json.dumps({**asdict(fault), "kind": fault.kind.value}) + "\n")
 
     def interrupt(self, fault: Fault) -> Outcome:
         """Record a fault and end the iteration; return how it has ended."""
@@ -218,11 +200,12 @@ class Iteration:
     def faults(self) -> list[Fault]:
         """Return the faults so far, in the order in which they were reported."""
         self._store.append(_FAULTS, "")
-        return [Fault.decode(line) for line in self._store.get(_FAULTS).decode().splitlines()]
+        lines = map(json.loads, self._store.get(_FAULTS).decode().splitlines())
+        return [Fault(**{**line, "kind": FaultKind(line["kind"])}) for line in lines]
 
     def put_position(self, rank: int, position: Position) -> None:
         """Say where a rank stands; before it arrives."""
-        self._store.set(f"{_POSITION}{rank}", position.encode())
+        self._store.set(f"{_POSITION}{rank}", json.dumps(asdict(position)))
 
     def located(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
         """Return the faults; those without progress with the position that their rank has given."""
@@ -230,7 +213,7 @@ class Iteration:
         for fault in faults:
             key = f"{_POSITION}{fault.rank}"
             if fault.kind is FaultKind.SOFT_TIMEOUT and self._store.check([key]):
-                position = Position.decode(self._store.get(key).decode())
+                position = Position(**json.loads(self._store.get(key)))
                 what = f"{fault.what}, at {position.text}"
                 fault = replace(fault, what=what, waits=position.waits, begun=position.begun)  # noqa: PLW2901
             found.append(fault)
@@ -271,17 +254,17 @@ class Iteration:
         self._store.append(_GONE, "")
         return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
 
-    def exchange(
-        self, name: str, rank: int, value: str, ranks: Collection[int], timeout: dt.timedelta
-    ) -> dict[int, str]:
-        """Give a short text to the other ranks, and return theirs by rank; `name` is the same on all ranks.
+    def exchange(self, timeout: dt.timedelta, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
+        """Give a short text to the other ranks, and return theirs by rank; all of them call it equally often.
 
         Raises:
             BarrierTimeout: one of them gave none.
         """
+        name = f"exchange/{self._exchanges}"
+        self._exchanges += 1
         self._store.set(f"{name}/{rank}", value)
         keys = [f"{name}/{other}" for other in ranks]
-        if keys and not self._await(keys, timeout):
+        if not self._await(keys, timeout):
             raise BarrierTimeout(f"not all ranks took part in {name} within {timeout.total_seconds():g} s")
         return {other: value.decode() for other, value in zip(ranks, self._store.multi_get(keys), strict=True)}
 

@@ -18,7 +18,6 @@ import typing
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
@@ -401,7 +400,7 @@ class CallWrapper:
     def _assign(self, gone: Collection[int]) -> None:
         """Give this rank its place among those that continue."""
         iteration: Any = self._iteration
-        exchange: Any = SimpleNamespace(exchange=partial(iteration.exchange, timeout=self._barrier_timeout))
+        exchange = partial(iteration.exchange, self._barrier_timeout)
         context = self._options.rank_assignment(RankAssignmentCtx(self.state, exchange, set(gone)))
         self.state = context.state
         if self._options.rank_filter is not None:
