@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from firstfault.model import NodeSetup, Place
-from firstfault.recorder import NodeFolder
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.budgets import READING_SETUP_S, UPLOAD_DEADLINE_S
 from firstfault_torch.guard import bounded
 

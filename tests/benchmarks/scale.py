@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # started as a script
 import torch.distributed as dist  # noqa: E402 - only now all is found
 
 from firstfault.model import Place, SentSignal, StackDump, Writer  # noqa: E402
-from firstfault.recorder import start_recorder  # noqa: E402
+from firstfault.recorder.process import start_recorder  # noqa: E402
 from firstfault.testing import make_error  # noqa: E402
 from firstfault_torch import run as run_module  # noqa: E402
 from firstfault_torch.agent.agent import RoundEnd  # noqa: E402

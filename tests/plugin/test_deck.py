@@ -21,7 +21,7 @@ from flytekit.deck.deck import TimeLineDeck
 from firstfault.errors import UsageError
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import NodePresence, Phase, Subject, WorkerError, Writer
-from firstfault.recorder import NodeFolder
+from firstfault.recorder.folder import NodeFolder
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.worker.recording import WorkerMonitor

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.model import DocumentRef, NodePresence, WorkerError
-from firstfault.recorder import NodeFolder, RecorderProcess, start_recorder
+from firstfault.recorder.folder import NodeFolder
+from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.wire.documents import decode, decode_presence
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 _AGENT = """
 import sys
-from firstfault.recorder import start_recorder
+from firstfault.recorder.process import start_recorder
 uri, parent, deadline = sys.argv[1:]
 process = start_recorder(uri, deadline_seconds=float(deadline), left_seconds=0.5, parent=parent)
 print(process.pid, process.folder.path, flush=True)

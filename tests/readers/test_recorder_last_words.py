@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.layout import error_key_for, roster_key_for
+from firstfault.layout import error_key_for
 from firstfault.model import Phase, Receipt, Writer
-from firstfault.recorder import NodeFolder, Recorder, Spool, Target
-from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder, Spool, Target
 from firstfault.recorder.left_behind import end_left_processes, left_processes
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -45,11 +44,11 @@ def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
     folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
 
 
-def spool_failure(spool: Spool, rank: int, *, held: bool = False, round_number: int = 1) -> str:
+def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
     """Spool a worker's document and return its name."""
     failure = make_error(rank, round=round_number, monotonic_ns=time.monotonic_ns())
     name = error_key_for(failure)
-    spool.add(name, encode(failure), held=held)
+    spool.add(name, encode(failure))
     return name
 
 
@@ -62,15 +61,13 @@ def test_an_agent_that_is_killed(
     folder = dying.folder
     write_last_words(folder)
     open_name = spool_failure(folder.spool("1-0"), 0)
-    held_name = spool_failure(folder.spool("1-1"), 1, held=True)
+    other_name = spool_failure(folder.spool("1-1"), 1)
     done_name = spool_failure(folder.spool("1-2"), 2)
     done = Receipt(done_name, durable=True, fault_to_durable_ns=7, rank=2)
     folder.spool("1-2").add_receipt(done)
     withdrawn_name = spool_failure(folder.spool("1-3"), 3)
     folder.spool("1-3").withdraw(withdrawn_name)
     earlier_name = spool_failure(folder.spool("0-0"), 0, round_number=0)
-    joined = make_presence(Phase.JOINED, round=1)
-    folder.spool("roster").add(roster_key_for(joined), encode_presence(joined))
     Recorder(folder).resources(HANG_S)
 
     before_ns, before_monotonic_ns = time.time_ns(), time.monotonic_ns()
@@ -84,18 +81,16 @@ def test_an_agent_that_is_killed(
     assert (own.message, own.place.round, own.rank) == ("the agent died", 1, None)
     assert own.resources.oom_kill in {None, 0}
     own_name = own.documents[0].name
-    assert set(out.files()) == {own_name, open_name, held_name, earlier_name}
+    assert set(out.files()) == {own_name, open_name, other_name, earlier_name}
 
-    entries = {entry.phase: entry for entry in out.roster()}
-    assert entries.keys() == {Phase.JOINED, Phase.FAILED}
-    last = entries[Phase.FAILED]
-    assert (last.ranks, last.place.round) == ((0, 1), 1)
+    (last,) = out.roster()
+    assert (last.phase, last.ranks, last.place.round) == (Phase.FAILED, (0, 1), 1)
     assert before_ns <= (last.timestamp_ns or 0) <= after_ns
     receipts = {receipt.name: receipt for receipt in last.receipts}
-    assert receipts.keys() == {own_name, open_name, held_name, done_name, withdrawn_name}
+    assert receipts.keys() == {own_name, open_name, other_name, done_name, withdrawn_name}
     assert receipts[done_name] == done
     assert (receipts[withdrawn_name].durable, receipts[withdrawn_name].withdrawn) == (False, True)
-    for name, rank in ((own_name, None), (open_name, 0), (held_name, 1)):
+    for name, rank in ((own_name, None), (open_name, 0), (other_name, 1)):
         assert (receipts[name].durable, receipts[name].rank) == (True, rank)
         assert (receipts[name].fault_to_durable_ns or 0) > 0
 

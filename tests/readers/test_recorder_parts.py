@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.model import Receipt
-from firstfault.recorder import NodeFolder, Spool
-from firstfault.recorder.folder import Settings
+from firstfault.recorder.folder import NodeFolder, Spool
 from firstfault.recorder.server import MemoryWatch
 
 if TYPE_CHECKING:
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
 
 
 _RECEIPT = {"durable": True, "fault_to_durable_ns": 1, "error": "", "rank": 0}
-SETTINGS = Settings("s3://bucket/attempt", 5.0, agent_pid=12, listener=3, left_seconds=2.0)
-
-
-def _set_up(path: Path) -> NodeFolder:
-    path.mkdir(exist_ok=True)
-    folder = NodeFolder(path)
-    folder.set_up(SETTINGS)
-    return folder
 
 
 def test_spool(tmp_path: Path) -> None:
@@ -42,10 +33,9 @@ def test_spool(tmp_path: Path) -> None:
     path = spool.add("a.pb", b"1")
     receipt = Receipt("a.pb", durable=True, fault_to_durable_ns=12, rank=3)
     spool.add_receipt(receipt)
-    for name in ("c.pb.part", "d.pb.held.part"):
-        (tmp_path / "there" / name).write_bytes(b"3")
+    (tmp_path / "there" / "c.pb.part").write_bytes(b"3")
     (tmp_path / "there" / "b.pb.receipt.json").write_text('{"durable": tr')
-    first, second = spool.documents(held=True)
+    first, second = spool.documents()
     assert (first.name, first.path, first.path.read_bytes(), first.receipt) == ("a.pb", path, b"1", receipt)
     assert (second.name, second.path.read_bytes(), second.receipt) == ("b.pb", b"2", None)
     assert (first.is_durable, second.is_durable) == (True, False)
@@ -79,27 +69,19 @@ def test_a_receipt_that_no_spool_wrote(tmp_path: Path) -> None:
         assert [(document.name, document.receipt) for document in spool.documents()] == [("a.pb", None)], text[:80]
 
 
-def test_held_and_withdrawn_documents(tmp_path: Path) -> None:
-    """A held document is returned only on request, under its own name; a withdrawn one is marked, and stays."""
+def test_withdrawn_documents(tmp_path: Path) -> None:
+    """A withdrawn document, which may come later, is marked, and stays."""
     spool = Spool(tmp_path / "there")
     spool.withdraw("a.pb")
-    spool.add("a.pb", b"1", held=True)
+    spool.add("a.pb", b"1")
     spool.add("b.pb", b"2")
-    receipt = Receipt("a.pb", durable=True)
-    spool.add_receipt(receipt)
-    assert [(document.name, document.withdrawn) for document in spool.documents()] == [("b.pb", False)]
-    first, second = spool.documents(held=True)
-    assert (first.name, first.path.name, first.withdrawn, first.receipt) == ("a.pb", "a.pb.held", True, receipt)
-    assert second.name == "b.pb"
-    spool.add("a.pb", b"released")
-    first, _ = spool.documents(held=True)
-    assert (first.path.name, first.path.read_bytes()) == ("a.pb", b"released")
+    assert [(document.name, document.withdrawn) for document in spool.documents()] == [("a.pb", True), ("b.pb", False)]
 
 
 def test_the_folder_of_a_node(tmp_path: Path) -> None:
     """Each process has a spool of its own in the node's folder; `spools` leaves out `last_words`."""
-    folder = _set_up(tmp_path)
-    assert NodeFolder(folder.path).read_settings() == SETTINGS
+    (tmp_path / "spool").mkdir()
+    folder = NodeFolder(tmp_path)
     assert folder.spools() == []
     folder.spool("agent").add("a.pb", b"1")
     folder.spool("0-1").add("b.pb", b"2")
@@ -110,7 +92,8 @@ def test_the_folder_of_a_node(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     """A document that is added during or after the removal does not recreate the node's folder."""
-    folder = _set_up(tmp_path / "firstfault-x")
+    folder = NodeFolder(tmp_path / "firstfault-x")
+    (folder.path / "spool").mkdir(parents=True)
     over = threading.Event()
 
     def add() -> None:

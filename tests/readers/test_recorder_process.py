@@ -19,18 +19,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.errors import StoreError, UsageError
+from firstfault.errors import RecorderUnavailableError, StoreError, UsageError
 from firstfault.model import Receipt
-from firstfault.recorder import (
-    NodeFolder,
-    Recorder,
-    RecorderProcess,
-    RecorderUnavailableError,
-    Target,
-    server,
-)
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED
-from firstfault.recorder.process import IGNORED_SIGNALS
+from firstfault.recorder import server
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Recorder, Target
+from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.server import Uploads
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -263,7 +256,7 @@ def test_the_end(start: Start, out: Out) -> None:
     assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - as above
     assert threading.active_count() == threads
     spooled(process, "b.pb")
-    process.folder.agent_spool.add("c.pb", b"held", held=True)
+    process.folder.agent_spool.add("c.pb", b"spooled")
     process.folder.last_words.add(DOCUMENT, encode(make_error(None)))
     process.folder.last_words.add(PRESENCE, encode_presence(make_presence()))
     process.end(HANG_S)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.recorder import NodeFolder
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node import channel
 from firstfault_torch.node.channel import AgentChannel, WorkerChannel, await_siblings, starting
 

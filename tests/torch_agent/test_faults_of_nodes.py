@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.model import Origin, Scope
-from firstfault.recorder import NodeFolder
 from firstfault_torch import Options, Watchdog
 from tests.nodes import DEADLINE_S, Ended, Job
 from tests.torch_agent import trainings
@@ -208,8 +207,9 @@ def _rendezvous(job: Callable[..., Job]) -> tuple[Job, int]:
     running = job(trainings.one_fails, "hang", nodes=1)
     until(lambda: list(running.temporary.glob("firstfault-*/recorder.sock")), seconds=DEADLINE_S)
     time.sleep(1)  # by now it has entered the rendezvous
-    (folder,) = running.temporary.glob("firstfault-*")
-    return running, NodeFolder(folder).read_settings().agent_pid
+    pid = running.processes[0].pid
+    assert pid is not None
+    return running, pid
 
 
 PHASES: dict[str, Callable[[Any], tuple[Job, int]]] = {

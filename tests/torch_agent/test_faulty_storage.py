@@ -111,8 +111,8 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
         spool, file = spool_of(recording, number, None), f"file-{number:07d}-.pb"
         assert spool is not None
         calls: list[Callable[[], tuple[str, bool]]] = [
-            lambda: _told(record_error(by_recorder, recording, spool, deadline)),
-            lambda: _told(record_error(directly, replace(recording, node_folder=""), None, deadline)),
+            lambda: _told(record_error(by_recorder, recording, spool, deadline)[1]),
+            lambda: _told(record_error(directly, replace(recording, node_folder=""), None, deadline)[1]),
             lambda: (file, put_on_node(file, b"data", recording, deadline)),
         ]
         began = time.monotonic()
@@ -123,7 +123,7 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
         return Uploads(told, seconds, spooled, by_recorder)
 
     def again(found: Uploads) -> Receipt:
-        return put_document(found.spooled, recording, found.error.monotonic_ns, found.error.rank, LATER_S)
+        return put_document(found.spooled, encode(found.error), found.error, recording, LATER_S)
 
     others = [what for what in FAULTS if what != "refused"]
     ranks = {what: FIRST_RANK + FAULTS.index(what) for what in others}

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore
 
 from firstfault.layout import roster_key_for
 from firstfault.model import Phase
-from firstfault.recorder import Recorder
+from firstfault.recorder.folder import Recorder
 from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import liveness

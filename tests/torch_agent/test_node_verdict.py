@@ -39,7 +39,7 @@ LONG_S = 60.0
 
 def _wrote(uri: str, failure: WorkerError) -> WorkerError:
     """Upload a document and return the failure as its node knows it."""
-    receipt = record_error(failure, recording_at(uri, 30.0), None, 30)
+    _, receipt = record_error(failure, recording_at(uri, 30.0), None, 30)
     assert receipt.durable
     return replace(failure, documents=(DocumentRef(receipt.name),))
 

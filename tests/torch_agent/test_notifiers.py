@@ -167,7 +167,7 @@ def _reported(prefix: Prefix, end: RoundEnd) -> SealedVerdict | None:
 def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> None:
     """When the event arrives, the verdict is in the storage, and no other node waits for it."""
     own = make_error(0, node="worker-0", message="no labels")
-    receipt = record_error(own, prefix.recording(), None, 30)
+    _, receipt = record_error(own, prefix.recording(), None, 30)
     report = NodeReport({document_path(receipt.name): encode(own)})
     settled: list[bool] = []
 

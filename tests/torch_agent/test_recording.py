@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Resources, Subject, WorkerError, Writer
-from firstfault.recorder import Spool
+from firstfault.recorder.folder import Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode
 from firstfault_torch.engine import PlainEngine, RecoverableError
@@ -132,7 +132,7 @@ def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
     """The document lies in the errors folder and in the spool, and the receipt tells how long it took."""
     failure = _failure()
     spool = Spool(tmp_path / "spool")
-    receipt = record_error(failure, prefix.recording(), spool, LONG_S)
+    _, receipt = record_error(failure, prefix.recording(), spool, LONG_S)
     (found,) = prefix.failures()
     (spooled,) = spool.documents()
     assert receipt.durable
@@ -156,7 +156,7 @@ def test_a_store_that_fails(
     uri = request.getfixturevalue(store)
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
-    receipt = record_error(_failure(), recording_at(uri), spool, 1)
+    _, receipt = record_error(_failure(), recording_at(uri), spool, 1)
     assert time.monotonic() - began < 1 + TOLERANCE_S
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
@@ -174,7 +174,7 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(recorder, "RECEIPT_S", 0.1)
     monkeypatch.setattr(Spool, "add_receipt", lambda *_: release.wait(2 * LONG_S))
     began = time.monotonic()
-    receipt = record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
+    _, receipt = record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
     took = time.monotonic() - began
     release.set()
     assert receipt.error == "the storage did not answer within 0.0 s", "the disk has taken all the time"
@@ -198,7 +198,7 @@ def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
             end_node_recorder(recording)
             until(lambda: not folder.exists(), seconds=LONG_S)
         spool = spool_of(recording, 1, None)
-        receipt = record_error(failure, recording, spool, LONG_S)
+        _, receipt = record_error(failure, recording, spool, LONG_S)
         assert put_on_node(*as_entry(entry), recording, LONG_S)
         assert (spool is not None) is folder.is_dir() is alive
         if spool is not None:
@@ -312,15 +312,13 @@ def test_the_exception_is_the_users(
 def test_a_clean_exit_is_no_failure(
     code: object, gone: bool, prefix: Prefix, error_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clean sys.exit() uploads nothing; its document is held on the node."""
+    """A clean sys.exit() uploads nothing; its document stays on the node."""
     if gone:
         _agent_dies(monkeypatch)
     assert isinstance(_leaving(SystemExit(code)), SystemExit)
     assert prefix.failures() == []
     assert not error_file.exists()
-    spool = Spool(error_file.parent / "firstfault")
-    assert spool.documents() == []
-    (held,) = spool.documents(held=True)
+    (held,) = Spool(error_file.parent / "firstfault").documents()
     failure = decode(held.path.read_bytes(), DocumentRef(held.name))
     assert isinstance(failure, WorkerError)
     assert (failure.category, failure.subject, failure.rank) == ("exit", Subject.WORKER, 1)

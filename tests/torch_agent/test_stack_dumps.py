@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.recorder import NodeFolder
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node.channel import (
     ask_for_stacks,
     fatal_stack,

@@ -18,7 +18,7 @@ import pytest
 
 from firstfault.exceptions.stderr import without_traceback
 from firstfault.model import ExceptionInfo
-from firstfault.recorder import NodeFolder
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node import stderr_relay
 from firstfault_torch.node.channel import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr

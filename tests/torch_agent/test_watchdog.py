@@ -20,7 +20,7 @@ import pytest
 from torch.distributed.elastic.timer import FileTimerClient
 
 from firstfault.errors import UsageError
-from firstfault.recorder import NodeFolder
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import Watchdog, watchdog
 from firstfault_torch.agent.timers import TimerServer, open_timers, watchdog_of
 from firstfault_torch.watchdog import Timer, parse_line, timer_line

@@ -56,7 +56,7 @@ from firstfault_torch.node.document_writer import (
 
 if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, Place
-    from firstfault.recorder import SpooledDocument
+    from firstfault.recorder.folder import SpooledDocument
     from firstfault_torch.node.stderr_relay import StderrRelay
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
 
@@ -176,8 +176,8 @@ class Reporter:
 
     def write(self, failure: WorkerError) -> Receipt:
         """Make a document that the agent wrote durable, within the deadline."""
-        spool, data = spool_for_agent(self.recording), encode(failure)
-        receipt = record_error(failure, self.recording, spool, self.deadline_seconds, data=data)
+        spool = spool_for_agent(self.recording)
+        data, receipt = record_error(failure, self.recording, spool, self.deadline_seconds)
         self.report.copies[document_path(receipt.name)] = data
         self.report.receipts.append(receipt)
         return receipt
@@ -234,7 +234,7 @@ class Reporter:
         spool = spool_of(self.recording, local_rank, self.report.error_files.get(local_rank))
         if spool is None:
             return
-        for document in spool.documents(held=True):
+        for document in spool.documents():
             spool.withdraw(document.name)
             self.report.receipts.append(Receipt(document.name, durable=document.is_durable, withdrawn=True))
 
@@ -259,7 +259,7 @@ class Reporter:
             return []
         rank = self._place_of(death.local_rank).rank
         failures = []
-        for document in spool.documents(held=True):
+        for document in spool.documents():
             failure, unread = None, "" if document.is_durable else "it cannot be read"
             receipt = Receipt(document.name, durable=document.is_durable, error=unread, rank=rank)
             with guarded(f"reading {document.name} in the node's spool"):
@@ -279,8 +279,7 @@ class Reporter:
         self.report.copies[document_path(document.name)] = data
         if document.receipt is not None and document.receipt.durable:
             return document.receipt, failure
-        receipt = put_document(document, self.recording, failure.monotonic_ns, failure.rank, self.deadline_seconds)
-        return receipt, failure
+        return put_document(document, data, failure, self.recording, self.deadline_seconds), failure
 
     def _fatal_stack(self, local_rank: int) -> str:
         if self.recording.files is None:

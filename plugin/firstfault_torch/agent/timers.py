@@ -32,7 +32,7 @@ from firstfault_torch.watchdog import (
 )
 
 if TYPE_CHECKING:
-    from firstfault.recorder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8

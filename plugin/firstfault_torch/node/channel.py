@@ -31,7 +31,7 @@ from firstfault_torch.budgets import SENDING_S, SIBLINGS_S, STACK_POLL_S, STACK_
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from firstfault.recorder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""

@@ -15,18 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstfault.errors import FirstFaultError, ObjectNotFoundError
+from firstfault.errors import FirstFaultError, ObjectNotFoundError, RecorderUnavailableError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import NodePresence, Receipt, Resources, WorkerError
-from firstfault.recorder import (
-    Recorder,
-    RecorderProcess,
-    RecorderUnavailableError,
-    Spool,
-    SpooledDocument,
-    Target,
-    start_recorder,
-)
+from firstfault.recorder.folder import Recorder, Spool, SpooledDocument, Target
+from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.store import join, open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
@@ -34,7 +27,7 @@ from firstfault_torch.budgets import ENDING_RECORDER_S, MEMORY_S, RECEIPT_S, SPO
 from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
-    from firstfault.recorder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder
     from firstfault_torch.context import Recording
 
 
@@ -85,16 +78,15 @@ def _files(recording: Recording) -> NodeFolder | None:
     return files if files is not None and files.exists else None
 
 
-def record_error(  # noqa: PLR0913 - keywords
+def record_error(
     error: WorkerError,
     recording: Recording,
     spool: Spool | None,
     deadline_seconds: float,
     *,
     held: bool = False,
-    data: bytes = b"",
-) -> Receipt:
-    """Make a document durable, waiting at most `deadline_seconds`; never raises.
+) -> tuple[bytes, Receipt]:
+    """Make a document durable, waiting at most `deadline_seconds`; return it with its receipt.
 
     Args:
         error: the failure; its `monotonic_ns` is the moment of the fault, from which the receipt counts.
@@ -102,17 +94,16 @@ def record_error(  # noqa: PLR0913 - keywords
         spool: keeps it until it is uploaded; None where no agent would pick it up.
         deadline_seconds: counted from now.
         held: only spool it; the agent uploads it if the node fails.
-        data: the document, if it is encoded already.
     """
     deadline = time.monotonic() + deadline_seconds
-    target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), data or encode(error)
+    target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), encode(error)
     file = None
     if spool is not None:
         wait = max(deadline_seconds, SPOOL_S)
-        file = bounded(lambda: spool.add(target.name, data, held=held), wait, "spooling an error document", local=True)
+        file = bounded(lambda: spool.add(target.name, data), wait, "spooling an error document", local=True)
     if held:
-        return target.failed("held back until the node fails")
-    return _upload(target, file, data, recording, deadline, spool=spool)
+        return data, target.failed("held back until the node fails")
+    return data, _upload(target, file, data, recording, deadline, spool=spool)
 
 
 def document_path(name: str) -> str:
@@ -126,16 +117,19 @@ def as_entry(presence: NodePresence) -> tuple[str, bytes]:
 
 
 def put_document(
-    document: SpooledDocument,
-    recording: Recording,
-    fault_monotonic_ns: int | None,
-    rank: int | None,
-    deadline_seconds: float,
+    document: SpooledDocument, data: bytes, error: WorkerError, recording: Recording, deadline_seconds: float
 ) -> Receipt:
-    """Upload what another process spooled, within `deadline_seconds`; log and receipt report a failed upload."""
-    deadline = time.monotonic() + deadline_seconds
-    target = Target(document_path(document.name), fault_monotonic_ns, rank)
-    return _upload(target, document.path, document.path.read_bytes(), recording, deadline)
+    """Upload what another process spooled, within `deadline_seconds`; log and receipt report a failed upload.
+
+    Args:
+        document: in that process's spool.
+        data: its bytes.
+        error: what they mean.
+        recording: where, and by which recorder.
+        deadline_seconds: counted from now.
+    """
+    target = Target(document_path(document.name), error.monotonic_ns, error.rank)
+    return _upload(target, document.path, data, recording, time.monotonic() + deadline_seconds)
 
 
 def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) -> bool:

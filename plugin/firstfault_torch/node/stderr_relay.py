@@ -25,7 +25,7 @@ from firstfault_torch.budgets import RELAY_BUSY_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from firstfault.recorder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder
 
 
 _STDERR = 2

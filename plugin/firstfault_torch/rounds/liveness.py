@@ -25,8 +25,8 @@ import torch.distributed as dist
 from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
 from firstfault.model import Phase
-from firstfault.recorder import NodeFolder, Recorder
 from firstfault.recorder.budgets import ROSTER_ANSWER_S
+from firstfault.recorder.folder import NodeFolder, Recorder
 from firstfault.text import parse_json
 from firstfault_torch.budgets import (
     CONNECT_PAUSE_S,

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 from firstfault.model import NodePresence, Phase, Place, Subject, Writer
-from firstfault.recorder import start_recorder
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.recorder.process import start_recorder
 from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from firstfault.exceptions.first_cause import frames_to, own_frames
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
-from firstfault.wire.documents import encode
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
 from firstfault_torch.capture import (
@@ -335,8 +334,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
     left = (deadline_ns - time.monotonic_ns()) / 1e9
     spool = spool_of(recording, place.local_rank, error_file)
-    data = encode(failure)
-    return data, record_error(failure, recording, spool, left, held=held, data=data)
+    return record_error(failure, recording, spool, left, held=held)
 
 
 def _asked(call: Callable[[], T], default: T, about: str) -> T:

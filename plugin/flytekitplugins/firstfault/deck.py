@@ -26,7 +26,7 @@ from firstfault_torch.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.flyte_engine import await_deck
 
 if TYPE_CHECKING:
-    from firstfault.recorder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder
     from firstfault.report.data import AttemptSummary, Report
     from firstfault_torch.context import Recording
     from firstfault_torch.engine import SealedVerdict

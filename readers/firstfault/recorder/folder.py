@@ -42,27 +42,10 @@ _SESSIONS = "sessions.json"
 _REMOVALS = 5
 """Most attempts to remove the folder."""
 _MAX_STACKS = 64 * 1024
-_HELD = ".held"
 _RECEIPT = ".receipt.json"
 _WITHDRAWN = ".withdrawn"
 _MAX_DELAY_NS = 2**63 - 1
 _MAX_RANK = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of a recorder."""
-
-    output_prefix: str
-    """URI below which the recorder uploads."""
-    deadline_seconds: float
-    """Longest upload of each document after the agent's death, seconds."""
-    agent_pid: int
-    """The process that started the recorder; the recorder ends with it."""
-    listener: int
-    """Descriptor of the listening socket, inherited from the agent."""
-    left_seconds: float
-    """How long processes of the workers may run on after the agent's death, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +61,7 @@ class SpooledDocument:
     @property
     def name(self) -> str:
         """The object's name in the storage."""
-        return self.path.name.removesuffix(_HELD)
+        return self.path.name
 
     @property
     def is_durable(self) -> bool:
@@ -93,18 +76,20 @@ class Spool:
     folder: Path
     """Created by the first write. Its parent must exist: late writers must not recreate the node's folder."""
 
-    def add(self, name: str, data: bytes, *, held: bool = False) -> Path:
-        """Write a document atomically and return its file.
+    def add(self, name: str, data: bytes) -> Path:
+        """Write a file atomically and return its path.
 
         Args:
-            name: the object's name in the storage, ending with ``.pb``.
+            name: of a document: the object's name in the storage, ending with ``.pb``.
             data: its bytes.
-            held: the recorder uploads it only if the agent dies.
 
         Raises:
             OSError: the file could not be written.
         """
-        return self._write(f"{name}{_HELD if held else ''}", data)
+        self.folder.mkdir(exist_ok=True)
+        part = self.folder / f"{name}.part"
+        part.write_bytes(data)
+        return part.replace(self.folder / name)
 
     def add_receipt(self, receipt: Receipt) -> None:
         """Write the receipt of a document.
@@ -115,7 +100,7 @@ class Spool:
         before = self._receipt(receipt.name)
         if before is not None and before.durable and not receipt.durable:
             return  # a slow first try that failed after a second one
-        self._write(f"{receipt.name}{_RECEIPT}", json.dumps(asdict(receipt)).encode())
+        self.add(f"{receipt.name}{_RECEIPT}", json.dumps(asdict(receipt)).encode())
 
     def withdraw(self, name: str) -> None:
         """Mark a document, which may not exist yet, as withdrawn: the recorder will not upload it.
@@ -126,23 +111,12 @@ class Spool:
         self.folder.mkdir(exist_ok=True)
         (self.folder / f"{name}{_WITHDRAWN}").touch()
 
-    def documents(self, *, held: bool = False) -> list[SpooledDocument]:
-        """Return the documents in the spool, by name; `held` ones only on request."""
-        paths = {path.name: path for path in self.folder.glob("*.pb")}
-        if held:
-            for path in self.folder.glob(f"*.pb{_HELD}"):
-                # a released document exists under its own name as well
-                paths.setdefault(path.name.removesuffix(_HELD), path)
+    def documents(self) -> list[SpooledDocument]:
+        """Return the documents in the spool, by name."""
         return [
-            SpooledDocument(path, self._receipt(name), (self.folder / f"{name}{_WITHDRAWN}").exists())
-            for name, path in sorted(paths.items())
+            SpooledDocument(path, self._receipt(path.name), path.with_name(f"{path.name}{_WITHDRAWN}").exists())
+            for path in sorted(self.folder.glob("*.pb"))
         ]
-
-    def _write(self, name: str, data: bytes) -> Path:
-        self.folder.mkdir(exist_ok=True)
-        part = self.folder / f"{name}.part"
-        part.write_bytes(data)
-        return part.replace(self.folder / name)
 
     def _receipt(self, name: str) -> Receipt | None:
         try:
@@ -187,23 +161,6 @@ class NodeFolder:
     def socket(self) -> Path:
         """The socket on which the recorder listens."""
         return self.path / SOCKET
-
-    def set_up(self, settings: Settings) -> None:
-        """Create the folder's contents and write the recorder's settings.
-
-        Raises:
-            OSError: a file could not be written.
-        """
-        (self.path / "spool").mkdir()
-        (self.path / "settings.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")
-
-    def read_settings(self) -> Settings:
-        """Return the recorder's settings.
-
-        Raises:
-            OSError: the file could not be read.
-        """
-        return Settings(**json.loads((self.path / "settings.json").read_text(encoding="utf-8")))
 
     def note_sessions(self, sessions: Iterable[int]) -> None:
         """Keep the sessions of the workers that lead one: the recorder ends what a dead agent leaves in them.
@@ -313,7 +270,6 @@ class NodeFolder:
 # frozen, and the caller uploads by itself; with it and no second line the storage is slow.
 
 
-_CHUNK_BYTES = 64 * 1024
 RECEIVED = b"received\n"
 """The first line of each answer."""
 
@@ -401,11 +357,13 @@ class Recorder:
         """
         deadline = time.monotonic() + seconds
         first = min(RECEIVED_S, seconds / 2)
-        received = b""
+        received = line = b""
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                received = _send(connection, str(self._folder.socket), request, time.monotonic() + first)
-                line = _receive(connection, deadline) if received == RECEIVED else b""
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, connection.makefile("rb") as lines:
+                _send(connection, str(self._folder.socket), request, time.monotonic() + first)
+                received = lines.readline()
+                connection.settimeout(_left(deadline))
+                line = lines.readline()
         except TimeoutError:
             return {} if received else self._is_silent(first)
         except OSError as error:
@@ -418,8 +376,8 @@ class Recorder:
         return answer
 
 
-def _send(connection: socket.socket, address: str, request: dict[str, Any], deadline: float) -> bytes:
-    """Send a request, and return the first line of the answer."""
+def _send(connection: socket.socket, address: str, request: dict[str, Any], deadline: float) -> None:
+    """Connect and send a request; reading the answer then has the time that is left."""
     while True:
         connection.settimeout(_left(deadline))
         try:
@@ -433,19 +391,7 @@ def _send(connection: socket.socket, address: str, request: dict[str, Any], dead
     connection.settimeout(_left(deadline))
     # SIGPIPE would end a worker that has set it to its default action
     connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
-    return _receive(connection, deadline, len(RECEIVED))
-
-
-def _receive(connection: socket.socket, deadline: float, length: int | None = None) -> bytes:
-    """Return one line, of `length` bytes if that is given, or its beginning if the connection ends early."""
-    line = b""
-    while not line.endswith(b"\n") and len(line) != length:
-        connection.settimeout(_left(deadline))
-        chunk = connection.recv(_CHUNK_BYTES if length is None else length - len(line))
-        if not chunk:
-            break
-        line += chunk
-    return line
+    connection.settimeout(_left(deadline))
 
 
 def _left(deadline: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -11,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from firstfault.errors import RecorderUnavailableError, UsageError
 from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
-from firstfault.recorder.folder import SOCKET, NodeFolder, Recorder, Settings
+from firstfault.recorder.folder import SOCKET, NodeFolder, Recorder
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""
@@ -28,6 +29,22 @@ _MAX_SOCKET_PATH_BYTES = 107
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - only as the parent of a folder by mkdtemp, where TMPDIR cannot be used
 _BACKLOG = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a recorder."""
+
+    output_prefix: str
+    """URI below which the recorder uploads."""
+    deadline_seconds: float
+    """Longest upload of each document after the agent's death, seconds."""
+    agent_pid: int
+    """The process that started the recorder; the recorder ends with it."""
+    listener: int
+    """Descriptor of the listening socket, inherited from the agent."""
+    left_seconds: float
+    """How long processes of the workers may run on after the agent's death, seconds."""
 
 
 def start_recorder(  # noqa: PLR0913 - keywords
@@ -61,9 +78,9 @@ def start_recorder(  # noqa: PLR0913 - keywords
             # before the recorder's process exists, so that early clients can connect
             listener.bind(str(folder.socket))
             listener.listen(_BACKLOG)
-            folder.set_up(Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno(), left_seconds))
+            settings = Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno(), left_seconds)
             process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "firstfault.recorder", str(folder.path)],
+                [sys.executable, "-m", "firstfault.recorder", str(folder.path), json.dumps(asdict(settings))],
                 stdin=subprocess.DEVNULL,
                 close_fds=True,
                 pass_fds=(listener.fileno(),),
@@ -123,7 +140,9 @@ def _make_folder(parent: str | None) -> Path:
             "give the recorder a folder with a shorter path"
         )
     where = parent or tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where if _short_enough(where) else _SHORT_FOLDER))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where if _short_enough(where) else _SHORT_FOLDER))
+    (folder / "spool").mkdir()
+    return folder
 
 
 def _short_enough(parent: str) -> bool:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from firstfault.layout import ERRORS, ROSTER, RosterKey, error_key_for, roster_key_for
+from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import (
     TERMINATED_ALONE,
     DocumentRef,
@@ -39,14 +39,13 @@ from firstfault.recorder.folder import (
     PRESENCE,
     RECEIVED,
     NodeFolder,
-    Settings,
     Spool,
     SpooledDocument,
     Target,
     tail_of,
 )
 from firstfault.recorder.left_behind import end_left_processes, pass_on_late
-from firstfault.recorder.process import IGNORED_SIGNALS
+from firstfault.recorder.process import IGNORED_SIGNALS, Settings
 from firstfault.sync import attempted, run_sync
 from firstfault.text import parse_json
 
@@ -62,16 +61,11 @@ _SPARE_THREADS = 2
 """Threads for imports, beside those of uploads to a storage that is not asynchronous."""
 
 
-def serve(folder: NodeFolder) -> None:
-    """Serve until the agent ends, then remove the folder and exit. Does not return.
-
-    Raises:
-        OSError: `folder` has no settings.
-    """
+def serve(folder: NodeFolder, settings: Settings) -> None:
+    """Serve until the agent ends, then remove the folder and exit. Does not return."""
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
-    settings = folder.read_settings()
     if not os.environ.get("FIRSTFAULT_DEBUG"):
         logging.getLogger("stamina").setLevel(logging.ERROR)  # the recorder logs lost documents, not retries
     asyncio.run(_live(folder, settings))
@@ -151,7 +145,7 @@ class _Server:
         if request["op"] == "put":
             file, target = Path(request["file"]), Target(**request["target"])
             spool = Spool(file.parent) if file.is_relative_to(self._folder.path) else None
-            return asdict(await self._uploads.put_file(target, file, spool))
+            return asdict(await self._uploads.put(target, file, spool))
         if request["op"] == "end":
             await self._uploads.drain(min(DRAIN_S, _END_SHARE * request["seconds"]))
             return {}
@@ -185,37 +179,31 @@ class _Server:
 
         There is little time: if the agent was the container's first process, the kernel is killing this one too.
         """
-        spools = self._folder.spools()
-        outcomes = await asyncio.gather(
-            self._upload_death(Resources(**self._memory.report()), time.time_ns(), time.monotonic_ns()),
-            *(self._upload_spooled(spool, item) for spool in spools for item in spool.documents(held=True)),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
+        words = self._folder.last_words.folder
+        uploads = [self._upload_spooled(spool, item) for spool in self._folder.spools() for item in spool.documents()]
+        if (data := _read(words / DOCUMENT)) is not None:
+            uploads.insert(0, self._upload_death(data, time.time_ns(), time.monotonic_ns()))
+        uploaded = []
+        for outcome in await asyncio.gather(*uploads, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 log_line(f"a document of the dead agent was not uploaded: {type(outcome).__name__}: {outcome}")
-        data = self._last_word(PRESENCE)
-        if data is None:
+            else:
+                uploaded.append(outcome)
+        if (data := _read(words / PRESENCE)) is None:
             return
         from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - heavy, seldom needed
 
         presence = decode_presence(data, PRESENCE)
-        uploaded = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
         receipts = tuple(receipt for receipt, round_ in uploaded if round_ in {None, presence.place.round})
         presence = replace(presence, receipts=receipts, timestamp_ns=time.time_ns())
         target = Target(f"{ROSTER}/{roster_key_for(presence)}")
         await self._in_time(target, self._uploads.put(target, encode_presence(presence)))
 
-    async def _upload_death(
-        self, resources: Resources, wall_ns: int, monotonic_ns: int
-    ) -> tuple[Receipt, int | None] | None:
-        """Upload the document about the agent's death at this moment; return receipt and round, None without one."""
-        data = self._last_word(DOCUMENT)
-        if data is None:
-            return None
+    async def _upload_death(self, data: bytes, wall_ns: int, monotonic_ns: int) -> tuple[Receipt, int | None]:
+        """Upload the document about the agent's death at this moment; return receipt and round."""
         from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - as above
 
-        failure = decode(data, DocumentRef(DOCUMENT))
+        failure, resources = decode(data, DocumentRef(DOCUMENT)), Resources(**self._memory.report())
         if not isinstance(failure, WorkerError):
             raise TypeError(f"{DOCUMENT} of the agent is not an error document")
         failure = replace(
@@ -226,23 +214,18 @@ class _Server:
         target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
         return await self._in_time(target, self._uploads.put(target, encode(failure))), failure.place.round
 
-    async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[Receipt, int | None] | None:
-        """Upload a spooled document if it needs that.
-
-        Returns:
-            Its receipt, and its round if it could be read; None for a roster entry.
-        """
-        is_entry = RosterKey.parse(document.name) is not None
-        failure = None if is_entry else _failure(document)
+    async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[Receipt, int | None]:
+        """Upload a spooled document if it needs that; return its receipt, and its round if it could be read."""
+        failure = _failure(document)
         rank, monotonic_ns = (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
         if document.withdrawn:
             receipt = Receipt(document.name, durable=document.is_durable, rank=rank, withdrawn=True)
         elif document.receipt is not None and document.is_durable:
             receipt = document.receipt
         else:
-            target = Target(f"{ROSTER if is_entry else ERRORS}/{document.name}", monotonic_ns, rank)
-            receipt = await self._in_time(target, self._uploads.put_file(target, document.path, spool))
-        return None if is_entry else (receipt, failure.place.round if failure is not None else None)
+            target = Target(f"{ERRORS}/{document.name}", monotonic_ns, rank)
+            receipt = await self._in_time(target, self._uploads.put(target, document.path, spool))
+        return receipt, failure.place.round if failure is not None else None
 
     async def _in_time(self, target: Target, upload: Coroutine[None, None, Receipt]) -> Receipt:
         seconds = self._settings.deadline_seconds
@@ -253,9 +236,6 @@ class _Server:
         if not receipt.durable:
             log_line(f"{target.name} was not uploaded: {receipt.error}")
         return receipt
-
-    def _last_word(self, name: str) -> bytes | None:
-        return _read(self._folder.last_words.folder / name)
 
 
 async def _agent_gone(pid: int) -> None:
@@ -363,13 +343,9 @@ class Uploads:
 
         return await open_store(self._output_prefix).__aenter__()
 
-    async def put(self, target: Target, data: bytes) -> Receipt:
-        """Write an object and return its receipt; never raises. See `firstfault.recorder.Recorder.put`."""
-        return await self._once(target.path, partial(self._put, target, data))
-
-    async def put_file(self, target: Target, file: Path, spool: Spool | None) -> Receipt:
-        """Upload a file, write its receipt to its `spool`, if any, and return the receipt; never raises."""
-        return await self._once(target.path, partial(self._put_file, target, file, spool))
+    async def put(self, target: Target, source: bytes | Path, spool: Spool | None = None) -> Receipt:
+        """Write an object, from bytes or a file, and return its receipt, also into `spool`; never raises."""
+        return await self._once(target.path, partial(self._put, target, source, spool))
 
     async def names(self, folder: str) -> tuple[list[str], str]:
         """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
@@ -408,15 +384,12 @@ class Uploads:
         async with self._slots:
             return await attempted(call(self._store))
 
-    async def _put(self, target: Target, data: bytes) -> Receipt:
-        _, error = await self._with_store(lambda store: store.put(target.path, data))
-        return target.failed(error) if error else target.done()
-
-    async def _put_file(self, target: Target, file: Path, spool: Spool | None) -> Receipt:
-        data = _read(file)
+    async def _put(self, target: Target, source: bytes | Path, spool: Spool | None) -> Receipt:
+        data = _read(source) if isinstance(source, Path) else source
         if data is None:
-            return target.failed(f"{file} could not be read")
-        receipt = await self._put(target, data)
+            return target.failed(f"{source!s} could not be read")
+        _, error = await self._with_store(lambda store: store.put(target.path, data))
+        receipt = target.failed(error) if error else target.done()
         if spool is not None:
             with contextlib.suppress(OSError):  # no folder, or a full disk; the client gets the answer anyway
                 spool.add_receipt(receipt)
