@@ -101,8 +101,7 @@ def test_stock_tasks_become_ours(run: Run) -> None:
     assert _name(variable) == "FLYTE_INTERNAL_ERROR_PROPAGATION"
     assert not variable.get("value")
     for name, found in hooked.items():
-        assert found["class"] == ("StockPyTorchTask" if name == "pods" else "StockElasticTask")
-        assert "Stock" not in stock[name]["class"]
+        assert found["class"] == ("PyTorchFunctionTask" if name == "pods" else "ElasticFunctionTask")
         _without_variable(found["template"])
         _without_variable(stock[name]["template"])
         assert found["template"] == stock[name]["template"]
@@ -151,7 +150,7 @@ print(config.nnodes, config.monitor_interval, config.strategy, type(config).__mo
     done = run(code)
     assert done.returncode == 0, done.stderr
     assert "firstfault failed" not in done.stderr
-    assert "StockElasticTask True" in done.stdout.splitlines()
+    assert "ElasticFunctionTask True" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1] == "8 0.1 evidence flytekitplugins.firstfault.config"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
@@ -26,6 +26,8 @@ STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
 RENDEZVOUS_BACKEND = "c10d"
 _NNODES = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?")
 START_METHODS = ("spawn", "fork")
+_STOCK_INTERVAL_S = 5
+"""kfpytorch's default `monitor_interval`; a task with it gets ours."""
 
 
 class RestartPolicy(enum.Enum):
@@ -82,21 +84,10 @@ class Master:
     restart_policy: RestartPolicy | None = None
 
 
-@dataclass
-class PyTorch:
-    """A PyTorchJob of one master pod and several worker pods; each pod runs one process, without an elastic agent.
+@dataclass(kw_only=True)
+class _Recorded:
+    """The fields that both configurations have beside kfpytorch's."""
 
-    Raises:
-        firstfault.errors.UsageError: a field has a value that is not valid.
-    """
-
-    master: Master = field(default_factory=Master)
-    worker: Worker = field(default_factory=Worker)
-    run_policy: RunPolicy | None = None
-    num_workers: int | None = None
-    """Older spelling of ``worker.replicas``."""
-    increase_shared_mem: bool = True
-    """Mount a memory volume at /dev/shm. flytekit's newer way is ``@task(shared_memory=True)``."""
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause: a built-in one, or one that is registered."""
     settle_seconds: float = 10.0
@@ -110,12 +101,38 @@ class PyTorch:
     yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
 
     def __post_init__(self) -> None:
-        """Check the fields."""
-        _check(self, _OF_BOTH)
+        """Check the fields, so that a bad value is refused before the task is registered."""
+        get_strategy(self.strategy)
+        if self.retry_policy is not None:
+            as_policy(self.retry_policy)
+        self._check(_OF_BOTH)
+
+    def _check(self, checks: Mapping[str, _Check]) -> None:
+        for name, (wanted, is_valid) in checks.items():
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise UsageError(f"{type(self).__name__}.{name} must be {wanted}, not {value!r}")
 
 
 @dataclass
-class Elastic:
+class PyTorch(_Recorded):
+    """A PyTorchJob of one master pod and several worker pods; each pod runs one process, without an elastic agent.
+
+    Raises:
+        firstfault.errors.UsageError: a field has a value that is not valid.
+    """
+
+    master: Master = field(default_factory=Master)
+    worker: Worker = field(default_factory=Worker)
+    run_policy: RunPolicy | None = None
+    num_workers: int | None = None
+    """Older spelling of ``worker.replicas``."""
+    increase_shared_mem: bool = True
+    """Mount a memory volume at /dev/shm. flytekit's newer way is ``@task(shared_memory=True)``."""
+
+
+@dataclass
+class Elastic(_Recorded):
     """Torch elastic training on one node (``nnodes=1``, a plain pod) or several nodes (a PyTorchJob).
 
     Like ``torchrun``, it sets ``OMP_NUM_THREADS`` to 1 if a node runs several processes and the variable is not set.
@@ -139,23 +156,12 @@ class Elastic:
     increase_shared_mem: bool = True
     """Mount a memory volume at /dev/shm. flytekit's newer way is ``@task(shared_memory=True)``."""
     run_policy: RunPolicy | None = None
-    strategy: str = DEFAULT_STRATEGY
-    """Name of the strategy that finds the root cause: a built-in one, or one that is registered."""
-    settle_seconds: float = 10.0
-    """Seconds that a failed node waits, at most, for the other nodes' reports."""
-    upload_deadline_seconds: float = 5.0
-    """Seconds that a failing worker waits, at most, until the storage has confirmed its error document."""
     stop_seconds: float = 2.0
     """Seconds that the agent waits for its workers to stop before it kills them; torch waits 30. The agent stops them
     when another worker failed or the pod is terminated. A worker that failed has 8 s for its exit handlers."""
-    retry_policy: RetryPolicy | None = None
-    """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of `max_restarts`: a fault that is not worth
     another try ends the attempt. False: torch elastic restarts the workers after any failure."""
-    deck: bool | None = None
-    """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
-    yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
     in_process_restart: RestartsInProcess | None = None
     """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
     None: they do not."""
@@ -193,8 +199,9 @@ class Elastic:
     """LOCAL_RANK is 0 in each worker, which sees its own GPU only."""
 
     def __post_init__(self) -> None:
-        """Check the fields, so that a bad value is refused before the task is registered."""
-        _check(self, _OF_BOTH | _OF_ELASTIC)
+        """Check the fields of this configuration, too."""
+        super().__post_init__()
+        self._check(_OF_ELASTIC)
         parse_nnodes(self.nnodes)
         for name in ("redirects", "tee"):
             parse_streams(getattr(self, name), f"Elastic.{name}", self.nproc_per_node)
@@ -253,16 +260,6 @@ _OF_ELASTIC: dict[str, _Check] = {
 }
 
 
-def _check(config: Elastic | PyTorch, checks: Mapping[str, _Check]) -> None:
-    get_strategy(config.strategy)
-    if config.retry_policy is not None:
-        as_policy(config.retry_policy)
-    for name, (wanted, is_valid) in checks.items():
-        value = getattr(config, name)
-        if not is_valid(value):
-            raise UsageError(f"{type(config).__name__}.{name} must be {wanted}, not {value!r}")
-
-
 def parse_nnodes(nnodes: int | str) -> tuple[int, int]:
     """Return (minimum, maximum) number of nodes.
 
@@ -275,3 +272,21 @@ def parse_nnodes(nnodes: int | str) -> tuple[int, int]:
     if not 1 <= smallest <= largest:
         raise UsageError(f'Elastic.nnodes must be a number like 2 or a range like "1:4", not {nnodes!r}')
     return smallest, largest
+
+
+def as_own(config: Any) -> Any:
+    """Return one of kfpytorch's configurations as ours; any other as it is."""
+    if isinstance(config, Elastic | PyTorch):
+        return config
+    values = _values(config)
+    if "nproc_per_node" not in values:
+        return PyTorch(
+            **{**values, "master": Master(**_values(config.master)), "worker": Worker(**_values(config.worker))}
+        )
+    if values["monitor_interval"] == _STOCK_INTERVAL_S:
+        del values["monitor_interval"]
+    return Elastic(**values)
+
+
+def _values(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}

@@ -89,8 +89,9 @@ def run_training(
     entrypoint, args = _entrypoint(config, function, keeps_decks=keeps_decks)
     if engine is None:
         results = _launch_plain(launch, entrypoint, args)
-        restart = config.in_process_restart
-        return _hand_over(results if restart is None else restart.by_last_rank(results))
+        if config.in_process_restart is not None:
+            results = config.in_process_restart.by_last_rank(results)
+        return _hand_over(results)
     with error_files_removed(launch):
         try:
             results = run_node(job_of(launch, entrypoint, args), engine=engine, options=options)
@@ -107,11 +108,8 @@ def _launch_plain(config: LaunchConfig, entrypoint: Callable[..., Any], args: tu
 
     try:
         results: dict[int, Any] = elastic_launch(config=config, entrypoint=entrypoint)(*args)
-    except ChildFailedError as error:
+    except (ChildFailedError, SignalException) as error:
         raise _plain_failure(error) from error
-    except SignalException as error:
-        logger.warning("the agent was terminated (%s); this pod leaves no outputs", error)
-        raise IgnoreOutputs from error
     return results
 
 
@@ -240,13 +238,17 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
 
 def _plain_failure(error: Exception) -> Exception:
     """Return kfpytorch's exception for the failure that torch kept: recoverable if its worker marked it so."""
-    if not isinstance(error, ChildFailedError):
-        return IgnoreOutputs() if isinstance(error, SignalException) else ElasticTaskError(error)
-    _, first = error.get_first_failure()
-    if was_recoverable(first.error_file):
-        recoverable: Exception = FlyteRecoverableException(str(error), timestamp=first.timestamp)
-        return recoverable
-    return ElasticTaskError(error, timestamp=first.timestamp)
+    raised: Exception = ElasticTaskError(error)
+    if isinstance(error, SignalException):
+        logger.warning("the agent was terminated (%s); this pod leaves no outputs", error)
+        raised = IgnoreOutputs()
+    elif isinstance(error, ChildFailedError):
+        _, first = error.get_first_failure()
+        if was_recoverable(first.error_file):
+            raised = FlyteRecoverableException(str(error), timestamp=first.timestamp)
+        else:
+            raised = ElasticTaskError(error, timestamp=first.timestamp)
+    return raised
 
 
 def _local_error(failed: NodeFailedError) -> Exception:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -231,20 +232,7 @@ def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float =
         give_up: ends the wait.
         seconds: longest wait; a minute if the storage does not let this pod look.
     """
-    limit = seconds
-
-    def look() -> bool:
-        nonlocal limit
-        limit = seconds
-        try:
-            return outputs_are_there(output_prefix)
-        except StoreError as error:
-            if isinstance(error, AccessDeniedError):
-                limit = min(OUTPUTS_REFUSED_S, seconds)
-            logger.warning("cannot look for rank 0's outputs: %s", error)
-            return False
-
-    return _await(look, "rank 0's pod has written no outputs", give_up, lambda: limit)
+    return _await(partial(outputs_are_there, output_prefix), "rank 0's pod has written no outputs", give_up, seconds)
 
 
 def outputs_are_there(output_prefix: str) -> bool:
@@ -296,18 +284,25 @@ def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None,
         return False
 
     missed = "the elected pod has not written the deck"
-    return _await(is_marked, missed, give_up or threading.Event(), lambda: seconds)
+    return _await(is_marked, missed, give_up or threading.Event(), seconds)
 
 
-def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event, limit: Callable[[], float]) -> bool:
+def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, seconds: float) -> bool:
     began = time.monotonic()
     pause: float = OUTPUTS_POLL_S
-    while not are_there():
-        left = began + limit() - time.monotonic()
+    while True:
+        limit = seconds
+        try:
+            if is_there():
+                return True
+        except StoreError as error:
+            logger.warning("cannot look for rank 0's outputs: %s", error)
+            if isinstance(error, AccessDeniedError):
+                limit = min(OUTPUTS_REFUSED_S, seconds)
+        left = began + limit - time.monotonic()
         if left <= 0:
-            logger.warning("%s within %g s; this pod waits no longer", missed, limit())
+            logger.warning("%s within %g s; this pod waits no longer", missed, limit)
             return False
         if give_up.wait(min(pause, left)):
             return False
         pause = min(pause * 1.5, LONGEST_OUTPUTS_POLL_S)
-    return True

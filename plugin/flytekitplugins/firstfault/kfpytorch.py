@@ -25,7 +25,7 @@ class TaskTypes(dict[type, Any]):
             # flytekit is imported completely when a task is defined, but not when it loads this module
             from flytekitplugins.firstfault import task  # noqa: PLC0415
 
-            return task.StockElasticTask if config.__name__ == "Elastic" else task.StockPyTorchTask
+            return task.ElasticFunctionTask if config.__name__ == "Elastic" else task.PyTorchFunctionTask
         return super().__getitem__(config)
 
 

@@ -6,7 +6,6 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     RestartPolicy,
     RunPolicy,
     Worker,
+    as_own,
     parse_nnodes,
 )
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, sealed_name
@@ -55,18 +55,17 @@ _SINGLE_NODE_TASK_TYPE = "python-task"
 _TASK_TYPE_VERSION = 1
 """Version of the task template; the backend reads it."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
-_STOCK_INTERVAL_S = 5
-"""kfpytorch's default `monitor_interval`; a task with it gets ours."""
 
 
 class _ReportingTask(PythonFunctionTask[Any]):
-    """The base of both task types."""
+    """The base of both task types. The configuration may also be kfpytorch's, see `kfpytorch`."""
 
     _deck_writers: tuple[Phase, ...] = (Phase.FAILED, Phase.SUCCEEDED)
     """Last phases of nodes whose pods still run and can write the deck."""
 
-    def __init__(self, task_config: Elastic | PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
-        environment = {STRATEGY_VARIABLE: task_config.strategy, **(kwargs.pop("environment", None) or {})}
+    def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        config = as_own(task_config)
+        environment = {STRATEGY_VARIABLE: config.strategy, **(kwargs.pop("environment", None) or {})}
         self._wants_shared_memory = False
         self._leaves_deck = False
         super().__init__(
@@ -76,10 +75,10 @@ class _ReportingTask(PythonFunctionTask[Any]):
             environment=environment,
             **kwargs,
         )
-        if task_config.deck and self._disable_deck:
-            kind = type(task_config).__name__
+        if config.deck and self._disable_deck:
+            kind = type(config).__name__
             raise UsageError(f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)")
-        if task_config.increase_shared_mem and not self.shared_memory:
+        if config.increase_shared_mem and not self.shared_memory:
             warnings.warn(
                 "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
                 "use @task(shared_memory=True) instead",
@@ -90,6 +89,11 @@ class _ReportingTask(PythonFunctionTask[Any]):
                 add_shared_mem_volume_to_pod_template(self.pod_template)
             else:
                 self._wants_shared_memory = True
+
+    @property
+    def task_config(self) -> Any:
+        """The configuration as `Elastic` or `PyTorch`; ``with_overrides`` may replace it by another of its own type."""
+        return as_own(self._task_config)
 
     @property
     def pod_template(self) -> PodTemplate | None:
@@ -365,46 +369,3 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
 
 TaskPlugins.register_pythontask_plugin(Elastic, ElasticFunctionTask)
 TaskPlugins.register_pythontask_plugin(PyTorch, PyTorchFunctionTask)
-
-
-# --- tasks with kfpytorch's configurations ----------------------------------------------------------------------------
-
-
-class _StockConfig:
-    """Keeps kfpytorch's configuration, which ``with_overrides`` may replace, and shows it as ours."""
-
-    _task_config: Any
-
-    def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
-        super().__init__(_ours(task_config), task_function, **kwargs)  # type: ignore[call-arg]
-        self._task_config = task_config
-
-    @property
-    def task_config(self) -> Any:
-        return _ours(self._task_config)
-
-
-class StockElasticTask(_StockConfig, ElasticFunctionTask):
-    """A task with kfpytorch's `Elastic`."""
-
-
-class StockPyTorchTask(_StockConfig, PyTorchFunctionTask):
-    """A task with kfpytorch's `PyTorch`."""
-
-
-def _ours(config: Any) -> Any:
-    """Return one of kfpytorch's configurations as ours; any other as it is."""
-    if isinstance(config, Elastic | PyTorch):
-        return config
-    values = _values(config)
-    if "nproc_per_node" not in values:
-        return PyTorch(
-            **{**values, "master": Master(**_values(config.master)), "worker": Worker(**_values(config.worker))}
-        )
-    if values["monitor_interval"] == _STOCK_INTERVAL_S:
-        del values["monitor_interval"]
-    return Elastic(**values)
-
-
-def _values(config: Any) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(config)}
