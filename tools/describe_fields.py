@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.wire.fields import FAILURE
-from firstfault.wire.json_schemas import RESTART, RESTART_SCHEMA, schema_parts
+from firstfault.wire.json_schemas import DECISION, RESTART, RESTART_SCHEMA, VERDICT
 
 DOCS = Path(__file__).parents[1] / "docs"
 FORMAT = DOCS / "format.md"
@@ -21,8 +21,8 @@ _WIDTH = 110
 
 def described(page: str) -> str:
     """Return the text of docs/format.md with today's lists of evidence and of a restart's keys."""
-    record = [(row.key, row.meaning) for row in RESTART]
-    record = [("schema", f"`{RESTART_SCHEMA}`"), *record, ("world_size", '`{"before", "after"}`: ranks')]
+    record = [(key, value["description"]) for key, value in RESTART.schema["properties"].items()]
+    record.insert(0, ("schema", f"`{RESTART_SCHEMA}`"))
     page = _with_list(page, "Evidence in a failure", [(field.name, field.meaning) for field in FAILURE.fields])
     return _with_list(page, "Key of a record", record)
 
@@ -35,7 +35,7 @@ def _with_list(page: str, title: str, rows: list[tuple[str, str]]) -> str:
 
 def with_parts(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema with today's verdict and decision."""
-    return {**schema, "$defs": {**schema["$defs"], **schema_parts()}}
+    return {**schema, "$defs": {**schema["$defs"], "verdict": VERDICT.schema, "decision": DECISION.schema}}
 
 
 def lines_of(value: Any, indent: int = 0) -> str:

@@ -20,7 +20,7 @@ from firstfault.model import Decision, DocumentRef, JobErrors, NodePresence, Ori
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.wire.documents import decode, encode_seal, pack
-from firstfault.wire.json_schemas import decision_from_json, to_json, verdict_from_json
+from firstfault.wire.json_schemas import from_json, to_json
 from firstfault_torch.budgets import (
     CONCLUDING_S,
     FIRST_TURN_S,
@@ -274,10 +274,9 @@ def sealed_elsewhere(document: bytes, recording: Recording, *, durable: bool) ->
     seal = decode(document, DocumentRef(ERROR_FILE))
     if not isinstance(seal, Seal):
         raise BadDocumentError(f"the {ERROR_FILE} holds no sealed verdict")
-    verdict, decision = verdict_from_json(seal.json), decision_from_json(seal.json)
-    if verdict is None or decision is None:
+    if (sealed := from_json(seal.json)) is None:
         raise BadDocumentError(f"the {ERROR_FILE} was sealed by another version")
-    return SealedVerdict(verdict, decision, seal, document, recording, for_all=True, durable=durable)
+    return SealedVerdict(*sealed, seal, document, recording, for_all=True, durable=durable)
 
 
 def torch_error_data(verdict: Verdict) -> dict[str, Any]:

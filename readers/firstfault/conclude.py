@@ -16,7 +16,7 @@ from firstfault.model import Origin, Phase, Place, RestartKind, RestartRecord, S
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, is_again
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
-from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
+from firstfault.wire.json_schemas import from_json
 
 if TYPE_CHECKING:
     from firstfault.model import Decision, JobErrors, Seal, Verdict
@@ -58,20 +58,19 @@ def conclude(
     if not failed(job):
         return None
     diagnosis = diagnose(job)
-    seal = _seal_of(job)
+    seal, sealed = _seal_of(job)
     if seal is not None and _overrules(seal, job, strategy):
-        verdict = _verdict_of_seal(seal, job)
+        verdict = _verdict_of_seal(seal, sealed[0] if sealed is not None else None, job)
     else:
         verdict = run_strategy(chosen or strategy_of(job.seals), job, diagnosis)
     context = context or RetryContext(pods_alive=pods_live(job))
-    decision = None
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
-    if policy is None and seal is not None and is_sealed:
-        # sealed under the task's own policy, which this reader need not have
-        decision = decision_from_json(seal.json)
-        if decision is not None:
-            decision = replace(decision, enforced=context.pods_alive)
-    return Conclusion(job, verdict, decision or decide(verdict, policy, context), diagnosis)
+    if policy is None and sealed is not None and is_sealed:
+        # under the task's own policy, which this reader need not have
+        decision = replace(sealed[1], enforced=context.pods_alive)
+    else:
+        decision = decide(verdict, policy, context)
+    return Conclusion(job, verdict, decision, diagnosis)
 
 
 def failed(job: JobErrors) -> bool:
@@ -93,19 +92,22 @@ def strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
     return get_strategy(DEFAULT_STRATEGY)
 
 
-def _seal_of(job: JobErrors) -> Seal | None:
-    """Return the sealed verdict that rests on the most documents, without those that are not valid.
+def _seal_of(job: JobErrors) -> tuple[Seal | None, tuple[Verdict, Decision] | None]:
+    """Return the valid seal that rests on the most documents, and its verdict and decision.
 
     Of an attempt without documents, one that another version sealed is taken all the same: Flyte's part is readable.
     """
-    valid = [seal for seal in job.seals if verdict_from_json(seal.json) is not None]
-    chosen = valid or ([] if job.failures else job.seals)
-    if left := len(job.seals) - len(valid):
-        use = "only its code and message are used" if chosen and not valid else "it is ignored"
-        more = f", as in {left - 1} more" if left > 1 else ""
-        first = next(seal.name for seal in job.seals if seal not in valid)
-        logger.warning("the verdict in %s is not valid, or of another version%s; %s", first, more, use)
-    return chosen[0] if chosen else None
+    read = [(seal, from_json(seal.json)) for seal in job.seals]
+    valid = [(seal, sealed) for seal, sealed in read if sealed is not None]
+    invalid = [seal for seal, sealed in read if sealed is None]
+    is_used = bool(invalid) and not valid and not job.failures
+    if invalid:
+        use = "only its code and message are used" if is_used else "it is ignored"
+        more = f", as in {len(invalid) - 1} more" if len(invalid) > 1 else ""
+        logger.warning("the verdict in %s is not valid, or of another version%s; %s", invalid[0].name, more, use)
+    if valid:
+        return valid[0]
+    return (invalid[0] if is_used else None), None
 
 
 def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy | None) -> bool:
@@ -123,8 +125,7 @@ def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy |
     return not is_whole
 
 
-def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
-    verdict = verdict_from_json(seal.json)
+def _verdict_of_seal(seal: Seal, verdict: Verdict | None, job: JobErrors) -> Verdict:
     if verdict is None:
         # sealed by another version; the part that Flyte reads is readable all the same
         what = (seal.code, seal.message, seal.kind, seal.origin)

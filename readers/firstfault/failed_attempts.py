@@ -26,7 +26,7 @@ from firstfault.report.words import first_line, short_pod
 from firstfault.store import ObjectInfo, Page, ReadableStore, Store, join, open_store
 from firstfault.sync import attempted, gathered, run_sync
 from firstfault.text import one_line
-from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
+from firstfault.wire.json_schemas import from_json
 
 _AT_ONCE = 32
 """Attempts that are read at the same time."""
@@ -177,8 +177,8 @@ class _Reader:
         read = [await read_document(self._store, item.name, item) for item in files]
         stock = [item for item in read if not isinstance(item, Seal)]
         for seal in sorted((item for item in read if isinstance(item, Seal)), key=lambda seal: seal.order):
-            verdict, decision = verdict_from_json(seal.json), decision_from_json(seal.json)
-            if verdict is not None and decision is not None:
+            if (sealed := from_json(seal.json)) is not None:
+                verdict, decision = sealed
                 line = one_line(seal.message, _LINE)
                 return await self._with_machine(_summary(uri, found, verdict, decision, line), found, verdict)
         reader = MultiErrorFileOutputReader(uri)

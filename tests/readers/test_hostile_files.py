@@ -23,11 +23,10 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presenc
 from firstfault.wire.json_schemas import (
     MAX_RANKS,
     MAX_SENTENCES,
-    decision_from_json,
+    from_json,
     restart_from_json,
     restart_to_json,
     to_json,
-    verdict_from_json,
 )
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
@@ -100,7 +99,7 @@ def test_every_field_of_a_seal(attempt: Attempt) -> None:
     """A seal with any value in any field is drawn if it is valid, else ignored."""
     drawn = set()
     for text in _changes(_SEALED):
-        read = (verdict_from_json(text), decision_from_json(text))
+        read = from_json(text)
         if repr(read) in drawn:
             continue  # the same report
         drawn.add(repr(read))
@@ -112,10 +111,9 @@ def test_every_field_of_a_seal(attempt: Attempt) -> None:
 def test_a_seal_has_the_types_of_the_schema() -> None:
     """What is read of a changed seal is written again as it was: nothing in it was taken for something else."""
     for text in _changes(_SEALED):
-        verdict, decision = verdict_from_json(text), decision_from_json(text)
-        if verdict is None or decision is None:
+        if (read := from_json(text)) is None:
             continue
-        again, said = json.loads(to_json(verdict, decision)), json.loads(text)
+        again, said = json.loads(to_json(*read)), json.loads(text)
         for whole in (again, said):  # what may be left out
             whole["verdict"]["coverage"].setdefault("notes", [])
             whole["decision"].setdefault("retries_left", None)
@@ -141,7 +139,7 @@ def test_a_seal_has_no_endless_lists(changes: Callable[[int], dict[str, Any]], l
     """A seal with more of anything than a job can have is not valid: to print it would take minutes."""
     for count, is_valid in ((limit, True), (limit + 1, False)):
         verdict = replace(VERDICT, **changes(count))
-        assert verdict_from_json(to_json(verdict, DECISION)) == (verdict if is_valid else None)
+        assert from_json(to_json(verdict, DECISION)) == ((verdict, DECISION) if is_valid else None)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from firstfault.model import CATEGORIES, Coverage, Decision, Kind, Origin, Scope, Suspect, Verdict, Victims
 from firstfault.testing import START_NS, make_error
 from firstfault.wire.json_schemas import (
-    decision_from_json,
     format_timestamp,
+    from_json,
     parse_timestamp,
     to_json,
-    verdict_from_json,
     verdict_to_dict,
 )
 from tests.seals import DECISION, VERDICT
@@ -63,9 +62,9 @@ def test_numbers_that_no_job_has(part: str, name: str | int) -> None:
     for number in (-1, 2**32 + 1, 10**400, 1.5):
         document = json.loads(whole)
         document["verdict"][part][name] = number
-        assert verdict_from_json(json.dumps(document)) is None, number
-    assert verdict_from_json(whole.replace('"count":3', '"count":1e999')) is None
-    assert decision_from_json(whole.replace('"retries_left":null', '"retries_left":1e999')) is None
+        assert from_json(json.dumps(document)) is None, number
+    for ours, other in (('"count":3', '"count":1e999'), ('"retries_left":null', '"retries_left":1e999')):
+        assert from_json(whole.replace(ours, other)) is None
 
 
 def test_the_contract() -> None:
@@ -113,8 +112,7 @@ def test_the_contract() -> None:
     # keys of a newer version are ignored in every part
     for part in (document, document["verdict"], document["decision"], document["verdict"]["coverage"]):
         part["new"] = 1
-    assert verdict_from_json(json.dumps(document)) == VERDICT
-    assert decision_from_json(json.dumps(document)) == DECISION
+    assert from_json(json.dumps(document)) == (VERDICT, DECISION)
 
 
 @given(_VERDICTS, _DECISIONS)
@@ -123,13 +121,12 @@ def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) ->
     text = to_json(verdict, decision)
     assert text.isascii()
     assert text.isprintable()
-    assert verdict_from_json(text) == verdict
-    assert decision_from_json(text) == decision
+    assert from_json(text) == (verdict, decision)
 
 
 def test_the_root_is_not_written() -> None:
     """The JSON does not have the root."""
-    assert verdict_from_json(to_json(replace(VERDICT, root=make_error()), DECISION)) == VERDICT
+    assert from_json(to_json(replace(VERDICT, root=make_error()), DECISION)) == (VERDICT, DECISION)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +148,7 @@ def test_the_root_is_not_written() -> None:
 )
 def test_what_is_no_report_is_none(text: str) -> None:
     """Any text of another schema is read as None."""
-    assert verdict_from_json(text) is None
-    assert decision_from_json(text) is None
+    assert from_json(text) is None
 
 
 # --- times ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from firstfault.report.data import AttemptSummary, sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
+from firstfault.wire.json_schemas import from_json
 from tests.all_forms import FORMS
 from tests.reports.scenes import SCENES, report_on
 
@@ -184,7 +184,8 @@ def test_each_report_matches_the_schema(name: str) -> None:
     report = SCENES[name]()
     text = json_report(report)
     Draft202012Validator(_closed(_SCHEMA)).validate(json.loads(text))
-    assert decision_from_json(text) == report.decision
-    found = verdict_from_json(text)
+    found = from_json(text)
     assert found is not None
-    assert (found.headline, found.ranks) == (report.verdict.headline, report.verdict.ranks)
+    verdict, decision = found
+    assert decision == report.decision
+    assert (verdict.headline, verdict.ranks) == (report.verdict.headline, report.verdict.ranks)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from firstfault.lazy import lazy_names
 from firstfault.report.data import Report, report_of
-from firstfault.wire.json_schemas import to_json, verdict_from_json, verdict_to_dict
+from firstfault.wire.json_schemas import from_json, to_json, verdict_to_dict
 
 if TYPE_CHECKING:
     from firstfault.render.plain import flyte_message, markdown
 
-__all__ = ["Report", "flyte_message", "markdown", "report_of", "to_json", "verdict_from_json", "verdict_to_dict"]
+__all__ = ["Report", "flyte_message", "from_json", "markdown", "report_of", "to_json", "verdict_to_dict"]
 
 __getattr__, _ = lazy_names(
     __name__,

@@ -58,7 +58,9 @@ class Row:
     name: str = ""
     """Of the model's attribute; empty: the key's."""
     meaning: str = ""
-    """For the schema."""
+    """For the schema, and for docs/format.md."""
+    is_flat: bool = False
+    """Whether the keys of its object are attributes of the model around it."""
 
 
 class Rows(Kind):
@@ -69,11 +71,16 @@ class Rows(Kind):
         schema = {"type": "object", "required": [row.key for row in rows], "properties": described}
 
         def write(value: Any) -> dict[str, Any]:
-            return {row.key: row.kind.write(getattr(value, row.name or row.key)) for row in rows}
+            return {
+                row.key: row.kind.write(value if row.is_flat else getattr(value, row.name or row.key)) for row in rows
+            }
 
         def read(found: Any) -> Any:
-            # keys that this version does not know are left out
-            return model(**{row.name or row.key: row.kind.read(found[row.key]) for row in rows})
+            attributes: dict[str, Any] = {}
+            for row in rows:  # keys that this version does not know are left out
+                part = row.kind.read(found[row.key])
+                attributes |= part if row.is_flat else {row.name or row.key: part}
+            return model(**attributes)
 
         super().__init__(schema, read, write)
 
@@ -185,8 +192,8 @@ _COVERAGE = Rows(
     Row("complete", _FLAG),
     Row("notes", _SENTENCES),
 )
-_VERDICT = Rows(
-    dict,
+VERDICT = Rows(
+    Verdict,
     Row("scope", _one_of(model.Scope)),
     Row("ranks", _list_of(_COUNT, MAX_RANKS), meaning="Global ranks of the root cause."),
     Row("node", _or_null(_TEXT), meaning="Its pod, or its machine without Kubernetes."),
@@ -204,11 +211,9 @@ _VERDICT = Rows(
     Row("victims", Rows(model.Victims, Row("count", _COUNT), Row("ranks", _LINES, "by_rank"))),
     Row("coverage", _COVERAGE),
     Row("settled", _FLAG),
+    Row("documents", Rows(dict, Row("digest", _TEXT), Row("count", _COUNT, "document_count")), is_flat=True),
 )
-"""Without `documents`, which is last."""
-_DOCUMENTS = Rows(dict, Row("digest", _TEXT), Row("count", _COUNT, "document_count"))
-"""Two attributes of the verdict itself."""
-_DECISION = Rows(
+DECISION = Rows(
     Decision,
     Row("retry", _FLAG),
     Row("kind", _one_of(model.Kind)),
@@ -227,31 +232,23 @@ def to_json(verdict: Verdict, decision: Decision) -> str:
 
 def verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
     """Return the verdict as an object of the schema."""
-    return {**_VERDICT.write(verdict), "documents": _DOCUMENTS.write(verdict)}
+    written: dict[str, Any] = VERDICT.write(verdict)
+    return written
 
 
 def decision_to_dict(decision: Decision) -> dict[str, Any]:
     """Return the decision as an object of the schema."""
-    written: dict[str, Any] = _DECISION.write(decision)
+    written: dict[str, Any] = DECISION.write(decision)
     return written
 
 
-def verdict_from_json(text: str) -> Verdict | None:
-    """Return the verdict that `to_json` wrote, without its root; None for any other text."""
+def from_json(text: str) -> tuple[Verdict, Decision] | None:
+    """Return the verdict, without its root, and the decision that `to_json` wrote; None for any other text."""
     try:
-        found = _of_schema(SCHEMA, text)["verdict"]
-        return Verdict(**_VERDICT.read(found), **_DOCUMENTS.read(found["documents"]))
+        document = _of_schema(SCHEMA, text)
+        return VERDICT.read(document["verdict"]), DECISION.read(document["decision"])
     except _NOT_OURS:
         return None
-
-
-def decision_from_json(text: str) -> Decision | None:
-    """Return the decision that `to_json` wrote; None for any other text."""
-    try:
-        decision: Decision = _DECISION.read(_of_schema(SCHEMA, text)["decision"])
-    except _NOT_OURS:
-        return None
-    return decision
 
 
 def _of_schema(schema: str, text: str | bytes) -> Any:
@@ -261,16 +258,6 @@ def _of_schema(schema: str, text: str | bytes) -> Any:
     return document
 
 
-def schema_parts() -> dict[str, Any]:
-    """Return the definitions of verdict and decision, for the JSON Schema in docs/schemas."""
-    required = [*_VERDICT.schema["required"], "documents"]
-    properties = {**_VERDICT.schema["properties"], "documents": _DOCUMENTS.schema}
-    return {
-        "verdict": {**_VERDICT.schema, "required": required, "properties": properties},
-        "decision": _DECISION.schema,
-    }
-
-
 # --- restarts -------------------------------------------------------------------------------------------------------
 
 _KIND = "`round`: torch elastic's worker group. `in-process`: the training function, in processes that live on"
@@ -278,7 +265,11 @@ _LOST = (
     "from then until the worker processes were started again; `null` if they were not, or not yet. Work since the last "
     "checkpoint is not included"
 )
-RESTART = (
+_SIZES = Rows(
+    dict, Row("before", _or_null(_COUNT), "world_size_before"), Row("after", _or_null(_COUNT), "world_size_after")
+)
+RESTART = Rows(
+    RestartRecord,
     Row("kind", _one_of(RestartKind), meaning=_KIND),
     Row("number", _COUNT, meaning="of the round or iteration that failed, from 0"),
     Row("headline", _LINE, meaning="the verdict in one line"),
@@ -291,25 +282,20 @@ RESTART = (
     Row("category", _LINE, meaning="of the root cause; empty: not known"),
     Row("timestamp", _TIME, "timestamp_ns", "when the root cause failed, RFC 3339 in UTC"),
     Row("lost_seconds", _or_null(_SECONDS), meaning=_LOST),
+    Row("world_size", _SIZES, meaning='`{"before", "after"}`: ranks', is_flat=True),
 )
-"""Without `world_size`, which is last."""
-_RESTART = Rows(dict, *RESTART)
-_SIZES = Rows(
-    dict, Row("before", _or_null(_COUNT), "world_size_before"), Row("after", _or_null(_COUNT), "world_size_after")
-)
-"""Two attributes of the record itself."""
 
 
 def restart_to_json(record: RestartRecord) -> bytes:
     """Return the record as one line of ASCII."""
-    document: dict[str, Any] = {"schema": RESTART_SCHEMA, **_RESTART.write(record), "world_size": _SIZES.write(record)}
+    document = {"schema": RESTART_SCHEMA, **RESTART.write(record)}
     return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
 
 def restart_from_json(data: bytes) -> RestartRecord | None:
     """Return the record that `restart_to_json` wrote; None for any other text. Unknown fields are left out."""
     try:
-        document = _of_schema(RESTART_SCHEMA, data)
-        return RestartRecord(**_RESTART.read(document), **_SIZES.read(document["world_size"]))
+        record: RestartRecord = RESTART.read(_of_schema(RESTART_SCHEMA, data))
     except _NOT_OURS:
         return None
+    return record
