@@ -15,7 +15,7 @@ from firstfault.strategies import get_strategy, reads_of
 from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
@@ -64,18 +64,15 @@ class Objects:
         found = tuple(ObjectInfo(name.removeprefix(prefix), 4000, self._objects[name][0]) for name in names[:_PAGE])
         return Page(found, len(names) > _PAGE)
 
-    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        """See `firstfault.store.Store`."""
-        page = await self.page(folder)
-        while True:
-            yield [item for item in page.objects if "/" not in item.name]
-            if not page.more:
-                return
-            page = await self.page(folder, after=page.objects[-1].name)
-
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """See `firstfault.store.Store`."""
-        return [item async for page in self.pages(folder) for item in page]
+        found: list[ObjectInfo] = []
+        more = True
+        while more:
+            page = await self.page(folder, after=found[-1].name if found else "")
+            found += page.objects
+            more = page.more
+        return [item for item in found if "/" not in item.name]
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:  # noqa: ARG002 - the protocol
         """See `firstfault.store.Store`."""

@@ -15,8 +15,6 @@ from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from conftest import Attempt
 
     from firstfault.store import ObjectInfo
@@ -137,22 +135,21 @@ def test_a_late_document_is_waited_for(
     looks: list[str] = []
     # who does not wait lists both folders at the same time
     before = {"firstfault/roster"} if settle_seconds else {"firstfault/roster", "firstfault/errors"}
-    listed = FsspecStore.pages
+    listed = FsspecStore.list
 
-    async def later(self: FsspecStore, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        found = [page async for page in listed(self, folder)]
+    async def later(self: FsspecStore, folder: str = "") -> list[ObjectInfo]:
+        found = await listed(self, folder)
         looks.extend([folder] * folder.endswith("roster"))
         if folder in before:
             before.remove(folder)
             if not before:
                 attempt.write(make_error(1, node="w-1", group_rank=1, at_ms=0, message="late"))
                 attempt.join(make_presence(node="w-1", group_rank=1, nodes=2))
-        for page in found:
-            yield page
+        return found
 
     attempt.write(make_error(0, node="w-0", group_rank=0, at_ms=30, message="early"))
     attempt.join(*_ONE_OF_TWO)
-    monkeypatch.setattr(FsspecStore, "pages", later)
+    monkeypatch.setattr(FsspecStore, "list", later)
     verdict = attempt.reader(**({"settle_seconds": settle_seconds} if settle_seconds else {})).verdict()
     assert (verdict.message, verdict.settled) == (message, True)
     assert verdict.coverage.complete is (settle_seconds is not None)

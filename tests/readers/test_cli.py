@@ -358,13 +358,13 @@ def test_the_answer_costs_one_attempt(
     """--json and a plain pipe do not read the other attempts."""
     _attempts(attempt)
     listed: list[str] = []
-    pages = FsspecStore.pages
+    listing = FsspecStore.list
 
     def spy(self: FsspecStore, folder: str = "") -> Any:
         listed.append(self.uri)
-        return pages(self, folder)
+        return listing(self, folder)
 
-    monkeypatch.setattr(FsspecStore, "pages", spy)
+    monkeypatch.setattr(FsspecStore, "list", spy)
     run("show", attempt.at(1).uri, *options)
     assert set(listed) <= {attempt.at(1).uri}
     run("show", attempt.at(1).uri, "-v")

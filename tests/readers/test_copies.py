@@ -21,7 +21,7 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence, pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from firstfault import MultiErrorFileOutputReader
     from firstfault.model import Verdict
@@ -184,11 +184,6 @@ class _Memory:
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         return [item for item in self._in(folder) if "/" not in item.name]
 
-    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        items = await self.list(folder)
-        for start in range(0, len(items), 2):
-            yield items[start : start + 2]
-
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         items = [item for item in self._in(folder) if item.name > after]
         return Page(tuple(items[:2]), more=len(items) > 2)
@@ -215,7 +210,6 @@ def test_a_store_with_copies_lists_both(listed: dict[str, bytes], copies: dict[s
         for folder in ("", "a", "b"):
             names = [item.name for item in await both.list(folder)]
             assert [item.name for item in await store.list(folder)] == names
-            assert sorted([item.name async for page in store.pages(folder) for item in page]) == names
             everything = [item.name for item in both._in(folder)]
             found: list[str] = []
             more = True

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from firstfault.model import Verdict
-    from firstfault.store import Page
+    from firstfault.store import ObjectInfo, Page
     from firstfault.strategies import AggregationStrategy
 
 MANY = 600
@@ -377,9 +377,8 @@ class _Shuffled(Objects):
         page = await super().page(folder, after=after)
         return replace(page, objects=page.objects[::-1])
 
-    async def pages(self, folder: str = "") -> object:
-        names = [item async for page in super().pages(folder) for item in page]
-        yield names[::-1]
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        return (await super().list(folder))[::-1]
 
 
 def test_a_storage_that_lists_out_of_order() -> None:

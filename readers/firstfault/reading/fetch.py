@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -299,18 +299,9 @@ class StoreWithCopies:
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name."""
-        return by_name([item async for page in self.pages(folder) for item in page])
-
-    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        """Yield the objects of `list` page by page; the copies that the store lacks come last."""
-        copies = {item.name: item for item in self._below(folder) if "/" not in item.name}
-        if self._store is not None:
-            async for page in self._store.pages(folder):
-                for item in page:
-                    copies.pop(item.name, None)
-                yield page
-        if copies:
-            yield by_name(copies.values())
+        listed = await self._store.list(folder) if self._store is not None else []
+        both = {item.name: item for item in (*self._below(folder), *listed) if "/" not in item.name}
+        return by_name(both.values())
 
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         """Return at most 1,000 objects of the store whose names sort after `after`, and the copies between them."""

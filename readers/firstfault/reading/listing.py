@@ -313,14 +313,10 @@ async def list_everything(
     listing = Listing()
 
     async def read(folder: str) -> None:
-        async for page in store.pages(folder):
-            listing.add((_named(item, f"{folder}/{item.name}") for item in page), layout)
-
-    async def read_stock(folder: str) -> None:
         listing.add((_named(item, join_name(folder, item.name)) for item in await store.list(folder)), layout)
 
-    reads = [read(folder) for folder in (layout.errors, layout.roster) if folder is not None]
-    await gathered(*reads, *([read_stock(layout.stock)] if layout.stock is not None else []))
+    folders = (layout.errors, layout.roster, layout.stock)
+    await gathered(*(read(folder) for folder in folders if folder is not None))
     return listing
 
 

@@ -1,15 +1,24 @@
-"""What both clients share: the protocol of a store, URIs, settings, retries, and the order of a listing."""
+"""What both clients share: the protocol of a store, URIs, settings, retries, errors, and the order of a listing."""
 
 from __future__ import annotations
 
+import abc
 import datetime as dt
+import enum
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from firstfault.errors import StoreUnavailableError, UsageError
+from firstfault.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -67,13 +76,6 @@ class ReadableStore(Protocol):
         """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
         ...
 
-    def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        """Yield the objects of `list` page by page, in the storage's order, holding one page in memory.
-
-        A page that could not be read is requested again. No object is yielded twice.
-        """
-        ...
-
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         """Return the objects in or below `folder` whose names sort after `after`.
 
@@ -114,8 +116,28 @@ class Store(ReadableStore, Protocol):
     ) -> None: ...
 
 
-class StoreOfClient:
-    """The parts that are the same for both clients.
+class Trouble(enum.Enum):
+    """What an error of a client means."""
+
+    NO_CREDENTIALS = enum.auto()
+    REFUSED = enum.auto()
+    NO_OBJECT = enum.auto()
+    NO_BUCKET = enum.auto()
+    OTHER_REGION = enum.auto()
+    """The detail is the bucket's region, empty if it is not known."""
+    NO_ANSWER = enum.auto()
+    """The request may succeed if it is sent again."""
+    OTHER = enum.auto()
+
+
+class OtherRegionError(StoreError):
+    """The bucket is in another region than the client's."""
+
+
+class StoreOfClient(abc.ABC):
+    """What is the same for both clients: it sends requests again, and raises our errors.
+
+    A client has the methods that send a request once.
 
     Args:
         uri: the folder.
@@ -131,6 +153,37 @@ class StoreOfClient:
         self._protocol = protocol_of(uri)
         self._options = options
         self._attempts = attempts
+        self._is_open = False
+
+    async def open(self) -> None:  # noqa: B027 - not every client has something to do
+        """Prepare for requests; send none."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Close all connections."""
+
+    @abc.abstractmethod
+    async def list_once(self, folder: str) -> Sequence[ObjectInfo]:
+        """Return the objects directly in `folder`; none if it does not exist."""
+
+    @abc.abstractmethod
+    async def page_once(self, folder: str, after: str) -> Page:
+        """See `ReadableStore.page`."""
+
+    @abc.abstractmethod
+    async def get_once(self, path: str, limit: int | None) -> bytes:
+        """See `ReadableStore.get`."""
+
+    @abc.abstractmethod
+    async def put_once(self, path: str, data: bytes) -> None:
+        """See `Store.put`."""
+
+    @abc.abstractmethod
+    async def exists_once(self, path: str) -> bool:
+        """See `Store.exists`; the client may instead raise that there is no such object."""
+
+    @abc.abstractmethod
+    def trouble(self, error: Exception, verb: str) -> tuple[Trouble, str] | None:
+        """Return what an error of the client means, with its text in one line; None if the storage is not at fault."""
 
     @property
     def uri(self) -> str:
@@ -142,6 +195,90 @@ class StoreOfClient:
         """See `ReadableStore.pages_in_order`; S3's directory buckets are not sorted."""
         bucket = self._uri.split("://", 1)[-1].partition("/")[0]
         return self._protocol in self.ordered and not bucket.endswith("--x-s3")
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        await self.close()
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        """See `ReadableStore.list`."""
+        return by_name(await self.request("list", folder, lambda client: client.list_once(folder)))
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        """See `ReadableStore.page`."""
+        return await self.request("list", folder, lambda client: client.page_once(folder, after))
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        """See `ReadableStore.get`."""
+        return await self.request("read", path, lambda client: client.get_once(path, limit))
+
+    async def put(self, path: str, data: bytes) -> None:
+        """See `Store.put`."""
+        await self.request("write", path, lambda client: client.put_once(path, data))
+
+    async def exists(self, path: str) -> bool:
+        """See `Store.exists`."""
+        try:
+            return await self.request("read", path, lambda client: client.exists_once(path))
+        except ObjectNotFoundError:
+            return False
+
+    async def request(self, verb: str, path: str, call: Callable[[StoreOfClient], Awaitable[T]]) -> T:
+        """Return the result of `call`; call it again, after a pause, while the storage does not answer.
+
+        Args:
+            verb: list, read or write.
+            path: what is listed, read or written, relative to the store's folder.
+            call: sends one request of the client that it gets.
+
+        Raises:
+            firstfault.errors.StoreError: the last error.
+        """
+        import stamina  # noqa: PLC0415 - slow, and only needed for a request
+
+        if not self._is_open:
+            raise RuntimeError("the store is closed; use it inside `async with`")
+        async for attempt in stamina.retry_context(
+            on=StoreUnavailableError, attempts=self._attempts, timeout=_TIMEOUT_S, wait_initial=0.1, wait_max=2.0
+        ):
+            with attempt:
+                try:
+                    return await call(self)
+                except Exception as error:
+                    raise self._typed(error, verb, join(self._uri, path)) from error
+        raise AssertionError  # stamina either returns or raises
+
+    def check_size(self, path: str, size: int, limit: int | None) -> None:
+        """Raise `ObjectTooLargeError` if an object has more bytes than the limit."""
+        if limit is not None and size > limit:
+            raise ObjectTooLargeError(f"{join(self._uri, path)} has {size} bytes, {limit} are allowed")
+
+    def _typed(self, error: Exception, verb: str, uri: str) -> Exception:
+        """Return our error for one of the client's; any other error as it is."""
+        found = self.trouble(error, verb) if not isinstance(error, StoreError) else None
+        if found is None:
+            return error
+        trouble, detail = found
+        kind, advice = {
+            Trouble.NO_CREDENTIALS: (AccessDeniedError, no_credentials(self._protocol)),
+            Trouble.REFUSED: (
+                AccessDeniedError,
+                f"refused ({detail}); check the credentials and the {verb} permission",
+            ),
+            Trouble.NO_OBJECT: (ObjectNotFoundError, "there is no such object"),
+            Trouble.NO_BUCKET: (StoreError, f"{detail}; check the bucket's name"),
+            Trouble.OTHER_REGION: (OtherRegionError, _other_region(detail)),
+            Trouble.NO_ANSWER: (StoreUnavailableError, f"the storage did not answer ({detail}); check the endpoint"),
+            Trouble.OTHER: (StoreError, detail),
+        }[trouble]
+        return kind(f"cannot {verb} {uri}: {advice}")
 
 
 # --- URIs -------------------------------------------------------------------------------------------------------------
@@ -173,30 +310,6 @@ def split_name(uri: str) -> tuple[str, str]:
 ATTEMPTS = 4
 _TIMEOUT_S = 15.0
 """No retry after this time, seconds."""
-
-
-async def retried(call: Callable[[], Awaitable[T]], typed: Callable[[Exception], Exception], attempts: int) -> T:
-    """Return the result of `call`; call it again, after a pause, while the storage is unavailable.
-
-    Args:
-        call: sends one request.
-        typed: returns our error for one of the client's, any other error as it is.
-        attempts: how often to call at most.
-
-    Raises:
-        firstfault.errors.StoreError: the last error, converted by `typed`.
-    """
-    import stamina  # noqa: PLC0415 - slow, and only needed for a request
-
-    async for attempt in stamina.retry_context(
-        on=StoreUnavailableError, attempts=attempts, timeout=_TIMEOUT_S, wait_initial=0.1, wait_max=2.0
-    ):
-        with attempt:
-            try:
-                return await call()
-            except Exception as error:
-                raise typed(error) from error
-    raise AssertionError  # stamina either returns or raises
 
 
 # --- listings ---------------------------------------------------------------------------------------------------------
@@ -254,7 +367,7 @@ def no_credentials(protocol: str) -> str:
     return f"no credentials; {_WHAT_TO_SET.get(protocol, _AMAZON)}"
 
 
-def other_region(region: str) -> str:
+def _other_region(region: str) -> str:
     """Return the advice for a bucket in another region than the client's."""
     where = f"the bucket is in the region {region}" if region else "the bucket is in another region"
     return f"{where}; set AWS_DEFAULT_REGION={region or '<its region>'}"

@@ -8,16 +8,14 @@ import errno
 import functools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from firstfault.errors import (
     AccessDeniedError,
-    ObjectNotFoundError,
-    ObjectTooLargeError,
     StoreError,
     StoreUnavailableError,
     UsageError,
@@ -31,25 +29,16 @@ from firstfault.store._base import (
     ObjectInfo,
     Page,
     StoreOfClient,
-    by_name,
+    Trouble,
     join,
     nanoseconds,
     no_credentials,
     only_page,
-    other_region,
-    retried,
     storage_options,
 )
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
 T = TypeVar("T")
 
-_WRITE_TIMEOUT_S = 20.0
-"""Longest attempt to write a document, seconds; as long as a read may take."""
 _FIRST_ANSWER_S = 8.0
 """Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
 
@@ -67,9 +56,15 @@ class FsspecStore(StoreOfClient):
         super().__init__(uri, options, attempts)
         self._fs: Any = None
         self._root = ""
-        self._answered = False
+        self._has_answered = False
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
+        """Make the filesystem.
+
+        Raises:
+            UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
+            AccessDeniedError: there are no credentials.
+        """
         options: dict[str, Any] = {**storage_options(self._protocol, self._options), "skip_instance_cache": True}
         try:
             kind = fsspec.get_filesystem_class(self._protocol)
@@ -97,11 +92,9 @@ class FsspecStore(StoreOfClient):
                 self._fs._request = functools.partial(once, self._fs)  # noqa: SLF001
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         self._root = str(self._fs._strip_protocol(self._uri)).rstrip("/")  # noqa: SLF001 - fsspec's documented hook
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
+        """Close the filesystem's session."""
         # s3fs and gcsfs warn if their session is still open when this event loop ends
         closer = getattr(self._fs, "_s3creator", None)
         if closer is not None:
@@ -110,116 +103,37 @@ class FsspecStore(StoreOfClient):
         session = getattr(self._fs, "_session", None)
         if session is not None and hasattr(session, "close"):
             await session.close()
-        self._fs = None
 
-    async def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return the objects directly in `folder`, by name; empty if it does not exist."""
-        return by_name([item async for page in self.pages(folder) for item in page])
-
-    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        """See `Store.pages`."""
+    async def list_once(self, folder: str) -> Sequence[ObjectInfo]:
+        """Return the objects directly in `folder`; none if it does not exist."""
         if self._protocol not in self.ordered:
-            yield await self._entries("ls", folder)
-            return
-        token = ""
-        while True:
-            page, token = await self._s3_page(folder, token=token, delimiter="/")
-            yield page.objects
-            if not token:
-                return
+            return await self._entries("ls", folder)
+        found, token = await self._s3_page(folder, Delimiter="/")
+        while token:
+            page, token = await self._s3_page(folder, Delimiter="/", ContinuationToken=token)
+            found += page
+        return found
 
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
-        """See `Store.page`."""
+    async def page_once(self, folder: str, after: str) -> Page:
+        """See `ReadableStore.page`."""
         if not self.pages_in_order:
             return only_page(await self._entries("find", folder), after)
-        page, _ = await self._s3_page(folder, after=after)
-        return page
+        found, token = await self._s3_page(folder, after)
+        return Page(tuple(found), bool(token))
 
-    async def _entries(self, call: str, folder: str) -> Sequence[ObjectInfo]:
-        """Return the files that fsspec's `call` (ls, find) lists; none if the folder does not exist."""
-        path = self._path(folder)
-        if isinstance(self._fs, AsyncFileSystem) and not self._answered:
-            await self._await_answer(path)
-        try:
-            found = await self._retried("list", path, lambda: self._call(call, path, detail=True))
-        except ObjectNotFoundError:
-            return []
-        return _objects(found.values() if isinstance(found, dict) else found, path)
-
-    async def _await_answer(self, path: str) -> None:
-        """Send a small request before a listing, whose own time has no limit.
-
-        Raises:
-            StoreUnavailableError: the storage does not answer.
-        """
-        ask = self._retried("list", path, lambda: self._call("info", join(path, "error.pb")))
-        try:
-            await asyncio.wait_for(ask, _FIRST_ANSWER_S)
-        except asyncio.TimeoutError as error:
-            where = f"cannot list {self._named(path)}"
-            raise StoreUnavailableError(
-                f"{where}: no answer within {_FIRST_ANSWER_S:g} s; check the network and the endpoint"
-            ) from error
-        except StoreUnavailableError:
-            raise
-        except StoreError:
-            pass  # an answer: the listing itself will tell
-        self._answered = True
-
-    async def _s3_page(self, folder: str, *, after: str = "", token: str = "", delimiter: str = "") -> tuple[Page, str]:
-        """Return one page of S3's listing and its continuation token; s3fs itself always fetches all pages."""
-        path = self._path(folder)
-        bucket, _, key = path.partition("/")
-        prefix = f"{key}/" if key else ""
-        request: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE}
-        if delimiter:
-            request["Delimiter"] = delimiter
-        if token:
-            request["ContinuationToken"] = token
-        elif after:
-            request["StartAfter"] = prefix + after
-
-        async def ask() -> Any:
-            await self._fs.set_session()
-            return await self._fs._call_s3("list_objects_v2", **request)  # noqa: SLF001 - s3fs's way to call S3
-
-        answer = await self._retried("list", path, ask)
-        objects = tuple(
-            ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _modified(item))
-            for item in answer.get("Contents", ())
-            if item["Key"] != prefix
-        )
-        following = str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
-        return Page(objects, bool(following)), following
-
-    async def get(self, path: str, *, limit: int | None = None) -> bytes:
-        """Return an object's bytes; see `Store.get`."""
+    async def get_once(self, path: str, limit: int | None) -> bytes:
+        """See `ReadableStore.get`."""
         full = self._path(path)
         if limit is not None:
-            info = await self._retried("read", full, lambda: self._call("info", full))
-            if int(info["size"] or 0) > limit:
-                raise ObjectTooLargeError(f"{self._named(full)} has {info['size']} bytes, {limit} are allowed")
-        return bytes(await self._retried("read", full, lambda: self._call("cat_file", full)))
+            info = await self._call("info", full)
+            self.check_size(path, int(info["size"] or 0), limit)
+        return bytes(await self._call("cat_file", full))
 
-    async def put(self, path: str, data: bytes) -> None:
-        """Write an object atomically."""
+    async def put_once(self, path: str, data: bytes) -> None:
+        """See `Store.put`."""
         full = self._path(path)
-        await self._retried("write", full, lambda: self._write(full, data))
-
-    async def exists(self, path: str) -> bool:
-        """Whether the object exists."""
-        full = self._path(path)
-        try:
-            info = await self._retried("read", full, lambda: self._call("info", full))
-        except ObjectNotFoundError:
-            return False
-        return bool(info["type"] == "file")
-
-    async def _write(self, full: str, data: bytes) -> None:
         if isinstance(self._fs, AsyncFileSystem):
-            write_it = self._fs._pipe_file(full, data)  # noqa: SLF001 - fsspec's public async API is underscored
-            # botocore's PUT sends "Expect: 100-continue", and aiohttp waits for that answer without any timeout
-            await asyncio.wait_for(write_it, _WRITE_TIMEOUT_S)
+            await self._call("pipe_file", full, data)
             return
         # a reader may list the folder during the write; the rename makes the file appear whole
         part = f"{full}.{uuid.uuid4().hex}{PART}"
@@ -231,56 +145,101 @@ class FsspecStore(StoreOfClient):
 
         await asyncio.to_thread(write)
 
-    async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    async def exists_once(self, path: str) -> bool:
+        """See `Store.exists`."""
+        info = await self._call("info", self._path(path))
+        return bool(info["type"] == "file")
+
+    async def _entries(self, call: str, folder: str) -> Sequence[ObjectInfo]:
+        """Return the files that fsspec's `call` (ls, find) lists; none if the folder does not exist."""
+        path = self._path(folder)
+        try:
+            found = await self._called(call, path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return _objects(found.values() if isinstance(found, dict) else found, path)
+
+    async def _s3_page(self, folder: str, after: str = "", **request: str) -> tuple[list[ObjectInfo], str]:
+        """Return one page of S3's listing and its continuation token; s3fs itself always fetches all pages."""
+        bucket, _, key = self._path(folder).partition("/")
+        prefix = f"{key}/" if key else ""
+        if after:
+            request["StartAfter"] = prefix + after
+
+        async def ask() -> Any:
+            await self._fs.set_session()
+            # s3fs's way to call S3
+            return await self._fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=PAGE, **request)  # noqa: SLF001
+
+        answer = await asyncio.wait_for(ask(), _longest_s())
+        objects = [
+            ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _modified(item))
+            for item in answer.get("Contents", ())
+            if item["Key"] != prefix
+        ]
+        return objects, str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
+
+    async def _call(self, name: str, *args: Any) -> Any:
+        """Send one request, in a limited time: clients repeat it by themselves, or begin to count with each byte."""
+        call = self._called(name, *args)
+        return await (asyncio.wait_for(call, _longest_s()) if isinstance(self._fs, AsyncFileSystem) else call)
+
+    async def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self._fs, AsyncFileSystem):
             return await getattr(self._fs, f"_{name}")(*args, **kwargs)
         return await asyncio.to_thread(getattr(self._fs, name), *args, **kwargs)
 
-    async def _retried(self, verb: str, full: str, call: Callable[[], Awaitable[T]]) -> T:
-        if self._fs is None:
-            raise RuntimeError("the store is closed; use it inside `async with`")
-        # as obstore bounds one request; botocore's own limit begins again with each byte that comes
-        limit = _base.CONNECT_TIMEOUT_S + _base.READ_TIMEOUT_S if self._protocol in self.ordered else None
-        return await retried(
-            lambda: asyncio.wait_for(call(), limit), lambda error: self._typed(error, verb, full), self._attempts
-        )
+    async def request(self, verb: str, path: str, call: Callable[[StoreOfClient], Awaitable[T]]) -> T:
+        """See `StoreOfClient.request`; send a small request before the first listing, whose time has no limit."""
+        if verb == "list" and isinstance(self._fs, AsyncFileSystem) and not (self._has_answered or self.pages_in_order):
+            ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))
+            try:
+                await asyncio.wait_for(ask, _FIRST_ANSWER_S)
+            except asyncio.TimeoutError as error:
+                where = f"cannot list {join(self._uri, path)}"
+                raise StoreUnavailableError(
+                    f"{where}: no answer within {_FIRST_ANSWER_S:g} s; check the network and the endpoint"
+                ) from error
+            except StoreUnavailableError:
+                raise
+            except StoreError:
+                pass  # an answer: the listing itself will tell
+            self._has_answered = True
+        return await super().request(verb, path, call)
 
-    def _typed(self, error: Exception, verb: str, full: str) -> Exception:
-        """Return the `StoreError` for an error of fsspec, botocore or aiohttp; any other error as it is."""
-        where = f"cannot {verb} {self._named(full)}"
-        name = type(error).__name__
+    def trouble(self, error: Exception, verb: str) -> tuple[Trouble, str] | None:
+        """See `StoreOfClient.trouble`; an error of fsspec, botocore, aiohttp, Google or Azure."""
+        name, line = type(error).__name__, _line(error)
         region = _region_of(error)
         if region is not None:
-            return StoreError(f"{where}: {other_region(region)}")
+            return Trouble.OTHER_REGION, region
         # s3fs raises one error for a missing bucket and a missing object
         cause = getattr(error.__cause__, "response", None) or {}
         if cause.get("Error", {}).get("Code") == "NoSuchBucket":
-            return StoreError(f"{where}: {_line(error)}; check the bucket's name")
+            return Trouble.NO_BUCKET, line
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
-            return ObjectNotFoundError(f"{where}: there is no such object")
+            return Trouble.NO_OBJECT, ""
         if name in _NO_CREDENTIALS and getattr(error, "response", None) is None:
-            return AccessDeniedError(f"{where}: {no_credentials(self._protocol)}")
+            return Trouble.NO_CREDENTIALS, ""
         if isinstance(error, PermissionError) or name in _NO_CREDENTIALS:
-            return AccessDeniedError(
-                f"{where}: refused ({_line(error)}); check the credentials and the {verb} permission"
-            )
+            return Trouble.REFUSED, line
         transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
         names = {base.__name__ for base in type(error).__mro__}
         # s3fs makes the last ones of SlowDown, 503 and 500
         is_busy = isinstance(error, OSError) and error.errno in _BUSY
         if isinstance(error, transient) or names & _TRANSIENT_NAMES or is_busy:
-            return StoreUnavailableError(
-                f"{where}: the storage did not answer ({name}: {_line(error)}); check the endpoint"
-            )
+            return Trouble.NO_ANSWER, f"{name}: {line}"
         if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
-            return StoreError(f"{where}: {name}: {_line(error)}")
-        return error
+            return Trouble.OTHER, f"{name}: {line}"
+        return None
 
     def _path(self, relative: str) -> str:
         return join(self._root, relative) if relative else self._root
 
-    def _named(self, full: str) -> str:
-        return full if self._protocol == "file" or "://" in full else f"{self._protocol}://{full.lstrip('/')}"
+
+def _longest_s() -> float:
+    """Return the longest time of one request, which is obstore's."""
+    return _base.CONNECT_TIMEOUT_S + _base.READ_TIMEOUT_S
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}

@@ -10,43 +10,30 @@ import re
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 
-from firstfault.errors import (
-    AccessDeniedError,
-    ObjectNotFoundError,
-    ObjectTooLargeError,
-    StoreError,
-    StoreUnavailableError,
-)
 from firstfault.store import _base
 from firstfault.store._base import (
     ATTEMPTS,
     AZURE,
     PAGE,
     ObjectInfo,
+    OtherRegionError,
     Page,
     StoreOfClient,
-    by_name,
+    Trouble,
     join,
     nanoseconds,
-    no_credentials,
     only_page,
-    other_region,
     protocol_of,
-    retried,
     storage_options,
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
     from firstfault.store._fsspec import FsspecStore
 
 T = TypeVar("T")
@@ -57,7 +44,6 @@ _ASKED_THE_CLOUD = "performing token request"
 """In obstore's error where a machine of a cloud would have been asked for credentials, and none answers."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-_REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _REFUSED = {401, 403}
 _NOT_FOUND = 404
@@ -101,161 +87,87 @@ class ObstoreStore(StoreOfClient):
         super().__init__(uri, options, attempts)
         self._client = client
         self._root = self._uri.split("://", 1)[1].partition("/")[2]
-        self._open = False
         self._fallback: FsspecStore | None = None
 
-    async def __aenter__(self) -> Self:
-        self._open = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open = False
+    async def close(self) -> None:
+        """Close the store that took this one's place."""
         if self._fallback is not None:
-            await self._fallback.__aexit__(kind, error, trace)
+            await self._fallback.__aexit__(None, None, None)
 
-    async def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return the objects directly in `folder`, by name; empty if it does not exist."""
+    async def list_once(self, folder: str) -> Sequence[ObjectInfo]:
+        """Return the objects directly in `folder`; none if it does not exist."""
         root = self._path(folder)
+        found = await obstore.list_with_delimiter_async(self._client, root or None)
+        return _objects(found["objects"], root)
 
-        async def call() -> Sequence[ObjectInfo]:
-            found = await obstore.list_with_delimiter_async(self._client, root or None)
-            return _objects(found["objects"], root)
-
-        return by_name(await self._request("list", folder, call, lambda store: store.list(folder)))
-
-    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        """See `Store.pages`."""
-        if not self.pages_in_order:
-            yield [item for item in await self._everything(folder) if "/" not in item.name]
-            return
-        page = await self.page(folder)
-        while True:
-            yield [item for item in page.objects if "/" not in item.name]
-            if not page.more:
-                return
-            page = await self.page(folder, after=page.objects[-1].name)
-
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
-        """See `Store.page`."""
-        if not self.pages_in_order:
-            return only_page(await self._everything(folder), after)
-        return await self._request(
-            "list",
-            folder,
-            lambda: self._first_objects(folder, after, PAGE),
-            lambda store: store.page(folder, after=after),
-        )
-
-    async def get(self, path: str, *, limit: int | None = None) -> bytes:
-        """Return an object's bytes; see `Store.get`. A limit needs no extra request here."""
-
-        async def call() -> bytes:
-            found = await obstore.get_async(self._client, self._path(path))
-            size = int(found.meta["size"])
-            if limit is not None and size > limit:
-                raise ObjectTooLargeError(f"{self._named(path)} has {size} bytes, {limit} are allowed")
-            return bytes(await found.bytes_async())
-
-        return await self._request("read", path, call, lambda store: store.get(path, limit=limit))
-
-    async def put(self, path: str, data: bytes) -> None:
-        """Write an object atomically."""
-
-        async def call() -> None:
-            await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
-
-        await self._request("write", path, call, lambda store: store.put(path, data))
-
-    async def exists(self, path: str) -> bool:
-        """Whether the object exists."""
-
-        async def call() -> bool:
-            await obstore.head_async(self._client, self._path(path))
-            return True
-
-        try:
-            return await self._request("read", path, call, lambda store: store.exists(path))
-        except ObjectNotFoundError:
-            return False
-
-    async def _everything(self, folder: str) -> Sequence[ObjectInfo]:
-        """Return all objects in or below a folder, unsorted."""
-
-        async def instead(store: FsspecStore) -> Page:
-            return Page(tuple([item async for page in store.pages(folder) for item in page]), more=False)
-
-        found = await self._request("list", folder, lambda: self._first_objects(folder, "", None), instead)
-        return found.objects
-
-    async def _first_objects(self, folder: str, after: str, limit: int | None) -> Page:
-        """Return the objects in or below a folder behind the name `after`, at most `limit`; all of them if None."""
+    async def page_once(self, folder: str, after: str) -> Page:
+        """See `ReadableStore.page`."""
         root = self._path(folder)
-        offset = f"{root}/{after}" if root else after
-        stream = obstore.list(self._client, root or None, offset=offset if after else None, chunk_size=_CHUNK)
+        offset = join(root, after) if root else after
+        is_start = self.pages_in_order and after
+        stream = obstore.list(self._client, root or None, offset=offset if is_start else None, chunk_size=_CHUNK)
         objects: list[ObjectInfo] = []
         async for chunk in stream:
             objects += _objects(chunk, root)
-            if limit is not None and len(objects) >= limit:
+            if self.pages_in_order and len(objects) >= PAGE:
                 return Page(tuple(objects), more=True)
-        return Page(tuple(objects), more=False)
+        return Page(tuple(objects), more=False) if self.pages_in_order else only_page(objects, after)
 
-    async def _request(
-        self,
-        verb: str,
-        path: str,
-        call: Callable[[], Awaitable[T]],
-        instead: Callable[[FsspecStore], Awaitable[T]],
-    ) -> T:
-        """Return the result of `call`; that of `instead` if the bucket is in another region."""
-        if not self._open:
-            raise RuntimeError("the store is closed; use it inside `async with`")
+    async def get_once(self, path: str, limit: int | None) -> bytes:
+        """See `ReadableStore.get`. A limit needs no extra request here."""
+        found = await obstore.get_async(self._client, self._path(path))
+        self.check_size(path, int(found.meta["size"]), limit)
+        return bytes(await found.bytes_async())
+
+    async def put_once(self, path: str, data: bytes) -> None:
+        """See `Store.put`."""
+        await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
+
+    async def exists_once(self, path: str) -> bool:
+        """See `Store.exists`; obstore raises that there is no such object."""
+        await obstore.head_async(self._client, self._path(path))
+        return True
+
+    async def request(self, verb: str, path: str, call: Callable[[StoreOfClient], Awaitable[T]]) -> T:
+        """See `StoreOfClient.request`; if the bucket is in another region, fsspec sends it."""
         if not _first_pid:
             _first_pid.append(os.getpid())
             atexit.register(_await_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
         if self._fallback is None:
             try:
-                return await retried(call, lambda error: self._typed(error, verb, path), self._attempts)
-            except _RedirectError:
+                return await super().request(verb, path, call)
+            except OtherRegionError:
                 from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - rarely needed
 
                 # botocore follows S3's redirect to the bucket's region; obstore does not
                 self._fallback = FsspecStore(self._uri, self._options, attempts=self._attempts)
                 await self._fallback.__aenter__()
-        return await instead(self._fallback)
+        return await self._fallback.request(verb, path, call)
 
-    def _typed(self, error: Exception, verb: str, path: str) -> Exception:
-        """Return the `StoreError` for an error of obstore, by its text; any other error as it is."""
-        if isinstance(error, StoreError):
-            return error
-        where, text = f"cannot {verb} {self._named(path)}", str(error)
+    def trouble(self, error: Exception, verb: str) -> tuple[Trouble, str] | None:
+        """See `StoreOfClient.trouble`; obstore's errors have a text alone."""
+        text = str(error)
         if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text or _has_no_cloud(text):
-            return AccessDeniedError(f"{where}: {no_credentials(self._protocol)}")
+            return Trouble.NO_CREDENTIALS, ""
         if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
-            return error
+            return None
         status, code = _first(_STATUS, text), _first(_CODE, text)
         number = int(status) if status else 0
         detail = " ".join((_first(_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[:300]
         if code in _NO_BUCKET:
-            return StoreError(f"{where}: {detail}; check the bucket's name")
+            return Trouble.NO_BUCKET, detail
         if isinstance(error, FileNotFoundError) or (number == _NOT_FOUND and verb != "write"):
-            return ObjectNotFoundError(f"{where}: there is no such object")
-        if code == "AuthorizationHeaderMalformed" and _REGION.search(text):
-            return StoreError(f"{where}: {other_region(_first(_REGION, text))}")
-        if number in _REDIRECT or "redirect" in text:
-            return _RedirectError(f"{where}: {detail}")
+            return Trouble.NO_OBJECT, ""
+        if number in _REDIRECT or "redirect" in text or code == "AuthorizationHeaderMalformed":
+            return Trouble.OTHER_REGION, ""
         if number in _REFUSED or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
-            return AccessDeniedError(f"{where}: refused ({detail}); check the credentials and the {verb} permission")
+            return Trouble.REFUSED, detail
         if isinstance(error, ValueError) or (number and number < _SERVER_ERROR and number != _TOO_MANY_REQUESTS):
-            return StoreError(f"{where}: {detail}")
-        return StoreUnavailableError(f"{where}: the storage did not answer ({detail}); check the endpoint")
+            return Trouble.OTHER, detail
+        return Trouble.NO_ANSWER, detail
 
     def _path(self, relative: str) -> str:
         return join(self._root, relative) if self._root and relative else self._root or relative
-
-    def _named(self, path: str) -> str:
-        return join(self._uri, path) if path else self._uri
 
 
 def _await_threads(before: frozenset[int]) -> None:
@@ -290,10 +202,6 @@ def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo
         for entry in entries
         if entry["path"] != root
     ]
-
-
-class _RedirectError(StoreError):
-    """The bucket is in another region."""
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
