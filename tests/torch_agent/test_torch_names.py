@@ -29,10 +29,10 @@ from firstfault_torch.agent.local_workers import DeathWatch
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import (
-    HookedAgent,
     flight_recorder_variables,
     master_address,
     missing_names,
+    shutdown_timeout,
     traceback_files,
     unfinished,
     worker_processes,
@@ -123,14 +123,14 @@ def test_a_teardown_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, capl
 
 @pytest.mark.parametrize("accepts", [True, False], ids=["torch 2.13", "torch before"])
 def test_the_timeout_of_a_shutdown(accepts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's agent is given a timeout only if it takes one, and what else this torch passes."""
-    given: list[dict[str, Any]] = []
-    monkeypatch.setattr(LocalElasticAgent, "_shutdown", lambda _self, *_args, **more: given.append(more))
-    parameters = frozenset({"death_sig", "timeout"} if accepts else {"death_sig", "is_restart"})
-    monkeypatch.setattr("firstfault_torch.compat.torch_agent._SHUTDOWN_PARAMETERS", parameters)
-    agent = HookedAgent.__new__(HookedAgent)
-    agent._shutdown(timeout=7, **({} if accepts else {"is_restart": True}))
-    assert given == [{"timeout": 7} if accepts else {"is_restart": True}]
+    """Torch's agent is given a timeout only if it takes one."""
+
+    def now(self: object, death_sig: int, timeout: int) -> None: ...
+
+    def before(self: object, death_sig: int, is_restart: bool) -> None: ...
+
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", now if accepts else before)
+    assert shutdown_timeout(7) == ({"timeout": 7} if accepts else {})
 
 
 # --- workers that run a binary ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import signal
 import time
 import traceback
 import uuid
@@ -35,12 +36,12 @@ from firstfault_torch.budgets import CLOSING_S
 from firstfault_torch.capture import ErrorClass, error_class_of
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import (
-    HookedAgent,
-    MissingNamesError,
     flight_recorder_variables,
     format_exceptions_early,
     log_failure,
+    missing_names,
     process_failure,
+    shutdown_timeout,
 )
 from firstfault_torch.context import Moment, Recording, node_place
 from firstfault_torch.guard import bounded, caught, guarded
@@ -50,8 +51,6 @@ from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, 
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
 if TYPE_CHECKING:
-    import signal
-
     from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -70,74 +69,90 @@ class PeerFailedError(Exception):
         self.failure = failure
 
 
-class ReportingAgent(HookedAgent):
+class MissingNamesError(Exception):
+    """This torch's agent lacks private names that `ReportingAgent` needs."""
+
+
+class ReportingAgent(LocalElasticAgent):
     """The elastic agent of one node. torch calls its hooks in the order of a round's life.
 
-    - Join: `join_rendezvous` meets the other nodes and numbers the round.
-    - Start: `start_workers` starts the workers, watches them, and connects to the other agents.
-    - Watch: `monitor_workers` is called again and again. If a worker fails, here or on another node, it stops the other
-      workers and reports. If restarts are left, the agents decide on one together; the next round begins with "join".
-    - Finish: `exit_barrier` waits until the workers of all nodes have succeeded.
-    - `stop_workers` and `shut_down` end the workers before a new round and when the agent ends.
+    - Join: `_rendezvous` meets the other nodes and numbers the round.
+    - Start: `_start_workers` starts the workers, watches them, and connects to the other agents.
+    - Watch: `_monitor_workers` is called again and again. If a worker fails, here or on another node, it stops the
+      other workers and reports. If restarts are left, the agents decide on one together; the next round begins with
+      "join".
+    - Finish: `_exit_barrier` waits until the workers of all nodes have succeeded.
+    - `_stop_workers` and `_shutdown` end the workers before a new round and when the agent ends.
 
     What follows is not the agent's: `launch_agent` returns how the last round ended, `run_node` settles on a verdict.
+
+    Raises:
+        MissingNamesError: torch's agent does not have all hooks and attributes.
     """
 
     def __init__(self, recording: Recording, settings: AgentSettings, *, spec: WorkerSpec, **kwargs: Any) -> None:
         handler: Any = Rendezvous(spec.rdzv_handler)
         logs = kwargs["logs_specs"] = ObservedLogs(kwargs["logs_specs"])
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE, rdzv_handler=handler), **kwargs)
+        if missing := missing_names(self):
+            raise MissingNamesError(", ".join(missing))
         self._interval = spec.monitor_interval
         self._stop_seconds = settings.options.stop_seconds
         self._terminated_seconds = settings.options.terminated_stop_seconds or self._stop_seconds
         self._signals = settings.signals
         self._load = settings.load
-        self.node = NodeRound(self.group, recording, settings)
+        self._log_template: str | None = getattr(self, "_log_line_prefix_template", None)
+        self.node = NodeRound(self._worker_group, recording, settings)
         self._rounds = 0
+        self._refused = 0
+        """Restarts that torch had left and that the agents decided against."""
         logs.prepare = self.node.workers.prepare
         self._signals.when_received(self.node.report_signal)
         format_exceptions_early()
 
     # --- torch's hooks ------------------------------------------------------------------------------------------
 
-    def join_rendezvous(self, group: WorkerGroup) -> None:
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Join the rendezvous, and number the round alike on all nodes."""
         with guarded_in_main("ending a round"):
             if self._rounds:
                 self.node.end(is_last=False)
-        super().join_rendezvous(group)
+        super()._rendezvous(worker_group)
         # if the nodes cannot agree on a number, it at least differs from the last round's
         number = self.node.reporter.recording.round + 1 if self._rounds else 0
         self._rounds += 1
         with guarded_in_main("numbering the round"):
             # first: the other nodes wait for it
-            counted = self._rounds if has_shared_store(group) else 0
-            number = begin_round(group.store, group.group_rank, number, counted)
+            counted = self._rounds if has_shared_store(worker_group) else 0
+            number = begin_round(worker_group.store, worker_group.group_rank, number, counted)
         with guarded_in_main("beginning a round"):
-            self.node.begin(number, self.restarts_left, self.restarts_used)
+            used = worker_group.spec.max_restarts - self._remaining_restarts - self._refused
+            self.node.begin(number, self._remaining_restarts, used)
 
-    def start_workers(self, group: WorkerGroup) -> dict[int, Any]:
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the workers, then watch them and listen to the other nodes."""
         node = self.node
         with guarded_in_main("preparing the workers' deadlines"):
-            self.watch_timers(node.workers.open_timers())
+            self._worker_watchdog = node.workers.open_timers()  # torch stops it with the workers
         with guarded_in_main("filling in the prefix of log lines"):
-            place = node.places.of()
-            self.fill_log_prefix(partial(with_node, values={"group_rank": place.group_rank, "node": place.node}))
+            if self._log_template:
+                place = node.places.of()
+                values = {"group_rank": place.group_rank, "node": place.node}
+                self._log_line_prefix_template = with_node(self._log_template, values)
         # spawned and forked workers both inherit this process's environment; torch's own watchdog would kill the agent
         variables = {**flight_recorder_variables(os.environ), **node.reporter.recording.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
         try:
             with starting(self._start_method) as gate, environment_set({**variables, **gate}):
-                ids = super().start_workers(group)
+                ids: dict[int, Any] = super()._start_workers(worker_group)
         except Exception:
             with guarded_in_main("connecting the agents"):  # the workers of the others wait for these
                 node.listen_to_peers(self._interval)
             raise
         with guarded_in_main("watching the workers"):
             self._signals.install()
-            node.workers.started(self.process_context, node.places.ranks)
+            node.workers.started(self._pcontext, node.places.ranks)
         with guarded_in_main("connecting the agents"):
             node.listen_to_peers(self._interval)
         with guarded_in_main("keeping a record of the restart"):
@@ -146,7 +161,7 @@ class ReportingAgent(HookedAgent):
             self._load()
         return ids
 
-    def monitor_workers(self, group: WorkerGroup) -> RunResult:
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait for an event or the interval, and report a failure.
 
         Raises:
@@ -158,26 +173,28 @@ class ReportingAgent(HookedAgent):
         if node.peers is not None and (failure := node.peers.broadcast.failure) is not None:
             node.stop_because_of(failure)
             raise PeerFailedError(failure)
-        survivors = node.survivors.look(group, self.process_context) if node.survivors is not None else None
+        survivors = node.survivors.look(worker_group, self._pcontext) if node.survivors is not None else None
         if survivors is not None:
             if survivors.state is WorkerState.HEALTHY:
-                self._restart_with_a_failed_peer(group)
+                self._restart_with_a_failed_peer(worker_group)
             return survivors
         failed: list[Death] = []
         with guarded_in_main("looking at the workers"):
             failed = node.look()
         looked_ns = time.monotonic_ns()
-        result = self._failed_result(failed) if failed else self._result_of_torch(group)
+        result = self._failed_result(failed) if failed else self._result_of_torch(worker_group)
         if result.state in _FAILED:
             with guarded_in_main("reporting a failure"):
                 node.report_failure(result, looked_ns)
             if node.asks and not node.may_restart():
-                self.refuse_restarts()
+                # torch takes this failure for the last one
+                self._refused += self._remaining_restarts
+                self._remaining_restarts = 0
         elif result.state is WorkerState.HEALTHY:
-            self._restart_with_a_failed_peer(group)
+            self._restart_with_a_failed_peer(worker_group)
         return result
 
-    def exit_barrier(self) -> None:
+    def _exit_barrier(self) -> None:
         """Wait for the other nodes, without torch's limit of 300 s.
 
         Raises:
@@ -187,7 +204,7 @@ class ReportingAgent(HookedAgent):
         with guarded_in_main("reporting success"):
             node.reporter.announce(Phase.SUCCEEDED, node.places.ranks)
         if node.peers is None:
-            super().exit_barrier()
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
         else:
             node.waits_at_exit = True
             try:
@@ -200,13 +217,13 @@ class ReportingAgent(HookedAgent):
         # the job has succeeded: a signal must not keep its outputs from being written
         self._signals.begin_shutdown()
 
-    def stop_workers(self, group: WorkerGroup, **more: Any) -> None:
+    def _stop_workers(self, worker_group: WorkerGroup, **more: Any) -> None:
         """Ask and stop the workers before torch does so, after a failure or when nodes join."""
         with guarded_in_main("stopping the workers"):
             self.node.stop_workers("a new rendezvous begins")
-        super().stop_workers(group, **more)
+        super()._stop_workers(worker_group, **more)
 
-    def shut_down(self, death_signal: signal.Signals, timeout: int, **more: Any) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30, **more: Any) -> None:
         """Ask and stop the workers before torch does so."""
         terminated = self._signals.gave_up.is_set()
         seconds = self._stop_seconds
@@ -215,24 +232,24 @@ class ReportingAgent(HookedAgent):
             seconds = self._terminated_seconds
         with guarded_in_main("stopping the workers"):
             if terminated:
-                self.node.stop_workers(TERMINATED, death_signal, seconds)
+                self.node.stop_workers(TERMINATED, death_sig, seconds)
             else:
                 self.node.stop_workers("its agent had failed")
-        super().shut_down(death_signal, max(1, min(timeout, round(seconds))), **more)
+        super()._shutdown(death_sig, **shutdown_timeout(max(1, min(timeout, round(seconds)))), **more)
 
     def close(self) -> None:
         """End all threads, after the uploads, each bounded by the deadline."""
         self._signals.when_received(None)
         self.node.end(is_last=True)
 
-    # --- parts of `monitor_workers` -----------------------------------------------------------------------------
+    # --- parts of `_monitor_workers` ----------------------------------------------------------------------------
 
     def _result_of_torch(self, group: WorkerGroup) -> RunResult:
         """Let torch look at the workers.
 
         A worker that ends while torch writes its exception leaves half a file; torch raises when it reads or prints it.
         """
-        found, error = caught(partial(super().monitor_workers, group), Exception)
+        found, error = caught(partial(super()._monitor_workers, group), Exception)
         if error is not None:
             deaths = self.node.workers.deaths()
             if isinstance(error, SignalException) or not deaths:
@@ -256,7 +273,7 @@ class ReportingAgent(HookedAgent):
         first = next((death for death in deaths if death.local_rank in reported), deaths[0])
         if stopped is None or first.local_rank in reported:
             with guarded_in_main("logging a failure"):
-                log_failure(self.process_context, first.local_rank, first.pid, first.exit_code)
+                log_failure(self._pcontext, first.local_rank, first.pid, first.exit_code)
         failure = process_failure(first.local_rank, first.pid, first.exit_code, files.get(first.local_rank, ""))
         return RunResult(WorkerState.FAILED, failures={self.node.places.rank_of(first.local_rank) or 0: failure})
 
@@ -274,7 +291,7 @@ class ReportingAgent(HookedAgent):
         if not self.node.may_restart():
             raise PeerFailedError(peers.broadcast.failure or failure)
         # as in torch, a node whose own workers had not failed uses up no restart
-        self.restart_workers(group)
+        self._restart_workers(group)
 
 
 @contextlib.contextmanager

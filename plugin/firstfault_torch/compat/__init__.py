@@ -1,4 +1,4 @@
-"""All uses of torch's private names; no other module uses one.
+"""All uses of torch's private names but those that `ReportingAgent` overrides or reads of itself.
 
 `torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes, which must not load
 torch's agent.
@@ -9,7 +9,7 @@ is not collected.
 
 | name | used for |
 |---|---|
-| `SimpleElasticAgent._rendezvous` and the other hooks of `HookedAgent` | the agent overrides them |
+| `SimpleElasticAgent._rendezvous` and the other hooks of `ReportingAgent` | the agent overrides them |
 | `_worker_group`, `_remaining_restarts`, `_pcontext` of the agent | ranks, restarts, processes |
 | `_worker_watchdog`, `_log_line_prefix_template` of the agent | the end of the watchdog; the node in log lines |
 | `MultiprocessContext._pc.processes`, `SubprocessContext.subprocess_handlers` | when each worker ends |

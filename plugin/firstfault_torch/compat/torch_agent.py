@@ -1,12 +1,11 @@
-"""torch elastic's agent and its process contexts: public names for their hooks and private attributes."""
+"""torch elastic's agent and its process contexts: whether this torch has the hooks, and private attributes."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import os
-import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +19,7 @@ from firstfault_torch.compat import warn_once
 from firstfault_torch.guard import begun, caught
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 _HOOKS = (
     "_rendezvous",
@@ -32,7 +31,6 @@ _HOOKS = (
     "_exit_barrier",
 )
 _ATTRIBUTES = ("_worker_group", "_remaining_restarts", "_pcontext")
-_SHUTDOWN_PARAMETERS = frozenset(inspect.signature(LocalElasticAgent._shutdown).parameters)  # noqa: SLF001 - see __init__
 BARRIER_MEMBERS = "torchelastic/agent/terminal_state/num_members"
 """How many agents have entered torch's exit barrier; an agent without firstfault counts there too."""
 BARRIER_LAST = "torchelastic/agent/terminal_state/last_member"
@@ -106,131 +104,6 @@ def close_program_files(context: Any) -> None:
             file.close()
 
 
-class MissingNamesError(Exception):
-    """This torch's agent lacks private names that `HookedAgent` needs."""
-
-
-class HookedAgent(LocalElasticAgent):
-    """torch's agent, with public names for its hooks and for what they need.
-
-    A subclass overrides the hooks and calls them by ``super()`` for torch's own behaviour.
-
-    Raises:
-        MissingNamesError: torch's agent does not have all of them.
-    """
-
-    _refused = 0
-    _log_prefix = ""
-    """The user's template, before the node was filled in."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        missing = missing_names(self)
-        if missing:
-            raise MissingNamesError(", ".join(missing))
-
-    @property
-    def group(self) -> WorkerGroup:
-        """This node's workers."""
-        return self._worker_group
-
-    @property
-    def restarts_left(self) -> int:
-        """How often torch may still start the workers again."""
-        return self._remaining_restarts
-
-    @property
-    def restarts_used(self) -> int:
-        """How often torch has started the workers again after a failure on this node."""
-        used: int = self.group.spec.max_restarts - self._remaining_restarts - self._refused
-        return used
-
-    def refuse_restarts(self) -> None:
-        """Let torch take this failure for the last one: no restart is left."""
-        self._refused += self._remaining_restarts
-        self._remaining_restarts = 0
-
-    def restart_workers(self, group: WorkerGroup) -> None:
-        """Stop the workers, meet the other nodes again and start the workers; it uses up no restart."""
-        super()._restart_workers(group)
-
-    @property
-    def process_context(self) -> Any:
-        """Torch's MultiprocessContext or SubprocessContext; None before the workers were started."""
-        return self._pcontext
-
-    def watch_timers(self, server: Any) -> None:
-        """Let torch stop `server` with the workers, and ask it for its progress in a health check; None: none."""
-        self._worker_watchdog = server
-
-    def fill_log_prefix(self, fill: Callable[[str], str]) -> None:
-        """Replace the template for the prefix of log lines by what `fill` makes of the user's; without one do nothing.
-
-        torch fills in the rest of it for each worker.
-        """
-        template: str | None = self._log_prefix or getattr(self, "_log_line_prefix_template", None)
-        if template:
-            self._log_prefix = template
-            self._log_line_prefix_template = fill(template)
-
-    def join_rendezvous(self, group: WorkerGroup) -> None:
-        """Wait for the other nodes, and give the workers their ranks."""
-        super()._rendezvous(group)
-
-    def start_workers(self, group: WorkerGroup) -> dict[int, Any]:
-        """Start the workers; return local rank to worker id."""
-        ids: dict[int, Any] = super()._start_workers(group)
-        return ids
-
-    def monitor_workers(self, group: WorkerGroup) -> RunResult:
-        """Return the state of the workers."""
-        result: RunResult = super()._monitor_workers(group)
-        return result
-
-    def stop_workers(self, group: WorkerGroup, **more: Any) -> None:
-        """Stop the workers before they are started again.
-
-        Args:
-            group: the workers.
-            more: what some versions of torch pass (``is_restart`` in 2.6).
-        """
-        super()._stop_workers(group, **more)
-
-    def shut_down(self, death_signal: signal.Signals, timeout: int, **more: Any) -> None:
-        """Stop the workers.
-
-        Args:
-            death_signal: sent first.
-            timeout: seconds until they are killed; torch before 2.13 has 30 s of its own.
-            more: as for `stop_workers`.
-        """
-        if "timeout" in _SHUTDOWN_PARAMETERS:
-            more["timeout"] = timeout
-        super()._shutdown(death_signal, **more)
-
-    def exit_barrier(self) -> None:
-        """Wait until the workers of all nodes have succeeded."""
-        super()._exit_barrier()  # type: ignore[no-untyped-call]
-
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self.join_rendezvous(worker_group)
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        return self.start_workers(worker_group)
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        return self.monitor_workers(worker_group)
-
-    def _stop_workers(self, worker_group: WorkerGroup, **more: Any) -> None:
-        self.stop_workers(worker_group, **more)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30, **more: Any) -> None:
-        self.shut_down(death_sig, timeout, **more)
-
-    def _exit_barrier(self) -> None:
-        self.exit_barrier()
-
-
 def master_address(group: WorkerGroup) -> tuple[str, int]:
     """Return host and port of the workers' own store; before torch 2.4 only the round's store knows them."""
     if hasattr(group, "master_addr"):
@@ -242,11 +115,17 @@ def master_address(group: WorkerGroup) -> tuple[str, int]:
 def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
     """Return the hooks that this torch's agent lacks, and the attributes that `agent` lacks.
 
-    Without one of them `HookedAgent` cannot stand in for torch's agent.
+    Without one of them our agent cannot stand in for torch's.
     """
     hooks = [name for name in _HOOKS if not callable(getattr(LocalElasticAgent, name, None))]
     attributes = [name for name in _ATTRIBUTES if agent is not None and not hasattr(agent, name)]
     return (*hooks, *attributes)
+
+
+def shutdown_timeout(seconds: int) -> dict[str, int]:
+    """Return the argument that lets torch's agent kill its workers after `seconds`; torch before 2.13 takes none."""
+    parameters = inspect.signature(LocalElasticAgent._shutdown).parameters  # noqa: SLF001 - see __init__
+    return {"timeout": seconds} if "timeout" in parameters else {}
 
 
 def has_handler(name: str) -> bool:
