@@ -286,7 +286,7 @@ def test_nodes_without_firstfault_at_the_exit(
     ended: list[FirstFailure | None] = []
 
     def wait(agent: Agent) -> None:
-        ended.append(agent.peers.await_all(agent.woken, agent.recording))
+        ended.append(agent.peers.await_all(agent.woken))
 
     waiting = [threading.Thread(target=wait, args=(agent,)) for agent in made[:2]]
     for thread in waiting:

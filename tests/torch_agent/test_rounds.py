@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,13 +21,12 @@ from firstfault.wire.documents import encode_presence
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.rounds import failure_broadcast as rounds
 from firstfault_torch.rounds.failure_broadcast import (
-    FailureBroadcast,
     FirstFailure,
     Rendezvous,
     RoundOutcome,
     begin_round,
 )
-from firstfault_torch.rounds.peers import await_all
+from firstfault_torch.rounds.peers import Peers
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -157,14 +157,23 @@ class Node:
     """A node at the end of its training: it waits for the others in a thread."""
 
     def __init__(self, shared: TCPStore, group_rank: int, prefix: Prefix) -> None:
-        self.store = PrefixStore("round", shared).clone()
         self.wake = threading.Event()
-        self.outcome = FailureBroadcast(self.store, group_rank, self.wake.set)
-        self._recording = prefix.recording()
+        group: Any = SimpleNamespace(
+            store=PrefixStore("round", shared).clone(),
+            group_rank=group_rank,
+            group_world_size=NODES,
+            master_addr="127.0.0.1",
+            master_port=0,
+            spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=lambda: None)),
+        )
+        self.peers = Peers(
+            group, prefix.recording(), patience_seconds=LONG_S, wake=self.wake.set, gave_up=threading.Event()
+        )
+        self.outcome = self.peers.broadcast
 
-    def await_all(self) -> bool:
+    def await_all(self) -> FirstFailure | None:
         """Wait for the others."""
-        return await_all(self.store, NODES, self.outcome, self.wake, self._recording)
+        return self.peers.await_all(self.wake)
 
 
 @pytest.fixture
@@ -178,7 +187,7 @@ def node(shared: TCPStore, prefix: Prefix) -> Iterator[Callable[[int], Node]]:
 
     yield begin
     for one in made:
-        one.outcome.end()
+        one.peers.end()
 
 
 @pytest.mark.parametrize("arrives", ["first", "last", "with us"])
@@ -206,14 +215,16 @@ def test_all_have_arrived(
         _until_counted(store, 2)
         assert not any(one.done() for one in waiting)
         other = third()
-    assert [one.result(SOON_S) for one in waiting] == [True, True]
+    assert [one.result(SOON_S) for one in waiting] == [None, None]
     other.result(SOON_S)
     until(lambda: all(one.outcome.outcome == RoundOutcome(finished=True) for one in ours))
 
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("fatal", [True, False])
-def test_another_node_fails(fatal: bool, before: bool, node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
+def test_another_node_fails(
+    fatal: bool, before: bool, shared: TCPStore, node: Callable[[int], Node], pool: ThreadPoolExecutor
+) -> None:
     """The wait ends at once when another node fails, or starts its workers again, also if it did before."""
     first, other = node(0), node(1)
     failure = FirstFailure("ValueError", "worker-1", 1, 3, fatal=fatal)
@@ -222,9 +233,9 @@ def test_another_node_fails(fatal: bool, before: bool, node: Callable[[int], Nod
         assert first.wake.wait(LONG_S)
     waiting = pool.submit(first.await_all)
     if not before:
-        _until_counted(first.store, 1)
+        _until_counted(PrefixStore("round", shared), 1)
         other.outcome.send(failure)
-    assert waiting.result(SOON_S) is False
+    assert waiting.result(SOON_S) == failure
 
 
 @pytest.mark.parametrize(
@@ -241,7 +252,7 @@ def test_the_store_is_gone(
     one.outcome.end()
     one.outcome._outcome = RoundOutcome(lost="Connection reset by peer")
     with contextlib.nullcontext() if result else pytest.raises(RendezvousConnectionError, match="Connection reset"):
-        assert one.await_all() is True
+        assert one.await_all() is None
 
 
 def _until_counted(store: Any, nodes: int) -> None:

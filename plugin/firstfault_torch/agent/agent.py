@@ -208,7 +208,7 @@ class ReportingAgent(LocalElasticAgent):
         else:
             node.waits_at_exit = True
             try:
-                failure = node.peers.await_all(node.wake, node.reporter.recording)
+                failure = node.peers.await_all(node.wake)
             finally:
                 node.waits_at_exit = False
             if failure is not None:

@@ -53,8 +53,9 @@ class Peers:
         gave_up: threading.Event,
     ) -> None:
         self._group = group
+        self._recording = recording
         self._gave_up = gave_up
-        own, nodes = group.group_rank or 0, group.group_world_size or 1
+        own, nodes = self._own, self._nodes = group.group_rank or 0, group.group_world_size or 1
         self._others_suffice = others_suffice
         self.settlement = Settlement(own, nodes)
         """On the verdict on the attempt."""
@@ -121,18 +122,26 @@ class Peers:
         if failure is not None:
             self.broadcast.accept(failure)
 
-    def await_all(self, wake: threading.Event, recording: Recording) -> FirstFailure | None:
+    def await_all(self, wake: threading.Event) -> FirstFailure | None:
         """Wait until the workers of all nodes have succeeded; return the failure if one has not.
 
         Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
         train makes the whole job succeed. Nodes without firstfault tell of no failure: beside them torch's limit holds.
+        The calling thread waits in Python, so that signals and `wake` reach it.
+
+        Raises:
+            RendezvousConnectionError: the node that hosts the store is gone before all nodes have finished.
         """
-        nodes = self._group.group_world_size or 1
-        if await_all(self._group.store, nodes, self.broadcast, wake, recording, given_up=self._gives_up):
+        outcome = self._outcome_at_exit(wake)
+        if outcome.lost:
+            self._check_roster(outcome.lost)
+            return None
+        if outcome.finished:
+            self._let_all_know()
             return None
         failure = self.broadcast.failure or self.broadcast.fatal_failure()
         if failure is None:  # another node wants to restart; it cannot, because this node has finished
-            restart = self.broadcast.outcome.failure if self.broadcast.outcome is not None else None
+            restart = outcome.failure
             if restart is not None and restart.asks:
                 # it ends the decision that the other agents wait for
                 self.broadcast.send(replace(restart, fatal=True, asks=False))
@@ -141,16 +150,68 @@ class Peers:
         logger.warning("this node's workers had succeeded, but %s", failure.reason)
         return failure
 
-    def _gives_up(self, waited: float) -> bool:
-        """Whether other nodes run without firstfault. The nodes ask once, one after the other: the answer is large."""
-        nodes, own = self._group.group_world_size or 1, self._group.group_rank or 0
-        if waited != BARRIER_S + own:
-            return False
+    def _outcome_at_exit(self, wake: threading.Event) -> RoundOutcome:
+        """Wait until the round's outcome is known; tell the others if this node sees first that all have arrived."""
+        store: Any = self._group.store
+
+        def look() -> bool:
+            try:
+                return bool(store.check([BARRIER_LAST]))
+            except (dist.DistNetworkError, dist.DistStoreError):
+                return False  # the broadcast reports the lost store
+
+        enter = partial(self._count_in, BARRIER_MEMBERS, BARRIER_LAST)
+        bounded(enter, STORE_S, "entering the exit barrier")
+        is_complete = NonBlocking(look, default=False)
+        waited = 0.0
+        while (outcome := self.broadcast.outcome) is None:
+            # the nodes ask one after the other who has firstfault: the answer is large
+            if is_complete() or (waited == BARRIER_S + self._own and self._lacks_agents()):
+                self.broadcast.send_finished()
+                return RoundOutcome(finished=True)
+            wake.wait(BARRIER_LOOK_S)
+            wake.clear()
+            waited += BARRIER_LOOK_S
+            if waited % BARRIER_LOG_S < BARRIER_LOOK_S:
+                logger.info("this node's workers have finished; waiting for the other nodes'")
+        return outcome
+
+    def _lacks_agents(self) -> bool:
+        """Whether some nodes run without firstfault."""
         joined = bounded(partial(have_joined, self._store), STORE_S, "asking which nodes have firstfault")
-        if joined is None or joined >= nodes:
+        if joined is None or joined >= self._nodes:
             return False
         logger.warning("some nodes run without firstfault, and may have failed; this one does not wait for them")
         return True
+
+    def _let_all_know(self) -> None:
+        """Wait until all agents know that all have finished: the exit of the one that hosts the store ends it."""
+
+        def wait() -> None:
+            self._count_in(_KNOW, _ALL_KNOW)
+            # not `store.check`, again and again: torch prints its error if the host is gone
+            store.wait([_ALL_KNOW], dt.timedelta(seconds=LEAVING_S))
+
+        store: Any = self._group.store
+        bounded(lambda: caught(wait, dist.DistError), LEAVING_S, "letting all agents know")
+
+    def _count_in(self, members: str, last: str) -> None:
+        store: Any = self._group.store
+        if store.add(members, 1) == self._nodes:
+            store.set(last, "<val_ignored>")
+
+    def _check_roster(self, why: str) -> None:
+        """Check that all nodes had finished before the store was lost; without a shared folder assume it, as torch."""
+        if not self._recording.identity.is_folder_shared:
+            logger.info("the store is gone, and no folder tells whether the other nodes have finished: %s", why)
+            return
+        from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - a start would wait for it
+
+        roster = MultiErrorFileOutputReader(self._recording.output_prefix).job().roster
+        done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
+        if len(done) < self._nodes:
+            why = f"the node that hosts the store is gone, and not all nodes have finished: {why}"
+            raise RendezvousConnectionError(why)
 
     def leave(self, copies: Mapping[str, bytes]) -> None:
         """Announce in a decision on a restart, if the agents take one, that this node leaves."""
@@ -193,80 +254,3 @@ class Peers:
         """Accept a failure that another node wrote into the roster but did not broadcast."""
         what = "its roster entry says so; it sent no failure notice"
         self.broadcast.accept(FirstFailure(what, f"node {group_rank}", group_rank))
-
-
-def await_all(  # noqa: PLR0913 - as keywords
-    store: Any,
-    nodes: int,
-    broadcast: FailureBroadcast,
-    wake: threading.Event,
-    recording: Recording,
-    *,
-    given_up: Callable[[float], bool] = lambda _seconds: False,
-) -> bool:
-    """Wait until the workers of all nodes have succeeded; False if the round ended in another way.
-
-    `given_up` tells, after so many seconds, whether nothing would tell of a failure.
-
-    The calling thread waits in Python, so that signals and `wake` reach it. The wait has no limit: this node has to
-    stay while the others train.
-
-    Raises:
-        RendezvousConnectionError: the node that hosts the store is gone before all nodes have finished.
-    """
-
-    def look() -> bool:
-        try:
-            return bool(store.check([BARRIER_LAST]))
-        except (dist.DistNetworkError, dist.DistStoreError):
-            return False  # the broadcast reports the lost store
-
-    bounded(partial(_count_in, store, nodes, BARRIER_MEMBERS, BARRIER_LAST), STORE_S, "entering the exit barrier")
-    is_complete = NonBlocking(look, default=False)
-    waited = 0.0
-    while True:
-        ended = broadcast.outcome
-        if ended is not None and ended.lost:
-            return _all_succeeded(recording, nodes, ended.lost)
-        if ended is None and (is_complete() or given_up(waited)):
-            broadcast.send_finished()
-            ended = RoundOutcome(finished=True)
-        if ended is not None:
-            if ended.finished:
-                _let_all_know(store, nodes)
-            return ended.finished
-        wake.wait(BARRIER_LOOK_S)
-        wake.clear()
-        waited += BARRIER_LOOK_S
-        if waited % BARRIER_LOG_S < BARRIER_LOOK_S:
-            logger.info("this node's workers have finished; waiting for the other nodes'")
-
-
-def _count_in(store: Any, nodes: int, members: str, last: str) -> None:
-    if store.add(members, 1) == nodes:
-        store.set(last, "<val_ignored>")
-
-
-def _let_all_know(store: Any, nodes: int) -> None:
-    """Wait until all agents know that all have finished: the exit of the one that hosts the store ends it."""
-
-    def wait() -> None:
-        _count_in(store, nodes, _KNOW, _ALL_KNOW)
-        # not `store.check`, again and again: torch prints its error if the host is gone
-        store.wait([_ALL_KNOW], dt.timedelta(seconds=LEAVING_S))
-
-    bounded(lambda: caught(wait, dist.DistError), LEAVING_S, "letting all agents know")
-
-
-def _all_succeeded(recording: Recording, nodes: int, why: str) -> bool:
-    """Whether all nodes had finished before the store was lost, according to the roster; without one, as in torch."""
-    if not recording.identity.is_folder_shared:
-        logger.info("the store is gone, and no folder tells whether the other nodes have finished: %s", why)
-        return True
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - a start would wait for it
-
-    roster = MultiErrorFileOutputReader(recording.output_prefix).job().roster
-    done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
-    if len(done) >= nodes:
-        return True
-    raise RendezvousConnectionError(f"the node that hosts the store is gone, and not all nodes have finished: {why}")
