@@ -208,7 +208,7 @@ def test_finalize_calls_in_a_thread() -> None:
 
     finalize = ThreadedFinalize(LONG, clean, (1, 2), {"key": 3})
     assert finalize(finalize(STATE)) is STATE
-    assert calls == [((1, 2), {"key": 3}, "firstfault-finalize-3")] * 2
+    assert calls == [((1, 2), {"key": 3}, "firstfault-restarting")] * 2
     ThreadedFinalize(LONG, clean)(STATE)
     assert calls[-1][:2] == ((), {})
     error = KeyError("cache")

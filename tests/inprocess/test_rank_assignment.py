@@ -95,7 +95,7 @@ class World:
 
     def check(self) -> None:
         """Check that all ranks agree on the sizes, and that ranks and active ranks have no gaps."""
-        ranks = sorted(state.rank for state in self.states.values() if state.rank is not None)
+        ranks = sorted(state.rank for state in self.states.values())
         assert ranks == list(range(len(self.states)))
         active = sorted(state.active_rank for state in self.states.values() if state.active_rank is not None)
         assert active == list(range(len(active)))
@@ -104,7 +104,7 @@ class World:
             assert state.mode is (Mode.INACTIVE if state.active_rank is None else Mode.ACTIVE)
 
 
-def context(rank: int | None, world_size: int, terminated: set[int] | None = None, **fields: Any) -> RankAssignmentCtx:
+def context(rank: int, world_size: int, terminated: set[int] | None = None, **fields: Any) -> RankAssignmentCtx:
     """Return the input of a rank assignment that needs no store."""
     return RankAssignmentCtx(State(rank, world_size, **fields), Exchange({}), terminated or set())
 
@@ -174,13 +174,6 @@ def test_gaps_keep_the_rest_of_the_state(assignment: RankAssignment) -> None:
         assignment(context(2, 8, {2}))
 
 
-@pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps(), ActivateAllRanks()])
-def test_a_rank_without_a_number(assignment: RankAssignment) -> None:
-    """It leaves."""
-    with pytest.raises(RankDiscarded, match="initial rank 5 was terminated before"):
-        assignment(context(None, 8, initial_rank=5))
-
-
 @pytest.mark.timing
 @pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps()])
 def test_gaps_of_a_large_world(assignment: RankAssignment) -> None:
@@ -237,7 +230,7 @@ def test_reserves_take_over() -> None:
 
 def test_groups() -> None:
     """The healthy ranks of a group that does not meet the condition are terminated too."""
-    grouped = FilterCountGroupedByKey(lambda state: f"host {(state.rank or 0) // 2}", lambda count: count == 2)
+    grouped = FilterCountGroupedByKey(lambda state: f"host {state.rank // 2}", lambda count: count == 2)
     world = World(8, lambda: Compose(ShiftRanks(), grouped))
     states = world.assign({1, 4, 5})
     assert {initial: state.rank for initial, state in states.items()} == {2: 0, 3: 1, 6: 2, 7: 3}
@@ -262,7 +255,7 @@ def test_a_filter_twice_in_a_chain() -> None:
         counts.append(count)
         return count == 2
 
-    grouped = FilterCountGroupedByKey(lambda state: str((state.rank or 0) // 2), is_pair)
+    grouped = FilterCountGroupedByKey(lambda state: str(state.rank // 2), is_pair)
     world = World(6, lambda: Compose(ShiftRanks(), grouped, ShiftRanks(), grouped))
     assert [state.rank for state in world.assign({0}).values()] == [0, 1, 2, 3]
     assert sorted(set(counts)) == [1, 2]

@@ -11,7 +11,7 @@ import datetime as dt
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,6 @@ from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutE
 
 if TYPE_CHECKING:
     from firstfault_torch.inprocess.state import State
-
-T = TypeVar("T")
 
 
 class Hook(abc.ABC):
@@ -205,7 +203,7 @@ class ThreadedFinalize(Finalize):
         args: tuple[Any, ...] | None = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        check_timeout(timeout)
+        _check_timeout(timeout)
         self.timeout = timeout
         self.fn = fn
         self.args = tuple(args or ())
@@ -218,7 +216,7 @@ class ThreadedFinalize(Finalize):
             TimeoutError: the one of in-process restart: it did not end in time. Its thread is left running.
             BaseException: whatever the function raised.
         """
-        device = current_cuda_device()
+        device = _current_cuda_device()
 
         def call() -> None:
             if device is not None:
@@ -226,41 +224,39 @@ class ThreadedFinalize(Finalize):
             self.fn(*self.args, **self.kwargs)
 
         name = getattr(self.fn, "__qualname__", repr(self.fn))
-        call_in_thread(call, self.timeout, f"firstfault-finalize-{state.rank}", lambda: f"the finalize function {name}")
+        call_in_thread(call, self.timeout, lambda: f"the finalize function {name}")
         return state
 
 
-def call_in_thread(call: Callable[[], T], timeout: dt.timedelta, name: str, doing: Callable[[], str]) -> T:
-    """Return what `call` returns, or raise what it raises; it runs in a daemon thread with this name.
+def call_in_thread(call: Callable[[], object], timeout: dt.timedelta, doing: Callable[[], str]) -> None:
+    """Raise what `call` raises in a daemon thread; meanwhile signal handlers run in this one.
 
     Raises:
         TimeoutError: the one of in-process restart: it did not end in time, and is left running. The message has what
             `doing` returns then, such as "the cleanup".
     """
-    outcomes: list[tuple[T | None, BaseException | None]] = []
+    errors: list[BaseException | None] = []
     # not join(): after a signal handler raised in it, Python takes the thread for dead
     done = threading.Event()
 
     def run() -> None:
-        outcomes.append(caught(call))
+        errors.append(caught(call)[1])
         done.set()
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=run, name="firstfault-restarting", daemon=True).start()
     if not done.wait(timeout.total_seconds()):
         raise RestartTimeoutError(f"{doing()} did not end within {timeout.total_seconds():g} s")
-    result, error = outcomes[0]
-    if error is not None:
-        raise error
-    return cast("T", result)
+    if errors[0] is not None:
+        raise errors[0]
 
 
-def check_timeout(timeout: dt.timedelta) -> None:
+def _check_timeout(timeout: dt.timedelta) -> None:
     """Raise a ValueError if a time limit is not positive."""
     if timeout.total_seconds() <= 0:
         raise ValueError(f"timeout is {timeout.total_seconds():g} s; it must be more than 0 s")
 
 
-def current_cuda_device() -> int | None:
+def _current_cuda_device() -> int | None:
     """Return the current CUDA device of this thread; None if this process has not used CUDA."""
     is_used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.current_device() if is_used else None
@@ -290,7 +286,7 @@ class CudaHealthCheck(HealthCheck):
     """
 
     def __init__(self, timeout: dt.timedelta = dt.timedelta(seconds=30)) -> None:
-        check_timeout(timeout)
+        _check_timeout(timeout)
         self.timeout = timeout
 
     def __call__(self, state: State) -> State:
@@ -300,7 +296,7 @@ class CudaHealthCheck(HealthCheck):
             TimeoutError: the one of in-process restart: a device did not answer in time.
             RuntimeError: torch's error: a kernel failed, and the CUDA context is unusable.
         """
-        current = current_cuda_device()
+        current = _current_cuda_device()
         if current is None:
             return state
         waiting_for = current
@@ -314,9 +310,7 @@ class CudaHealthCheck(HealthCheck):
                 waiting_for = device
                 torch.cuda.synchronize(device)
 
-        call_in_thread(
-            synchronize, self.timeout, "firstfault-cuda-check", lambda: f"synchronizing CUDA device {waiting_for}"
-        )
+        call_in_thread(synchronize, self.timeout, lambda: f"synchronizing CUDA device {waiting_for}")
         return state
 
 

@@ -69,12 +69,6 @@ class RankFilter(RankAssignment):
     """
 
 
-def _rank(ctx: RankAssignmentCtx) -> int:
-    if ctx.state.rank is None:
-        raise RankDiscarded(f"initial rank {ctx.state.initial_rank} was terminated before")
-    return ctx.state.rank
-
-
 # --- closing gaps -----------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +80,7 @@ class ShiftRanks(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Return the new rank and world size; raise as `RankAssignment` does."""
-        rank, terminated = _rank(ctx), ctx.terminated_ranks
+        rank, terminated = ctx.state.rank, ctx.terminated_ranks
         if rank in terminated:
             raise RankDiscarded(f"rank {rank} is terminated")
         world_size = ctx.state.world_size - len(terminated)
@@ -172,7 +166,7 @@ def _active_world_size(ctx: RankAssignmentCtx) -> int:
 
 
 def _activate(ctx: RankAssignmentCtx, active_world_size: int) -> RankAssignmentCtx:
-    rank = _rank(ctx)
+    rank = ctx.state.rank
     is_active = rank < active_world_size
     state = dataclasses.replace(
         ctx.state,
@@ -218,7 +212,7 @@ class FilterCountGroupedByKey(RankAssignment):
         Raises:
             TimeoutError: the one of in-process restart: not all healthy ranks sent their key in time.
         """
-        rank, terminated = _rank(ctx), ctx.terminated_ranks
+        rank, terminated = ctx.state.rank, ctx.terminated_ranks
         if rank in terminated:
             return ctx
         healthy = [number for number in range(ctx.state.world_size) if number not in terminated]

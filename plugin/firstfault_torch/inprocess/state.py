@@ -17,8 +17,6 @@ class Mode(enum.Enum):
     """the rank calls the wrapped function"""
     INACTIVE = enum.auto()
     """the rank waits as a reserve"""
-    TERMINATED = enum.auto()
-    """the rank has left the job"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +24,7 @@ class State:
     """The state of one rank. Each process has its own.
 
     Attributes:
-        rank: this rank among all ranks that are left; None if the rank is terminated.
+        rank: this rank among all ranks that are left.
         world_size: number of ranks that are left, active or not.
         active_rank: the rank that the wrapped function sees; None if the rank is not active.
         active_world_size: the world size that the wrapped function sees; None before the first rank assignment.
@@ -38,19 +36,19 @@ class State:
             None if it raised none.
     """
 
-    rank: int | None
+    rank: int
     world_size: int
     active_rank: int | None = None
     active_world_size: int | None = None
-    initial_rank: int | None = None
-    initial_world_size: int | None = None
+    initial_rank: int = -1
+    initial_world_size: int = -1
     iteration: int = 0
     mode: Mode = Mode.INITIALIZED
     fn_exception: BaseException | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("initial_rank", self.rank), ("initial_world_size", self.world_size)):
-            if getattr(self, name) is None:
+            if getattr(self, name) < 0:
                 object.__setattr__(self, name, value)
 
     @classmethod

@@ -10,17 +10,17 @@ import datetime as dt
 import enum
 import json
 import os
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from firstfault_torch.budgets import OUTCOME_LOOK_S
 from firstfault_torch.context import ROUND_VARIABLE
-from firstfault_torch.guard import caught
 from firstfault_torch.inprocess.exception import RestartError
+from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
+from firstfault_torch.inprocess.hooks import call_in_thread
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""
@@ -274,20 +274,11 @@ class Iteration:
         Raises:
             torch.distributed.DistNetworkError: the store is gone.
         """
-        ended = threading.Event()
-        errors: list[BaseException | None] = []
-
-        def wait() -> None:
-            errors.append(caught(lambda: self._store.wait(keys, timeout), Exception)[1])
-            ended.set()
-
-        threading.Thread(target=wait, name="firstfault-barrier", daemon=True).start()
-        while not ended.wait(OUTCOME_LOOK_S):
-            pass
-        error = errors[0]
-        if isinstance(error, dist.DistNetworkError) or not isinstance(error, dist.DistStoreError | None):
-            raise error
-        return error is None
+        try:
+            call_in_thread(partial(self._store.wait, keys, timeout), timeout, lambda: "the wait")
+        except (dist.DistStoreError, RestartTimeoutError):
+            return False
+        return True
 
     # --- monitor processes --------------------------------------------------------------------------------------
 

@@ -141,9 +141,9 @@ class CallWrapper:
         self._prefix = f"{round_prefix()}/{next(_calls)}"
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
-            meeting = Meeting(options, self.state.rank or 0, self._prefix)
+            meeting = Meeting(options, self.state.rank, self._prefix)
             self._monitor = monitor = Watcher(
-                self._progress, self.state.initial_rank or 0, self._prefix, meeting.connect, options
+                self._progress, self.state.initial_rank, self._prefix, meeting.connect, options
             )
             monitor.start()
             opening.callback(monitor.close)
@@ -221,7 +221,7 @@ class CallWrapper:
         """Call the function once; return its result, or how the iteration was interrupted."""
         state = self.state
         self._iteration = iteration = Iteration(self._store, self._prefix, state.iteration, state.world_size)
-        self._progress.begin(state.iteration, state.rank or 0, state.world_size)
+        self._progress.begin(state.iteration, state.rank, state.world_size)
         os.environ.update(state.distributed_variables())
         monitor = MonitorThread(
             iteration.over(self._watching),
@@ -359,7 +359,7 @@ class CallWrapper:
                 # it is not this call's own store
                 raise RuntimeError(f"`finalize` failed: {one_line(store_error)}") from store_error
         self._check_health()
-        if (state.rank or 0) in iteration.gone():
+        if state.rank in iteration.gone():
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own  # another one has arrived for it
         iteration.arrive()
         self._progress.phase = Phase.ARRIVED
@@ -390,7 +390,7 @@ class CallWrapper:
             elif self._progress.phase != Phase.LEFT:
                 if not self._has_said_that_it_leaves:
                     iteration.interrupt(fault)
-                iteration.leave(self.state.rank or 0)
+                iteration.leave(self.state.rank)
                 self._progress.phase = Phase.LEFT
                 iteration.arrive()
         with guarded("calling `terminate`"):
@@ -407,7 +407,7 @@ class CallWrapper:
             self.state = self._options.rank_filter(RankAssignmentCtx(self.state, exchange, set())).state
 
     def _fault(self, kind: FaultKind, error: BaseException) -> Fault:
-        return Fault(self.state.rank or 0, kind, one_line(error), time.time_ns(), self.state.initial_rank or 0)
+        return Fault(self.state.rank, kind, one_line(error), time.time_ns(), self.state.initial_rank)
 
     def _abort(self, iteration: Iteration, state: Any) -> None:
         """Unblock the main thread; if this rank makes no progress, say first where it stands."""
@@ -432,7 +432,7 @@ class CallWrapper:
         if faults and all(fault.kind is FaultKind.SOFT_TIMEOUT and fault.rank != rank for fault in faults):
             # the others wait for this one, and were a moment earlier
             what = f"no progress for {stalled:.1f} s"
-            iteration.report(Fault(rank, FaultKind.SOFT_TIMEOUT, what, time.time_ns(), self.state.initial_rank or 0))
+            iteration.report(Fault(rank, FaultKind.SOFT_TIMEOUT, what, time.time_ns(), self.state.initial_rank))
 
     # --- the store ----------------------------------------------------------------------------------------------
 
