@@ -267,7 +267,6 @@ class _Unlimited(FsspecStore):
     ("kind", "check"),
     [
         (_Caching, "test_every_listing_is_fresh"),
-        (_Caching, "test_two_stores_see_each_others_writes_at_once"),
         (_Appending, "test_overwriting_replaces_the_whole_object"),
         (_Unlimited, "test_the_limit_is_the_largest_size_allowed"),
     ],

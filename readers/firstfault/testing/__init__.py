@@ -13,6 +13,6 @@ import pytest
 # before the imports, so that a failing assert shows its operands
 pytest.register_assert_rewrite("firstfault.testing._suites")
 
-from firstfault.testing._suites import START_NS, StoreTests, StrategyTests, make_error, make_job, make_presence  # noqa: E402 - see above  # noqa: E402
+from firstfault.testing._suites import START_NS, StoreTests, StrategyTests, make_error, make_job, make_presence  # noqa: E402 - see above
 
 __all__ = ["START_NS", "StoreTests", "StrategyTests", "make_error", "make_job", "make_presence"]
