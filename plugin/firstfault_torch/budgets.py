@@ -22,6 +22,7 @@ ANSWER_S = Limit(0.5, "the agent's loop, for an answer that is usually there", "
 
 # a worker
 SIBLINGS_S = Limit(10.0, "a forked worker, for its siblings to be forked", "it starts; a fork takes milliseconds")
+SIBLINGS_POLL_S = Limit(0.005, "the same worker", "it looks again")
 FOLDER_S = Limit(5.0, "torchrun's agent, for the folder of its run", "its documents go to a temporary folder")
 FOLDER_TAKEN_S = Limit(15.0, "torchrun's agent, for the nodes to agree on the run's name", "it has a name of its own")
 DOCTOR_STORAGE_S = Limit(15.0, "`firstfault doctor`, for the storage to be written, listed and read", "it says so")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
-import os
+import signal
 import socket
 import tempfile
 import threading
@@ -78,28 +77,35 @@ def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     for local_rank in range(3):
         worker(local_rank, lambda local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
     began = time.monotonic()
-    answers = agent.channel.ask(0, [0, 2], LONG_S)
+    answers = agent.channel.ask([0, 2], LONG_S)
     assert time.monotonic() - began < TOLERANCE_S
     assert {rank: answer["collectives"] for rank, answer in answers.items()} == {
         rank: [["group", "op", rank, 0]] for rank in (0, 2)
     }
-    assert agent.channel.failed(0) == {}
+    assert agent.channel.failed() == {}
     assert not agent.woken.acquire(blocking=False), "an answer is not a failure"
 
 
 def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., WorkerChannel], folder: Path) -> None:
-    """Messages of workers from before a round are dropped, so that an agent that restarts them often does not grow."""
+    """A round has the messages of its own workers only, whenever the others come; a failure report wakes the agent."""
+    content = {"what": "ValueError", "document": "e1-x.pb", "monotonic_ns": 12}
+    late = worker(1)
     for round_ in range(2):
+        agent.channel.begin(round_)
         one = worker(0, lambda: {"stack": "x"}, round_)
-        one.report_failure({"type": "ValueError"})
-        assert agent.woken.acquire(timeout=LONG_S)
-        assert list(agent.channel.ask(round_, [0], LONG_S)) == [0]
+        assert agent.channel.failed() == {}
+        late.report_failure(content)
+        one.report_failure(content)
+        for _ in range(2 - round_):
+            assert agent.woken.acquire(timeout=LONG_S)
+        assert list(agent.channel.ask([0], LONG_S)) == [0]
         one._listener.close()
-        NodeFolder(folder).worker_socket(round_, 0).unlink()
-    agent.channel.forget_before(1)
-    # a worker whose socket is gone keeps the answer that it gave before
-    assert [list(agent.channel.ask(round_, [0], 0)) for round_ in range(2)] == [[], [0]]
-    assert [list(agent.channel.failed(round_)) for round_ in range(2)] == [[], [0]]
+        NodeFolder(folder).worker(round_, 0).socket.unlink()
+        # a worker whose socket is gone keeps the answer that it gave before
+        assert list(agent.channel.ask([0], 0)) == [0]
+        failed = agent.channel.failed()
+        assert set(failed) == set(range(2 - round_))
+        assert {**failed[0], **content} == failed[0]
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -120,7 +126,7 @@ def test_a_worker_that_does_not_answer(
     for other in range(others):
         worker(1 + other, lambda: {"ok": True})
     began = time.monotonic()
-    answers = agent.channel.ask(0, [0, 1], LIMIT_S)
+    answers = agent.channel.ask([0, 1], LIMIT_S)
     assert (0 if others else LIMIT_S) <= time.monotonic() - began < TOLERANCE_S
     assert set(answers) == set(range(1, 1 + others))
     release.set()
@@ -134,7 +140,7 @@ def test_an_end_without_the_other(
     began = time.monotonic()
     worker(5).report_failure({"what": "ValueError"})
     agent = AgentChannel(NodeFolder(folder), lambda: None)
-    assert agent.ask(0, [0, 1], LONG_S) == {}
+    assert agent.ask([0, 1], LONG_S) == {}
     agent.close()
     assert time.monotonic() - began < TOLERANCE_S
 
@@ -151,23 +157,9 @@ def test_an_answer_that_breaks(
         return {"ok": True}
 
     worker(0, answer)
-    assert "ok" not in agent.channel.ask(0, [0], LONG_S)[0]
+    assert "ok" not in agent.channel.ask([0], LONG_S)[0]
     assert "firstfault failed while answering the agent (ZeroDivisionError: ours)" in caplog.text
-    assert agent.channel.ask(0, [0], LONG_S)[0]["ok"]
-
-
-def test_a_worker_has_failed(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
-    """Each worker's failure report wakes the agent, which keeps it by round."""
-    content = {"what": "ValueError", "document": "e1-x.pb", "monotonic_ns": 12}
-    worker(1).report_failure(content)
-    assert agent.woken.acquire(timeout=LONG_S)
-    worker(0, round_=1).report_failure({**content, "what": "KeyError"})
-    assert agent.woken.acquire(timeout=LONG_S)
-    failed = agent.channel.failed(0)
-    assert set(failed) == {1}
-    assert {**failed[1], **content} == failed[1]
-    assert {rank: said["what"] for rank, said in agent.channel.failed(1).items()} == {0: "KeyError"}
-    assert agent.channel.failed(2) == {}
+    assert agent.channel.ask([0], LONG_S)[0]["ok"]
 
 
 def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -> None:
@@ -190,7 +182,7 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
         thread.join(LONG_S)
     try:
         for _ in lines:
-            assert heard.acquire(timeout=LONG_S), sorted(line.failed(0))
+            assert heard.acquire(timeout=LONG_S), sorted(line.failed())
     finally:
         line.close()
 
@@ -201,8 +193,8 @@ def test_a_worker_that_is_asked_and_fails(agent: Agent, worker: Callable[..., Wo
     for _ in range(2):
         line.report_failure({"what": "ValueError"})
         assert agent.woken.acquire(timeout=LONG_S)
-        assert agent.channel.ask(0, [0], LONG_S)[0]["ok"]
-        assert agent.channel.failed(0)[0]["what"] == "ValueError"
+        assert agent.channel.ask([0], LONG_S)[0]["ok"]
+        assert agent.channel.failed()[0]["what"] == "ValueError"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +211,6 @@ def test_a_worker_that_is_asked_and_fails(agent: Agent, worker: Callable[..., Wo
         b"{}",
         b'{"kind": "failed", "round": "x", "local_rank": 0}',
         b'{"round": 0, "local_rank": 0}',
-        b'{"kind": "state", "round": 0, "local_rank": 0, "question": "x"}',
     ],
     ids=repr,
 )
@@ -231,8 +222,8 @@ def test_an_invalid_message(message: bytes, agent: Agent, folder: Path, worker: 
             stranger.sendto(message, str(folder / end))
     line.report_failure({"what": "ValueError"})
     assert agent.woken.acquire(timeout=LONG_S)
-    assert set(agent.channel.failed(0)) == {0}
-    assert agent.channel.ask(0, [0], LONG_S)[0]["ok"]
+    assert set(agent.channel.failed()) == {0}
+    assert agent.channel.ask([0], LONG_S)[0]["ok"]
 
 
 def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
@@ -240,7 +231,7 @@ def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> N
     frames = [["/" + "x" * 300, 1, "function", "code " * 20] for _ in range(20)]
     failures = [["thread", 1, "ValueError", "m" * 2000, frames] for _ in range(10)]
     worker(0, lambda: {"thread_failures": failures})
-    answer = agent.channel.ask(0, [0], LONG_S)
+    answer = agent.channel.ask([0], LONG_S)
     assert json.dumps(answer[0]["thread_failures"]) == json.dumps(failures)
 
 
@@ -258,65 +249,39 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstfault_torch.node.channel.SIBLINGS_S", LONG_S)
 
 
-def _begin(began: Any) -> None:
-    await_siblings()
-    began.put((os.getpid(), time.monotonic(), "FIRSTFAULT_START" in os.environ))
+def _begin(folder: Path, began: Any) -> None:
+    await_siblings(NodeFolder(folder))
+    began.put(time.monotonic())
 
 
-def _pipes() -> set[str]:
-    """Return the pipes of this process; other tests' threads may close some meanwhile."""
-    found = set()
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.add(str(file.readlink()))
-    return {target for target in found if target.startswith("pipe:")}
-
-
-def test_forked_workers_begin_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first worker waits for the last fork, whenever that is; the variable is gone then, and so are the files."""
-    pipes = _pipes()
+def test_forked_workers_begin_together(tmp_path: Path) -> None:
+    """The first worker waits for the last fork, whenever that is; one that is killed meanwhile delays none."""
     began = _fork.SimpleQueue()
-    workers = [_fork.Process(target=_begin, args=(began,)) for _ in range(3)]
-    with starting("fork") as variables:
-        monkeypatch.setenv("FIRSTFAULT_START", variables["FIRSTFAULT_START"])
+    workers = [_fork.Process(target=_begin, args=(tmp_path, began)) for _ in range(3)]
+    with starting(NodeFolder(tmp_path)):
         for worker in workers[:2]:
             worker.start()
         time.sleep(PAUSE_S)
+        workers[1].kill()
         last = time.monotonic()
         workers[2].start()
     for worker in workers:
-        worker.join(LONG_S)
-        assert worker.exitcode == 0
-    found = [began.get() for _ in workers]
-    assert {pid for pid, *_ in found} == {worker.pid for worker in workers}
-    assert all(moment > last for _, moment, _ in found)
-    assert not any(left for *_, left in found)
+        worker.join(SOON_S)
+    assert [worker.exitcode for worker in workers] == [0, -signal.SIGKILL, 0]
+    assert all(began.get() > last for _ in range(2))
+    assert list(tmp_path.iterdir()) == []
     began.close()
     for worker in workers:
         worker.close()
-    assert _pipes() <= pipes
 
 
-def test_a_worker_that_dies_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others begin although one is killed before it begins."""
-    began = _fork.SimpleQueue()
-    workers = [_fork.Process(target=_begin, args=(began,)), _fork.Process(target=time.sleep, args=(LONG_S,))]
-    with starting("fork") as variables:
-        monkeypatch.setenv("FIRSTFAULT_START", variables["FIRSTFAULT_START"])
-        for worker in workers:
-            worker.start()
-    workers[1].kill()
-    workers[0].join(SOON_S)
-    assert workers[0].exitcode == 0
-    workers[1].join()
-
-
-@pytest.mark.parametrize("value", [None, "", "1 5 6", f"{os.getppid()} 900 901", f"{os.getppid()} 0 1"])
-def test_a_process_that_was_not_forked_so(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a pipe of its parent a process begins at once."""
-    monkeypatch.setenv("FIRSTFAULT_START", value or "")
-    began = time.monotonic()
-    await_siblings()
+@pytest.mark.parametrize("name", ["", "gone"], ids=["started before", "the folder is gone"])
+def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
+    """A worker that no fork follows begins at once; so does one whose agent died, and whose folder is gone."""
+    files, began = NodeFolder(tmp_path / name), time.monotonic()
+    with starting(files):
+        pass
+    await_siblings(files)
     assert time.monotonic() - began < SOON_S
-    with starting("spawn") as variables:
-        assert variables == {}
+    with starting(None):
+        pass

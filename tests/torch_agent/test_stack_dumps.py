@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.recorder.folder import NodeFolder
-from firstfault_torch.node.channel import (
-    ask_for_stacks,
-    fatal_stack,
-    register_stacks,
-    write_unasked,
-    written_stacks,
-)
+from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
+from firstfault_torch.node.channel import ask_for_stacks, register_stacks, write_unasked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +34,10 @@ SIGNAL = signal.SIGRTMIN + 12
 
 LIBC = ctypes.PyDLL(None)
 """Its functions hold the GIL while they run."""
+
+
+def _files(folder: Path, local_rank: int = 0) -> WorkerFiles:
+    return NodeFolder(folder).worker(ROUND, local_rank)
 
 
 def in_python() -> None:
@@ -99,7 +97,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.Base
 
         def prepare() -> None:
             if offers:
-                register_stacks(NodeFolder(tmp_path), ROUND, local_rank)
+                register_stacks(_files(tmp_path, local_rank))
             then()
 
         started.append(context.Process(target=_run, args=(where, prepare, ready)))
@@ -204,30 +202,29 @@ def test_a_handler_of_the_programs(tmp_path: Path) -> None:
     if not process:
         calls: list[int] = []
         signal.signal(SIGNAL, lambda number, _: calls.append(number))
-        register_stacks(NodeFolder(tmp_path), ROUND, 0)
+        register_stacks(_files(tmp_path))
         os.kill(os.getpid(), SIGNAL)
-        write_unasked(NodeFolder(tmp_path), ROUND, 0)
+        write_unasked(_files(tmp_path))
         os._exit(len(calls))
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
-    assert "test_a_handler_of_the_programs" in written_stacks(NodeFolder(tmp_path), ROUND, 0)
+    assert "test_a_handler_of_the_programs" in tail_of(_files(tmp_path).stacks)
 
 
 def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> None:
     """A process whose handler is gone writes its stacks itself; one that has a handler waits for the signal."""
-    files = NodeFolder(tmp_path)
 
     def answer(offers: bool) -> None:
         if offers:
-            register_stacks(files, ROUND, int(offers))
-        write_unasked(files, ROUND, int(offers))
+            register_stacks(_files(tmp_path, int(offers)))
+        write_unasked(_files(tmp_path, int(offers)))
 
     for offers in (False, True):
         process = multiprocessing.get_context("fork").Process(target=answer, args=(offers,))
         process.start()
         process.join(LONG_S)
         assert process.exitcode == 0
-    assert "in answer" in written_stacks(files, ROUND, 0)
-    assert not written_stacks(files, ROUND, 1)
+    assert "in answer" in tail_of(_files(tmp_path).stacks)
+    assert not tail_of(_files(tmp_path, 1).stacks)
 
 
 def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path) -> None:
@@ -269,15 +266,13 @@ def test_a_fatal_signal(
     process = start(where)
     process.join(LONG_S)
     assert process.exitcode == -number
-    stack = fatal_stack(NodeFolder(tmp_path), ROUND, 0)
+    stack = tail_of(_files(tmp_path).fatal_stacks)
     assert stack.partition("\n")[0] == title
     assert (f"in {where.__name__}" in stack) is bool(title)
-    assert fatal_stack(NodeFolder(tmp_path), ROUND + 1, 0) == ""
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     """Without the node's folder nothing is registered, and the error names that."""
     with pytest.raises(FileNotFoundError):
-        register_stacks(NodeFolder(tmp_path / "gone"), ROUND, 0)
-    assert fatal_stack(NodeFolder(tmp_path / "gone"), ROUND, 0) == ""
+        register_stacks(_files(tmp_path / "gone"))
     assert ask_for_stacks(NodeFolder(tmp_path / "gone"), ROUND, {0: os.getpid()}, LONG_S) == {}

@@ -98,7 +98,7 @@ def _run(folder: Path, write: Callable[[], None], tails: StderrRelay | None, met
 
 def _worker(folder: Path, write: Callable[[], None]) -> None:
     faulthandler.disable()  # pytest's
-    redirect_stderr(NodeFolder(folder), ROUND, RANK)
+    redirect_stderr(NodeFolder(folder).worker(ROUND, RANK))
     write()
 
 
@@ -156,7 +156,7 @@ def test_lines_of_two_workers_stay_whole(
     monkeypatch.setattr(stderr_relay, "_CHUNK_BYTES", 150)
     lines = [f"{rank}" * 99 for rank in (0, 1) for _ in range(40)]
     for rank in (0, 1):
-        with NodeFolder(tmp_path).stderr_fifo(ROUND, rank).open("wb", buffering=0) as fifo:
+        with NodeFolder(tmp_path).worker(ROUND, rank).stderr.open("wb", buffering=0) as fifo:
             fifo.write("".join(f"{line}\n" for line in lines if line.startswith(str(rank))).encode())
     tails.start()
     _wait_until_stderr_has(sum(len(line) + 1 for line in lines))
@@ -191,7 +191,7 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
 
     def outlive() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a program that is not Python
-        redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
+        redirect_stderr(NodeFolder(tmp_path).worker(ROUND, RANK))
         sender.send("open")
         go.wait(PATIENCE_S)
         for number in range(MANY):
@@ -236,7 +236,7 @@ def test_no_thread_to_read_with(
     go = multiprocessing.get_context("fork").Event()
 
     def work() -> None:
-        redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
+        redirect_stderr(NodeFolder(tmp_path).worker(ROUND, RANK))
         opened.set()
         go.wait(PATIENCE_S)
         a_lot()
@@ -269,8 +269,8 @@ def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str)
                 os.close(2)
             if what == "terminal":
                 os.dup2(follower, 2)
-            redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
-            register_stacks(NodeFolder(tmp_path), ROUND, RANK)
+            redirect_stderr(NodeFolder(tmp_path).worker(ROUND, RANK))
+            register_stacks(NodeFolder(tmp_path).worker(ROUND, RANK))
             with contextlib.suppress(OSError):
                 code = 2 if os.write(2, b"a line\n") and what == "closed" else 0
             code = 0 if what == "closed" and code == 1 else code

@@ -144,7 +144,7 @@ class ReportingAgent(LocalElasticAgent):
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
         try:
-            with starting(self._start_method) as gate, environment_set({**variables, **gate}):
+            with starting(node.reporter.recording.files), environment_set(variables):
                 ids: dict[int, Any] = super()._start_workers(worker_group)
         except Exception:
             with guarded_in_main("connecting the agents"):  # the workers of the others wait for these

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
+from firstfault.recorder.folder import tail_of
 from firstfault.recorder.left_behind import end_left_processes
 from firstfault_torch.agent.reporter import Death, Expiry, Observation, Reporter, Stop
 from firstfault_torch.agent.signals import guarded_in_main
@@ -28,7 +29,7 @@ from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WA
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recording
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message, written_stacks
+from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class LocalWorkers:
         self._forgotten = frozenset()
         self.expired = {}
         if self._channel is not None:
-            self._channel.forget_before(self._reporter.recording.round)
+            self._channel.begin(self._reporter.recording.round)
 
     def open_timers(self) -> TimerServer | None:
         """Make the FIFO for the workers' deadlines, before the workers start; None: there is no watchdog."""
@@ -172,9 +173,7 @@ class LocalWorkers:
 
     def reported(self) -> dict[int, dict[str, Any]]:
         """Return the reports of failed workers of this round, by local rank."""
-        if self._channel is None:
-            return {}
-        failed = self._channel.failed(self._reporter.recording.round)
+        failed = self._channel.failed() if self._channel is not None else {}
         return {rank: report for rank, report in failed.items() if rank not in self._forgotten}
 
     def forget(self, local_ranks: frozenset[int]) -> None:
@@ -407,9 +406,9 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
     stacks: dict[int, str] = {}
     with guarded("asking workers for their stacks"):
         stacks = ask_for_stacks(files, recording.round, pids, ASKING_S)
-    answers = channel.ask(recording.round, pids, ASKING_S)
+    answers = channel.ask(pids, ASKING_S)
     for rank in answers.keys() - stacks.keys():
-        stacks[rank] = written_stacks(files, recording.round, rank)
+        stacks[rank] = tail_of(files.worker(recording.round, rank).stacks)
     return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 

@@ -37,12 +37,12 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.recorder.folder import tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
 from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.context import Moment, Recording, setup_of_node, time_limit
 from firstfault_torch.guard import bounded, guarded
-from firstfault_torch.node.channel import fatal_stack
 from firstfault_torch.node.document_writer import (
     as_entry,
     ask_recorder,
@@ -284,7 +284,7 @@ class Reporter:
     def _fatal_stack(self, local_rank: int) -> str:
         if self.recording.files is None:
             return ""
-        stack = fatal_stack(self.recording.files, self.recording.round, local_rank)
+        stack = tail_of(self.recording.files.worker(self.recording.round, local_rank).fatal_stacks)
         if stack:
             # torch elastic would print it there
             if self._log_tails is not None:

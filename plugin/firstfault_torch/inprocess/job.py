@@ -117,7 +117,7 @@ class RecordedFaults:
         """Withdraw it: the job continues. One rank keeps a record of the restart, in the background."""
         self._monitor.in_flight.release()
         recording, place = self._monitor.recording, self._monitor.place
-        if interruption.first and recording is not None and place is not None:
+        if interruption.first and recording is not None:
             # they import protobuf, which only a recording worker has loaded
             from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415
             from firstfault_torch.node.document_writer import put_on_node  # noqa: PLC0415

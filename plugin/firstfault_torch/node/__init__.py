@@ -1,6 +1,6 @@
 """What the agent and the workers of one node share: messages, stderr, stacks, the writer of documents.
 
-It may import the library, never `agent` or `worker`. There are six ways from a worker to its agent, because each works
+It may import the library, never `agent` or `worker`. There are five ways from a worker to its agent, because each works
 where others fail:
 
 - datagrams (`channel`): failures, questions and answers. A worker that is stuck or killed leaves no connection behind.
@@ -11,5 +11,4 @@ where others fail:
 - a FIFO for each worker (`stderr_relay`): stderr. Native code writes there, and the kernel keeps what a killed process
   wrote.
 - a FIFO for each round (`firstfault_torch.watchdog`): deadlines. torch's FileTimerClient writes there, too.
-- a pipe (`channel.starting`): the end of forking. It becomes readable when the last copy of its other end is closed.
 """

@@ -13,10 +13,8 @@ import fcntl
 import itertools
 import json
 import os
-import select
 import signal
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
 from firstfault.recorder.folder import tail_of
 from firstfault.text import parse_json
-from firstfault_torch.budgets import SENDING_S, SIBLINGS_S, STACK_POLL_S, STACK_SETTLED_S
+from firstfault_torch.budgets import SENDING_S, SIBLINGS_POLL_S, SIBLINGS_S, STACK_POLL_S, STACK_SETTLED_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from firstfault.recorder.folder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder, WorkerFiles
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
@@ -39,7 +37,6 @@ _MAX_GROUPS = 24
 """Process groups in one message, which holds at most 128 KiB."""
 _MAX_TEXT = 2000
 _MAX_FRAMES = 20
-_START_VARIABLE = "FIRSTFAULT_START"
 
 
 class _Listener:
@@ -48,11 +45,10 @@ class _Listener:
     Args:
         path: of the socket.
         take: called in the thread; what it raises is logged.
-        doing: what it does, for the log.
     """
 
-    def __init__(self, path: Path, take: Callable[[dict[str, Any]], None], doing: str) -> None:
-        self._take, self._doing = take, doing
+    def __init__(self, path: Path, take: Callable[[dict[str, Any]], None]) -> None:
+        self._take = take
         self._closed = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
@@ -74,7 +70,7 @@ class _Listener:
             with contextlib.suppress(ValueError):
                 message = parse_json(data)
                 if isinstance(message, dict):
-                    with guarded(self._doing):
+                    with guarded("reading a message between agent and worker"):
                         self._take(message)
 
 
@@ -89,56 +85,53 @@ class AgentChannel:
     def __init__(self, files: NodeFolder, wake: Callable[[], None]) -> None:
         self._files = files
         self._wake = wake
-        self._failed: dict[tuple[int, int], dict[str, Any]] = {}
-        self._answers: dict[tuple[int, int], dict[str, Any]] = {}
-        self._questions = 0
+        self._round = 0
+        self._failed: dict[int, dict[str, Any]] = {}
+        self._answers: dict[int, tuple[float, dict[str, Any]]] = {}
+        """By local rank: when it arrived, and the last answer."""
         self._arrived = threading.Condition()
-        self._listener = _Listener(files.agent_socket, self._take, "reading a worker's message")
+        self._listener = _Listener(files.agent_socket, self._take)
 
-    def failed(self, round_: int) -> dict[int, dict[str, Any]]:
-        """Return the reports of a round's failed workers, by local rank."""
+    def begin(self, round_: int) -> None:
+        """Drop the messages of earlier rounds, also those that are still to come."""
         with self._arrived:
-            return {local: report for (number, local), report in self._failed.items() if number == round_}
+            self._round = round_
+            self._failed, self._answers = {}, {}
 
-    def forget_before(self, round_: int) -> None:
-        """Drop the messages of workers of earlier rounds."""
+    def failed(self) -> dict[int, dict[str, Any]]:
+        """Return the reports of the round's failed workers, by local rank."""
         with self._arrived:
-            for messages in (self._failed, self._answers):
-                for worker in [worker for worker in messages if worker[0] < round_]:
-                    del messages[worker]
+            return dict(self._failed)
 
-    def ask(self, round_: int, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
+    def ask(self, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
         """Ask workers for their state; return the answers that come in time, by local rank.
 
         A worker that does not answer in time keeps its answer to an earlier question of the round.
         """
+        began = time.monotonic()
+        asked = [local for local in local_ranks if _send(self._files.worker(self._round, local).socket, {})]
         with self._arrived:
-            self._questions += 1
-            number = self._questions
-        asked = [
-            (round_, local)
-            for local in local_ranks
-            if _send(self._files.worker_socket(round_, local), {"ask": "state", "question": number})
-        ]
-        deadline = time.monotonic() + seconds
-        with self._arrived:
-            while any(worker not in self._answers or self._answers[worker]["question"] < number for worker in asked):
-                if (left := deadline - time.monotonic()) <= 0:
+            while any(local not in self._answers or self._answers[local][0] < began for local in asked):
+                if (left := began + seconds - time.monotonic()) <= 0:
                     break
                 self._arrived.wait(left)
-            return {local: answer for (number, local), answer in self._answers.items() if number == round_}
+            return {local: answer for local, (_, answer) in self._answers.items()}
 
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
 
     def _take(self, message: dict[str, Any]) -> None:
-        worker = (int(message["round"]), int(message["local_rank"]))
-        message["question"] = int(message.get("question", 0))
+        local_rank, has_failed = int(message["local_rank"]), message["kind"] == "failed"
         with self._arrived:
-            (self._failed if message["kind"] == "failed" else self._answers)[worker] = message
+            if message["round"] != self._round:
+                return
+            if has_failed:
+                self._failed[local_rank] = message
+            else:
+                self._answers[local_rank] = (time.monotonic(), message)
             self._arrived.notify_all()
-        if message["kind"] == "failed":
+        if has_failed:
             self._wake()
 
 
@@ -156,18 +149,17 @@ class WorkerChannel:
         self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
-        self._listener = _Listener(files.worker_socket(round_, local_rank), self._reply, "answering the agent")
+        self._listener = _Listener(files.worker(round_, local_rank).socket, self._reply)
 
     def report_failure(self, content: dict[str, Any]) -> None:
         """Tell the agent that this worker's exception has left the task function."""
         _send(self._agent, {**self._who, **content, "kind": "failed"})
 
-    def _reply(self, message: dict[str, Any]) -> None:
+    def _reply(self, _question: dict[str, Any]) -> None:
         answer: dict[str, Any] = {}
         with guarded("answering the agent"):
-            if message.get("ask") == "state":
-                answer = self._answer()
-        _send(self._agent, {**self._who, **answer, "kind": "state", "question": message.get("question", 0)})
+            answer = self._answer()
+        _send(self._agent, {**self._who, **answer, "kind": "state"})
 
 
 def _send(path: Path, message: dict[str, Any]) -> bool:
@@ -233,37 +225,30 @@ def from_message(
 
 
 @contextlib.contextmanager
-def starting(start_method: str) -> Iterator[dict[str, str]]:
-    """Fork the workers in this block; yield a variable for their environment."""
-    if start_method != "fork":
-        yield {}  # a new process has locks of its own
-        return
-    reading, writing = os.pipe()
+def starting(files: NodeFolder | None) -> Iterator[None]:
+    """Start the workers in this block: those that are forked wait until it ends."""
+    with contextlib.suppress(OSError):  # such as a full disk: they do not wait
+        if files is not None:
+            files.starting.touch()
     try:
-        yield {_START_VARIABLE: f"{os.getpid()} {reading} {writing}"}
+        yield
     finally:
-        os.close(writing)
-        os.close(reading)
+        with contextlib.suppress(OSError):  # as the folder may be gone
+            if files is not None:
+                files.starting.unlink()
 
 
-def await_siblings() -> None:
+def await_siblings(files: NodeFolder) -> None:
     """Wait, in a forked worker, until all of the node's workers have been forked.
 
     The agent may host a store, whose thread resolves the address of each client that connects. If the agent forks
     another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
     resolves blocks it without end. So no worker of this node connects before the last one has been forked.
     """
-    agent, _, numbers = os.environ.pop(_START_VARIABLE, "").partition(" ")
-    if agent != str(os.getppid()):
-        return
-    reading, writing = map(int, numbers.split())
-    with contextlib.suppress(OSError):
-        if not all(stat.S_ISFIFO(os.fstat(number).st_mode) for number in (reading, writing)):
-            return
-        os.close(writing)
-        # it is readable when all others, too, have closed their copy of the other end
-        select.select([reading], [], [], SIBLINGS_S)
-        os.close(reading)
+    deadline = time.monotonic() + SIBLINGS_S
+    # the recorder of a dead agent removes the folder
+    while files.starting.exists() and time.monotonic() < deadline:
+        time.sleep(SIBLINGS_POLL_S)
 
 
 # --- the stacks of all threads ----------------------------------------------------------------------------------------
@@ -277,28 +262,28 @@ def await_siblings() -> None:
 _SIGNAL = int(signal.SIGRTMIN) + 12
 
 
-def register_stacks(files: NodeFolder, round_: int, local_rank: int) -> None:
+def register_stacks(files: WorkerFiles) -> None:
     """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
 
     torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
     handler for the signal of its own, that stays, and the process writes its stacks unasked.
     """
-    fatal = _opened(files.fatal_stacks(round_, local_rank))
+    fatal = _opened(files.fatal_stacks)
     faulthandler.enable(file=fatal, all_threads=True)
     faulthandler.unregister(_SIGNAL)  # a parent's, inherited by a fork
     if _handles_signal(os.getpid()):
         return
-    asked = _opened(files.stacks(round_, local_rank))
+    asked = _opened(files.stacks)
     faulthandler.register(_SIGNAL, file=asked, all_threads=True, chain=False)
     # only now may the signal be sent
-    files.stacks_ready(round_, local_rank).touch()
+    files.stacks_ready.touch()
 
 
-def write_at_sigterm(files: NodeFolder, round_: int, local_rank: int) -> None:
+def write_at_sigterm(files: WorkerFiles) -> None:
     """Let SIGTERM write the stacks before it ends this process; a handler of the program's stays."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
-    asked = _opened(files.stacks(round_, local_rank))
+    asked = _opened(files.stacks)
     faulthandler.register(signal.SIGTERM, file=asked, all_threads=True, chain=True)
     os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))  # a pool ends its processes so
 
@@ -312,35 +297,25 @@ def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds
         pids: local rank to process id.
         seconds: longest wait for all of them together.
     """
-    asked = [local for local, pid in pids.items() if _signalled(files, round_, local, pid)]
-    _await_content([files.stacks(round_, local) for local in asked], seconds)
-    texts = {local: written_stacks(files, round_, local) for local in asked}
-    return {local: text for local, text in texts.items() if text}
+    workers = {local: files.worker(round_, local) for local in pids}
+    asked = {local: workers[local].stacks for local, pid in pids.items() if _signalled(workers[local], pid)}
+    _await_content(list(asked.values()), seconds)
+    return {local: text for local, stacks in asked.items() if (text := tail_of(stacks))}
 
 
-def write_unasked(files: NodeFolder, round_: int, local_rank: int) -> None:
+def write_unasked(files: WorkerFiles) -> None:
     """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
-    if files.stacks_ready(round_, local_rank).exists() and _handles_signal(os.getpid()):
+    if files.stacks_ready.exists() and _handles_signal(os.getpid()):
         return
-    descriptor = _opened(files.stacks(round_, local_rank))
+    descriptor = _opened(files.stacks)
     try:
         faulthandler.dump_traceback(file=descriptor, all_threads=True)
     finally:
         os.close(descriptor)
 
 
-def written_stacks(files: NodeFolder, round_: int, local_rank: int) -> str:
-    """Return the stacks that a worker has written so far; empty if there are none."""
-    return tail_of(files.stacks(round_, local_rank))
-
-
-def fatal_stack(files: NodeFolder, round_: int, local_rank: int) -> str:
-    """Return the stacks that faulthandler wrote at a fatal signal; empty if there are none."""
-    return tail_of(files.fatal_stacks(round_, local_rank))
-
-
-def _signalled(files: NodeFolder, round_: int, local_rank: int, pid: int) -> bool:
-    if not files.stacks_ready(round_, local_rank).exists() or not _handles_signal(pid):
+def _signalled(files: WorkerFiles, pid: int) -> bool:
+    if not files.stacks_ready.exists() or not _handles_signal(pid):
         return False
     try:
         os.kill(pid, _SIGNAL)

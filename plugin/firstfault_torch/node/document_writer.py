@@ -60,7 +60,7 @@ def spool_of(recording: Recording, local_rank: int | None, error_file: str | Non
     """Return a worker's spool in the node's folder, else beside torch's error.json; None if no agent started it."""
     files = _files(recording)
     if files is not None and local_rank is not None:
-        return files.worker_spool(recording.round, local_rank)
+        return files.worker(recording.round, local_rank).spool
     if error_file and error_file != os.devnull:
         return Spool(Path(error_file).parent / "firstfault")
     return None

@@ -25,7 +25,7 @@ from firstfault_torch.budgets import RELAY_BUSY_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from firstfault.recorder.folder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder, WorkerFiles
 
 
 _STDERR = 2
@@ -35,7 +35,7 @@ _AT_ONCE = 64
 """Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
 
 
-def redirect_stderr(files: NodeFolder, round_: int, local_rank: int) -> None:
+def redirect_stderr(files: WorkerFiles) -> None:
     """Send the stderr of this process and its children through its agent; without one, leave it as it is.
 
     A stderr that is closed stays closed.
@@ -45,7 +45,7 @@ def redirect_stderr(files: NodeFolder, round_: int, local_rank: int) -> None:
     try:
         os.fstat(_STDERR)
         # fails if no process has the FIFO open for reading
-        descriptor = os.open(files.stderr_fifo(round_, local_rank), os.O_WRONLY | os.O_NONBLOCK)
+        descriptor = os.open(files.stderr, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return
     os.set_blocking(descriptor, True)
@@ -80,7 +80,7 @@ class StderrRelay:
         _living.add(self)
         try:
             for local_rank in destinations.keys() - self._written.keys():
-                path = files.stderr_fifo(round_, local_rank)
+                path = files.worker(round_, local_rank).stderr
                 os.mkfifo(path, 0o600)
                 self._paths[local_rank] = str(path)
                 self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

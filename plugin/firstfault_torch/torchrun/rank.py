@@ -43,7 +43,7 @@ def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with guarded("recording an exception"), undisturbed(WORKER_SIGNALS, handled_only=True):
         monitor = _monitor()
-        if monitor is not None and monitor.recording is not None and monitor.place is not None:
+        if monitor is not None and monitor.recording is not None:
             monitor.place = _in_group(monitor.place)
             monitor.fails(error)
             setup = setup_of_node(monitor.recording.identity)
@@ -54,7 +54,7 @@ def exits() -> None:
     """Note that this process ends by itself."""
     with guarded("recording an exit"):
         monitor = current_monitor()
-        if monitor is not None and monitor.recording is not None and monitor.place is not None:
+        if monitor is not None and monitor.recording is not None:
             monitor.in_flight.reconcile(None)
             _leave(monitor.recording, _presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
@@ -72,8 +72,8 @@ def _monitor() -> WorkerMonitor | None:
     process.leave()
     recording = replace(recording, node_folder=str(process.folder.path))
     place = _place(recording)
-    monitor = monitor_of(engine, sends_stderr=False, alone=(recording, place))
-    write_at_sigterm(process.folder, place.round, place.local_rank or 0)
+    monitor = monitor_of(engine, is_program=True, alone=(recording, place))
+    write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
     killed = failure_record(
         ErrorClass.WORKER_FAILURE,
         place,

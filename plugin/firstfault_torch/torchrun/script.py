@@ -30,4 +30,4 @@ def exits() -> None:
 
 
 def _monitor() -> WorkerMonitor:
-    return current_monitor() or monitor_of(PlainEngine(), sends_stderr=False)
+    return current_monitor() or monitor_of(PlainEngine(), is_program=True)

@@ -94,8 +94,6 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     process that it has forked is not this worker's, and is not recorded.
     """
     worker, agent = os.getpid(), os.getppid()
-    with guarded("waiting for this node's other workers to start"):
-        await_siblings()
     monitor = monitor_of(engine)
     try:
         yield monitor
@@ -113,18 +111,18 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
 
 
 def monitor_of(
-    engine: Engine, *, sends_stderr: bool = True, alone: tuple[Recording, Place] | None = None
+    engine: Engine, *, is_program: bool = False, alone: tuple[Recording, Place] | None = None
 ) -> WorkerMonitor:
     """Return the monitor of this process, which watches it from now on.
 
     Args:
         engine: names the exceptions.
-        sends_stderr: through its agent.
+        is_program: a program was started as one of several, and with its stderr where that goes.
         alone: where and how a process without an agent records.
     """
     monitor = WorkerMonitor(engine, alone)
     with guarded("preparing to record"):
-        monitor.open(sends_stderr=sends_stderr)
+        monitor.open(is_program=is_program)
     _monitors.append(monitor)
     return monitor
 
@@ -156,10 +154,13 @@ class WorkerMonitor:
     def __init__(self, engine: Engine, alone: tuple[Recording, Place] | None = None) -> None:
         self._engine = engine
         self._has_agent = alone is None
-        self.recording = Recording.from_environment() if alone is None else alone[0]
+        recording = Recording.from_environment() if alone is None else alone[0]
+        self.recording = recording
         """None: recording is off."""
-        self.place = alone[1] if alone is not None else worker_place(self.recording) if self.recording else None
-        """This process's; None: recording is off."""
+        self.place = alone[1] if alone is not None else worker_place(recording) if recording is not None else Place()
+        """This process's; without ranks if recording is off."""
+        node, local_rank = recording.files if recording is not None else None, self.place.local_rank
+        self._files = node.worker(self.place.round, local_rank) if node is not None and local_rank is not None else None
         self._channel: WorkerChannel | None = None
         self._undo: list[Callable[[], None]] = []
         self._before_stop: list[Callable[[], None]] = []
@@ -169,23 +170,26 @@ class WorkerMonitor:
         """Whether the other ranks continue without this one when its exception leaves the task function."""
         self.in_flight = InFlight(partial(self._write, in_flight=True), self._withdraw)
 
-    def open(self, *, sends_stderr: bool = True) -> None:
+    def open(self, *, is_program: bool = False) -> None:
         """Begin to watch; without a recording nothing is watched."""
-        if self.recording is None or self.place is None:
+        if self.recording is None:
             return
+        node = self.recording.files
+        if not is_program and node is not None:
+            await_siblings(node)
         hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(watch_threads())
         self._undo.append(watchdog.release_all)
-        files, round_, local_rank = self.recording.files, self.place.round, self.place.local_rank
-        if files is not None and local_rank is not None:
-            if sends_stderr:
-                with guarded("sending stderr through the agent"):
-                    redirect_stderr(files, round_, local_rank)
-            with guarded("offering stacks"):
-                register_stacks(files, round_, local_rank)
-            if self._has_agent:
-                self._channel = WorkerChannel(files, round_, local_rank, self.answer)
+        if node is None or self._files is None:
+            return
+        if not is_program:
+            with guarded("sending stderr through the agent"):
+                redirect_stderr(self._files)
+        with guarded("offering stacks"):
+            register_stacks(self._files)
+        if self._has_agent:
+            self._channel = WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call `call` when the task function has ended."""
@@ -234,7 +238,7 @@ class WorkerMonitor:
 
     def loses_agent(self, agent_pid: int) -> None:
         """Write a document about the agent's death in its place."""
-        if self.recording is None or self.place is None:
+        if self.recording is None:
             return
         moment = Moment.now()
         failure = replace(
@@ -247,9 +251,9 @@ class WorkerMonitor:
     def answer(self) -> dict[str, Any]:
         """Record the exception in flight, and return this process's state: the agent is about to stop it."""
         self._asked.set()
-        if self.recording is not None and self.place is not None and self.recording.files is not None:
+        if self._files is not None:
             with guarded("writing the stacks"):
-                write_unasked(self.recording.files, self.place.round, self.place.local_rank or 0)
+                write_unasked(self._files)
         with guarded("recording an exception in flight"):
             self.in_flight.ask()
         for call in self._before_stop:
@@ -263,7 +267,7 @@ class WorkerMonitor:
 
     def _write(self, error: BaseException, *, in_flight: bool = False, held: bool = False) -> str:
         """Write a document about `error` and return its name; empty: recording is off."""
-        if self.recording is None or self.place is None:
+        if self.recording is None:
             return ""
         _, receipt = describe_and_record(
             error, self.recording, self.place, self._engine, in_flight=in_flight, held=held
@@ -271,7 +275,7 @@ class WorkerMonitor:
         return receipt.name
 
     def _withdraw(self, name: str) -> None:
-        if self.recording is None or self.place is None:
+        if self.recording is None:
             return
         spool = spool_of(self.recording, self.place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
         if spool is not None:

@@ -99,7 +99,7 @@ def _run(
 def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     """Write rank 0's decks, which are the task's, to a file that outlives this process."""
     recording, place = monitor.recording, monitor.place
-    if recording is None or place is None or place.rank != 0 or recording.files is None:
+    if recording is None or place.rank != 0 or recording.files is None:
         return
     from flytekitplugins.firstfault.deck import DeckKeeper  # noqa: PLC0415 - rank 0 alone needs it
 

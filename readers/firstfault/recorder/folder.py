@@ -216,10 +216,6 @@ class NodeFolder:
         """Roster entries and the verdict; not among the spools: the recorder uploads those as error documents."""
         return Spool(self.path / "outgoing")
 
-    def worker_spool(self, round_: int, local_rank: int) -> Spool:
-        """Return the spool of a worker's documents."""
-        return self.spool(f"{round_}-{local_rank}")
-
     def spool(self, name: str) -> Spool:
         """Return a process's spool: ``0-1`` for round 0 and local rank 1, or ``agent``."""
         return Spool(self.path / "spool" / name)
@@ -235,25 +231,14 @@ class NodeFolder:
         """The agent's socket."""
         return self.path / "agent.line"
 
-    def worker_socket(self, round_: int, local_rank: int) -> Path:
-        """Return a worker's socket."""
-        return self.path / f"worker-{round_}-{local_rank}.line"
+    @property
+    def starting(self) -> Path:
+        """The file that exists while the agent forks workers."""
+        return self.path / "starting"
 
-    def stderr_fifo(self, round_: int, local_rank: int) -> Path:
-        """Return the FIFO that takes a worker's stderr to its agent."""
-        return self.path / f"stderr-{round_}-{local_rank}.fifo"
-
-    def stacks(self, round_: int, local_rank: int) -> Path:
-        """Return the file of the stacks that a worker writes when it is asked."""
-        return self.path / f"stacks-{round_}-{local_rank}.txt"
-
-    def stacks_ready(self, round_: int, local_rank: int) -> Path:
-        """Return the file that exists once a worker may be asked for its stacks."""
-        return self.path / f"stacks-{round_}-{local_rank}.ready"
-
-    def fatal_stacks(self, round_: int, local_rank: int) -> Path:
-        """Return the file of the stacks that a fatal signal leaves."""
-        return self.path / f"fatal-{round_}-{local_rank}.txt"
+    def worker(self, round_: int, local_rank: int) -> WorkerFiles:
+        """Return the files of a worker."""
+        return WorkerFiles(self, f"{round_}-{local_rank}")
 
     def timers(self, round_: int) -> Path:
         """Return the FIFO of the watchdog's deadlines."""
@@ -262,6 +247,44 @@ class NodeFolder:
     def decks(self, round_: int) -> Path:
         """Return the file that keeps rank 0's decks."""
         return self.path / f"decks-{round_}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """The files of one worker of a round."""
+
+    _node: NodeFolder
+    _name: str
+
+    @property
+    def spool(self) -> Spool:
+        """Its documents."""
+        return self._node.spool(self._name)
+
+    @property
+    def socket(self) -> Path:
+        """The socket on which its agent asks it."""
+        return self._node.path / f"worker-{self._name}.line"
+
+    @property
+    def stderr(self) -> Path:
+        """The FIFO that takes its stderr to its agent."""
+        return self._node.path / f"stderr-{self._name}.fifo"
+
+    @property
+    def stacks(self) -> Path:
+        """The stacks that it writes when it is asked."""
+        return self._node.path / f"stacks-{self._name}.txt"
+
+    @property
+    def stacks_ready(self) -> Path:
+        """The file that exists once it may be asked for its stacks."""
+        return self._node.path / f"stacks-{self._name}.ready"
+
+    @property
+    def fatal_stacks(self) -> Path:
+        """The stacks that a fatal signal leaves."""
+        return self._node.path / f"fatal-{self._name}.txt"
 
 
 # --- the client of the recorder ---------------------------------------------------------------------------------------

@@ -290,8 +290,8 @@ def _with_its_end(failure: WorkerError, folder: NodeFolder) -> WorkerError:
     """
     from firstfault.exceptions.fingerprint import fingerprint_of  # noqa: PLC0415 - heavy, seldom needed
 
-    round_, local_rank = failure.place.round, failure.place.local_rank or 0
-    fatal, asked = tail_of(folder.fatal_stacks(round_, local_rank)), tail_of(folder.stacks(round_, local_rank))
+    files = folder.worker(failure.place.round, failure.place.local_rank or 0)
+    fatal, asked = tail_of(files.fatal_stacks), tail_of(files.stacks)
     signal = fatal_error(fatal)[1] if fatal else "SIGTERM" if asked else ""
     if signal:
         sent = (SentSignal(signal, TERMINATED_ALONE),) if signal == "SIGTERM" else ()
