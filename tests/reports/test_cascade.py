@@ -222,8 +222,8 @@ def test_an_unknown_order_is_not_shown() -> None:
         "3 lost a peer; the first was rank 0 on worker-0, between 40 ms earlier and 210 ms later; "
         "the last 400 ms to 650 ms later"
     )
-    points = {lane.name: (len(lane.points), lane.band is not None) for lane in _drawn(report.cascade).lanes}
-    assert points == {f"worker-0 rank {rank}": (int(rank != 0), True) for rank in range(4)}
+    drawn = {lane.name: (lane.point is not None, lane.band is not None) for lane in _drawn(report.cascade).lanes}
+    assert drawn == {f"worker-0 rank {rank}": (rank != 0, True) for rank in range(4)}
     late = _killed((0, 500), (1, 900)).followers
     assert late.startswith("2 lost a peer; the first was rank 0 on worker-0, 500 ms to 750 ms later; the last ")
 
@@ -237,13 +237,6 @@ def test_many_ranks_whose_time_says_nothing() -> None:
     assert (report.verdict.category, len(report.verdict.ranks)) == ("hang", 40)
     assert timeline_of(report.cascade) is None
     assert "worker-39" in FORMS["page"](report)
-
-
-def test_a_group_says_until_when() -> None:
-    """Each group of failures has one line, with the latest possible time of its failures."""
-    lanes = _drawn(_killed(*((rank, 40.0 * rank) for rank in range(4, 20))).cascade).lanes
-    assert [lane.later for lane in lanes] == ["-250 ms to 0", "until +1.0 s"]
-    assert lanes[1].label == "RuntimeError, 16 processes"
 
 
 def test_a_hang() -> None:
@@ -266,7 +259,7 @@ def test_the_time_line_is_within_its_drawing() -> None:
         timeline = timeline_of(scene().cascade)
         if timeline is None:
             continue
-        places = [point.x for lane in timeline.lanes for point in lane.points]
+        places = [lane.point for lane in timeline.lanes if lane.point is not None]
         bands = [*timeline.bars, *(lane.band for lane in timeline.lanes if lane.band)]
         places += [end for band in bands for end in (band.x, band.x + band.width)]
         assert 222 <= min(places) <= max(places) <= timeline.text
@@ -300,7 +293,12 @@ def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
 
 
 def test_a_histogram_counts_every_failure() -> None:
-    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale."""
+    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale.
+
+    Fewer have a line each.
+    """
+    lines, bars = (_drawn(_killed(*((rank, rank) for rank in range(4, end))).cascade) for end in (35, 36))
+    assert (len(lines.lanes), len(lines.bars), len(bars.lanes)) == (32, 0, 0)
     cascade = SCENES["a-thousand-ranks"]().cascade
     timeline = _drawn(cascade)
     assert timeline.lanes == ()

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.texts import message_of
-from firstfault.report.words import State, duration, ranks_text, short_names
+from firstfault.report.words import State, duration, short_names
 
 if TYPE_CHECKING:
     from firstfault.report.cascade import Cascade, Event
 
 _MS = 1_000_000
-_EACH = 14
-"""Up to so many failures have a lane each; of more, each group has one."""
-_LANES = 14
-_POINTS = 60
-_LINES_UP_TO = 32
+_LANES = 32
 """Of more failures a histogram is drawn."""
 _BARS = 48
 _BARS_HEIGHT = 150.0
@@ -41,17 +36,8 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One failure, or several at one place."""
-
-    x: float
-    is_sure: bool
-    """False: its clock could not be compared with the others."""
-
-
-@dataclass(frozen=True, slots=True)
 class Band:
-    """The bounds of a lane's failures, as far as the clocks tell."""
+    """The bounds of a failure's time, as far as the clocks tell."""
 
     x: float
     width: float
@@ -59,7 +45,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One failure, or one group of them."""
+    """One failure."""
 
     y: float
     """The middle."""
@@ -67,7 +53,10 @@ class Lane:
     name: str
     """The label in full."""
     state: State
-    points: tuple[Point, ...]
+    point: float | None
+    """x of its time; None: it has none, or may be before or after the origin."""
+    is_sure: bool
+    """False: its clock could not be compared with the others."""
     band: Band | None
     later: str
     is_origin: bool
@@ -99,8 +88,6 @@ class Timeline:
     untimed: int
     """Number of failures without a recorded time."""
     lanes: tuple[Lane, ...] = ()
-    left_out: int = 0
-    """Number of lanes that are not drawn."""
     bars: tuple[Bar, ...] = ()
     """A histogram: each failure at its most likely time."""
     most: int = 0
@@ -119,7 +106,7 @@ class Timeline:
     @property
     def is_unsure(self) -> bool:
         """Whether a clock could not be compared with the others."""
-        return any(not point.is_sure for lane in self.lanes for point in lane.points)
+        return any(lane.point is not None and not lane.is_sure for lane in self.lanes)
 
 
 def timeline_of(cascade: Cascade) -> Timeline | None:
@@ -131,22 +118,16 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
     untimed = len(cascade.events) - len(timed)
     if len(timed) < 2:  # noqa: PLR2004 - a line needs two
         return None
-    if len(timed) > _LINES_UP_TO:
+    if len(timed) > _LANES:
         # of a rank that hung only its stop has a time, which says nothing
         timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
         return _histogram(timed, untimed) if timed else None
-    rows: dict[object, list[Event]] = defaultdict(list)
-    for number, event in enumerate(timed):
-        rows[number if len(timed) <= _EACH else event.key].append(event)
-    ordered = list(rows.values())
-    if len(timed) > _EACH:
-        ordered.sort(key=lambda row: (row[0].state is not State.ROOT, row[0].at_ns or 0))
-    shown = ordered[:_LANES]
-    bounds = [_bounds(event) for row in shown for event in row]
+    bounds = [_bounds(event) for event in timed]
     scale = _Scale(min(0, *(low for low, _ in bounds)), max(_MS, *(high for _, high in bounds)))
-    lanes = tuple(_lane(index, row, cascade, scale) for index, row in enumerate(shown))
+    short = short_names(node.name for node in cascade.nodes)
+    lanes = tuple(_lane(index, event, scale, short) for index, event in enumerate(timed))
     height = int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM)
-    return Timeline(height, scale.ticks(), scale.x(0), untimed, lanes, left_out=len(ordered) - len(shown))
+    return Timeline(height, scale.ticks(), scale.x(0), untimed, lanes)
 
 
 def _histogram(timed: Sequence[Event], untimed: int) -> Timeline:
@@ -205,41 +186,26 @@ def _bounds(event: Event) -> tuple[int, int]:
     return (min(event.bounds.low, at), max(event.bounds.high, at)) if event.bounds is not None else (at, at)
 
 
-def _lane(index: int, row: Sequence[Event], cascade: Cascade, scale: _Scale) -> Lane:
-    name, label = _names(row, cascade)
-    is_open = not cascade.from_root and row[0].state is State.ROOT
-    low, high = min(_bounds(event)[0] for event in row), max(_bounds(event)[1] for event in row)
+def _lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> Lane:
+    failure = event.failure
+    who = f"rank {failure.rank}" if failure.rank is not None else "agent"
+    node = _cut(short.get(failure.node, failure.node), _LABEL - 1 - len(who))
+    # a rank that hung failed before the origin; the time of its end says nothing
+    is_open = event.state is State.ROOT and not event.from_root
+    low, high = _bounds(event)
     left = _LEFT if is_open else scale.x(low)
     band = Band(left, round(scale.x(high) - left, 1))
-    # no point for a rank that hung, whose end says nothing, nor for a failure that may be before or after the origin
-    known = [event for event in row if not is_open and (event.is_ordered or band.width < 1)]
-    places = sorted({(scale.x(event.at_ns or 0), event.bounds is not None) for event in known})
-    step = max(len(places) // _POINTS, 1)
-    latest = max(row, key=lambda event: _bounds(event)[1])
-    later = "since before that" if is_open else row[0].brief if len(row) == 1 else f"until {latest.until}"
     return Lane(
         y=_TOP + (index + 0.5) * _LANE_HEIGHT,
-        label=label,
-        name=name,
-        state=row[0].state,
-        points=tuple(Point(x, sure) for x, sure in {*places[::step], *places[-1:]}),
+        label=f"{node} {who}".strip(),
+        name=f"{failure.node} {who}".strip(),
+        state=event.state,
+        point=scale.x(event.at_ns or 0) if not is_open and (event.is_ordered or band.width < 1) else None,
+        is_sure=event.bounds is not None,
         band=band if band.width >= 1 else None,
-        later=later,
-        is_origin=len(row) == 1 and row[0].is_origin,
+        later="since before that" if is_open else event.brief,
+        is_origin=event.is_origin,
     )
-
-
-def _names(row: Sequence[Event], cascade: Cascade) -> tuple[str, str]:
-    """Return a row's name, in full and as short as the drawing needs it."""
-    failure = row[0].failure
-    if len(row) == 1:
-        who = f"rank {failure.rank}" if failure.rank is not None else "agent"
-        short = short_names(node.name for node in cascade.nodes).get(failure.node, failure.node)
-        return f"{failure.node} {who}".strip(), f"{_cut(short, _LABEL - 1 - len(who))} {who}".strip()
-    ranks = ranks_text(sorted({event.failure.rank for event in row if event.failure.rank is not None}), 60)
-    count = f", {len(row)} processes"
-    what = message_of(failure).what
-    return f"{what}{count}, ranks {ranks}", f"{_cut(what, _LABEL - len(count))}{count}"
 
 
 def _cut(name: str, room: int) -> str:

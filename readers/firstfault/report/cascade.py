@@ -65,11 +65,6 @@ class Event:
         return text if self.from_root else f"{text}, counted from the first failure"
 
     @property
-    def until(self) -> str:
-        """The latest possible time, for a drawing."""
-        return self.brief if self.bounds is None else _signed(self.bounds.high)
-
-    @property
     def is_ordered(self) -> bool:
         """Whether it is known to be before or after the origin."""
         return self.bounds is None or self.is_origin or self.bounds.low >= 0 or self.bounds.high <= 0
