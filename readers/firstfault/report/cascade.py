@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""
 _TENTH = 10
+_NO_DOCUMENT = "its error document is missing"
 _NOT_OPENED = "its documents were listed but not opened"
 _STATES = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
 
@@ -184,17 +185,23 @@ def cascade_of(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascad
         events.append(Event(failure, _state(failure, judged, verdict), at_ns, bounds, failure is origin, from_root))
     events.sort(key=_order)
     groups = _groups_of(job, verdict, events)
+    ranks = _ranks(job, verdict, events, groups)
     grouped = {rank for group in groups for rank in group.ranks}
     missing: dict[State, list[int]] = defaultdict(list)
-    for item in _ranks(job, verdict, events, groups):
+    for item in ranks:
         if item.rank not in grouped:
             missing[item.state].append(item.rank)
     groups += _groups_without_documents(
         missing, verdict, is_root_shown=any(group.state is State.ROOT for group in groups)
     )
     groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
-    numbered = tuple(replace(group, number=number) for number, group in enumerate(groups, 1))
-    return Cascade(tuple(events), numbered, _ranks(job, verdict, events, numbered), _nodes(job, verdict), from_root)
+    groups = [replace(group, number=number) for number, group in enumerate(groups, 1)]
+    of_rank = {rank: group.number for group in groups for rank in group.ranks}
+    of_event = {group.first.key: group.number for group in groups if group.first is not None}
+    # a rank of which two nodes have documents is in two groups
+    of_rank |= {event.failure.rank: of_event[event.key] for event in reversed(events) if event.failure.rank is not None}
+    numbered = tuple(replace(item, group=of_rank.get(item.rank)) for item in ranks)
+    return Cascade(tuple(events), tuple(groups), numbered, _nodes(job, verdict), from_root)
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -356,7 +363,7 @@ def _groups_without_documents(
     if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
         yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
     for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
-        texts = headline_parts(verdict) if state is State.ROOT else ("no report", "its error document is missing")
+        texts = headline_parts(verdict) if state is State.ROOT else ("no report", _NO_DOCUMENT)
         if missing := ranks.get(state):
             yield Group(state, *texts, tuple(missing), (), len(missing))
 
@@ -370,47 +377,37 @@ def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Se
         rank: (entry.place.node, index) for entry in job.roster for index, rank in enumerate(sorted(entry.ranks))
     }
     known: dict[int, RankState] = {}
-    for rank, state, line, node, number in _named_ranks(verdict, groups):
-        before = known[rank].node if rank in known else ""
-        where, local = places.get(rank, (node or before, None))
-        known[rank] = RankState(rank, state, where, local, number, line=line)
-    numbers = {group.first.key: group.number for group in groups if group.first is not None}
+    for rank, state, line, node in _named_ranks(verdict, groups):
+        where, local = places.get(rank, (node or (known[rank].node if rank in known else ""), None))
+        known[rank] = RankState(rank, state, where, local, line=line)
     for event in reversed(events):  # if two nodes claim one rank, the first event is kept
         failure = event.failure
-        if failure.rank is None:
-            continue
-        local = failure.place.local_rank
-        known[failure.rank] = RankState(
-            rank=failure.rank,
-            state=event.state,
-            node=failure.node,
-            local_rank=local if local is not None else places.get(failure.rank, ("", None))[1],
-            group=numbers[event.key],
-            later=event.later,
-            line=line_of(failure),
-        )
+        if failure.rank is not None:
+            local = failure.place.local_rank
+            local = local if local is not None else places.get(failure.rank, ("", None))[1]
+            line = line_of(failure)
+            known[failure.rank] = RankState(
+                failure.rank, event.state, failure.node, local, later=event.later, line=line
+            )
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
     for rank in {*places, *range(world_size(job))} - set(known):
-        state = State.FINISHED if rank in finished else State.UNREPORTED
-        # their group is made of exactly these ranks
-        number = next((group.number for group in groups if group.state is state and not group.opened), None)
-        where, local = places.get(rank, ("", None))
-        known[rank] = RankState(rank, state, where, local, number)
+        state, line = (State.FINISHED, "") if rank in finished else (State.UNREPORTED, _NO_DOCUMENT)
+        known[rank] = RankState(rank, state, *places.get(rank, ("", None)), line=line)
     return tuple(known[rank] for rank in sorted(known))
 
 
-def _named_ranks(verdict: Verdict, groups: Sequence[Group]) -> Iterator[tuple[int, State, str, str, int | None]]:
-    """Yield the ranks that the verdict or a group names: state, line, node, group. Without documents these are all."""
+def _named_ranks(verdict: Verdict, groups: Sequence[Group]) -> Iterator[tuple[int, State, str, str]]:
+    """Yield the ranks that the verdict or a group names: state, line, node. Without documents these are all."""
     is_sure = verdict.scope is not Scope.UNDETERMINED
     for rank, line in verdict.victims.by_rank:
-        yield rank, State.VICTIM if is_sure else State.UNCLEAR, line, "", None
+        yield rank, State.VICTIM if is_sure else State.UNCLEAR, line, ""
     for rank in verdict.ranks if is_sure else ():
-        yield rank, State.ROOT, verdict.headline, verdict.node or "", None
+        yield rank, State.ROOT, verdict.headline, verdict.node or ""
     for item in verdict.suspects:
         if item.rank is not None:
-            yield item.rank, State.SUSPECT, item.why, item.node or "", None
+            yield item.rank, State.SUSPECT, item.why, item.node or ""
     for group in groups:
-        yield from ((rank, group.state, group.line, "", group.number or None) for rank in group.ranks)
+        yield from ((rank, group.state, group.line, "") for rank in group.ranks)
 
 
 def world_size(job: JobErrors) -> int:
