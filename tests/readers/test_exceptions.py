@@ -186,15 +186,19 @@ def test_whose_frame_it_is(file: str, library: str) -> None:
     Packages that are no frameworks count where nothing else is its own: a program may be installed.
     """
     frame = FrameInfo(file, 1, "step")
-    assert runs([frame]) == [(library, [frame])]
-    assert bool(own_frames(ExceptionInfo("E", "", frames=(frame,)))) is (library in {"", "six", "yaml"})
+    raised = ExceptionInfo("E", "", frames=(frame,))
+    assert runs(raised) == [(library, [frame])]
+    assert bool(own_frames(raised)) is (library in {"", "six", "yaml"})
 
 
 def test_frames_of_one_library_stand_together() -> None:
-    """Runs keep the order, and join neighbours only."""
+    """Runs keep the order, join neighbours only, and tell where frames were left out."""
     files = ("/a.py", f"{_PACKAGES}/torch/x.py", f"{_PACKAGES}/torch/y.py", "/b.py", f"{_PACKAGES}/torch/z.py")
-    found = runs([FrameInfo(file, number, "f") for number, file in enumerate(files)])
-    assert [(library, len(run)) for library, run in found] == [("", 1), ("torch", 2), ("", 1), ("torch", 1)]
+    raised = ExceptionInfo("E", "", frames=tuple(FrameInfo(file, number, "f") for number, file in enumerate(files)))
+    found = [(library, len(run)) for library, run in runs(raised)]
+    assert found == [("", 1), ("torch", 2), ("", 1), ("torch", 1)]
+    found = [(library, len(run)) for library, run in runs(replace(raised, frames_omitted=9))]
+    assert found == [("", 1), ("torch", 1), ("9 frames left out", 0), ("torch", 1), ("", 1), ("torch", 1)]
 
 
 def test_own_frames_of_a_cause() -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.model import ExceptionInfo, FrameInfo
-from firstfault.render.html import folded_traceback, page
+from firstfault.render.html import page, source_lines
 from firstfault.report.data import AttemptSummary, with_attempts
-from firstfault.report.facts import JobIdentity
 from firstfault.testing import make_error, make_job
 from tests.reports.pages import page_of, report_of_scene
 from tests.reports.scenes import report_on
@@ -80,10 +79,11 @@ def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
 def test_a_mark_that_does_not_fit_marks_nothing(marked: tuple[int, int]) -> None:
     """A damaged mark neither repeats nor hides a part of the line; of many equal frames only the last one is open."""
     frame = FrameInfo("/job/walk.py", 7, "walk", "walk(node)", ("def walk(node):", "    walk(node)"), 6, marked)
-    (link,) = folded_traceback(ExceptionInfo("RecursionError", "deep", frames=(frame,) * 40), JobIdentity())
-    assert [each.is_open for run in link.runs for each in run.frames] == [False] * 39 + [True]
-    line = link.runs[0].frames[0].lines[1]
-    assert (line.before + line.marked + line.after, line.marked) == ("    walk(node)", "")
+    raised = ExceptionInfo("RecursionError", "deep", frames=(frame,) * 40)
+    shown = page(report_on(make_job(make_error(3, exception=raised))))
+    assert shown.count('<details class="ff-own"') == 40
+    assert shown.index('<details class="ff-own" open>') == shown.rindex('<details class="ff-own"')
+    assert source_lines(frame) == [(6, "def walk(node):", "", ""), (7, "    walk(node)", "", "")]
 
 
 @pytest.mark.parametrize(

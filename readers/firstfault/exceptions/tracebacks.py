@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault.text import counted
 
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""
@@ -80,9 +81,20 @@ def place_of(frame: FrameInfo) -> str:
     return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} in {frame.function}"
 
 
-def runs(frames: Sequence[FrameInfo]) -> list[tuple[str, list[FrameInfo]]]:
-    """Return the frames in their order, consecutive ones of a library together; the user's code has no name."""
-    return [(library, list(group)) for library, group in itertools.groupby(frames, library_of)]
+def runs(exception: ExceptionInfo) -> list[tuple[str, list[FrameInfo]]]:
+    """Return the frames in their order, consecutive ones of a library together; the user's code has no name.
+
+    Where frames were left out is a text that counts them, without frames.
+    """
+    half = len(exception.frames) // 2 if exception.frames_omitted else 0
+    before, after = (
+        [(library, list(run)) for library, run in itertools.groupby(frames, library_of)]
+        for frames in (exception.frames[:half], exception.frames[half:])
+    )
+    gap: list[tuple[str, list[FrameInfo]]] = []
+    if exception.frames_omitted:
+        gap.append((f"{exception.frames_omitted} frames left out", []))
+    return before + gap + after
 
 
 def chain(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo]]:
@@ -98,30 +110,42 @@ def chain(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo]]:
     return list(zip(sentences, [*shown, exception], strict=True))
 
 
-def format_exception(exception: ExceptionInfo) -> str:
-    """Return an exception as Python prints it: causes first, then its own traceback, message and notes."""
+def format_exception(exception: ExceptionInfo, *, folded: bool = False) -> str:
+    """Return an exception as Python prints it: causes first, then its own traceback, message and notes.
+
+    Args:
+        exception: to print.
+        folded: consecutive frames of a library are one line, unless there are no other frames.
+    """
+    links = chain(exception)
+    fold = folded and not all(is_library(frame.file) for _, link in links for frame in link.frames)
     parts: list[str] = []
-    for sentence, link in chain(exception):
+    for sentence, link in links:
         parts += ["", sentence, ""] if sentence else []
-        parts += _traceback(link)
+        parts += _traceback(link, fold=fold)
+        for index, member in enumerate(link.members, 1):
+            text = format_exception(member, folded=folded)
+            parts += [f"  ---- member {index} ----", *(f"  {line}" for line in text.splitlines())]
     return "\n".join(parts).rstrip("\n")
 
 
-def _traceback(exception: ExceptionInfo) -> Iterator[str]:
+def _traceback(exception: ExceptionInfo, *, fold: bool) -> Iterator[str]:
     if exception.frames:
         yield "Traceback (most recent call last):"
-    half = len(exception.frames) // 2
-    for index, frame in enumerate(exception.frames):
-        if exception.frames_omitted and index == half:
-            yield f"  ... {exception.frames_omitted} frames left out ..."
-        yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
-        if frame.code:
-            yield f"    {frame.code}"
+    found = runs(exception)
+    for number, (library, frames) in enumerate(found, 1):
+        if not frames:
+            yield f"  ... {library} ..."
+        elif library and fold:
+            where = f", the last is {place_of(frames[-1])}" if number == len(found) else ""
+            yield f"  ... {counted(len(frames), 'frame')} of {library}{where}"
+        else:
+            for frame in frames:
+                yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+                if frame.code:
+                    yield f"    {frame.code}"
     yield f"{exception.type}: {exception.message}" if exception.message else exception.type
     yield from exception.notes
-    for index, member in enumerate(exception.members, 1):
-        yield f"  ---- member {index} ----"
-        yield from (f"  {line}" for line in format_exception(member).splitlines())
 
 
 # --- exceptions of other processes ----------------------------------------------------------------------------------

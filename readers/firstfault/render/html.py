@@ -12,9 +12,9 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -106,6 +106,8 @@ def _environment() -> jinja2.Environment:
         finalize=harmless,
     )
     environment.filters.update(ranks=ranks_text, who=who, line=line_of, sentence=sentence, is_retried=is_retried)
+    environment.filters.update(runs=runs, source_lines=source_lines, traceback=format_exception)
+    environment.filters["quoted"] = partial(elide, limit=_QUOTE)
     environment.filters["shown_time"] = lambda time_ns: shown_time(time_ns) if time_ns is not None else ""
     return environment
 
@@ -132,7 +134,9 @@ def _shown(report: Report) -> dict[str, Any]:
         "full_name": name if where != report.answers.where else "",
         "attempts": _attempts(report),
         "history": recovered_lines(report.job, _ROWS),
-        "folded": folded_traceback(raised, report.identity) if raised is not None else [],
+        "links": chain(raised) if raised is not None else [],
+        "open_at": _open_at(raised) if raised is not None else None,
+        "address": partial(_address, report.identity),
         "message": elide(message_text(verdict), _TEXT),
         "stacks": _stacks(report),
         "dumps": _dumps(verdict.root),
@@ -342,95 +346,35 @@ def _documents(report: Report) -> tuple[_Document, ...]:
 # --- the traceback ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of source code; `marked` is the part that Python marks with carets."""
-
-    number: int
-    before: str
-    marked: str = ""
-    after: str = ""
-    is_current: bool = False
-
-
-@dataclass(slots=True)
-class _Frame:
-    """One frame, with the lines around if it is of the program's own code."""
-
-    folder: str
-    name: str
-    """The file without its folders."""
-    line: int
-    function: str
-    code: str
-    lines: tuple[_Line, ...]
-    link: str
-    """Where the line can be read in its repository; empty: not known."""
-    is_open: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive frames: of a library, folded, or of the program."""
-
-    library: str
-    frames: tuple[_Frame, ...]
-    gap: str = ""
-    """A sentence about frames that were left out, instead of frames."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoldedException:
-    """One exception of a chain, with its frames grouped by library."""
-
-    follows: str
-    exception: ExceptionInfo
-    runs: tuple[_Run, ...]
-    members: tuple[str, ...]
-    message: str
-
-
-def folded_traceback(exception: ExceptionInfo, identity: JobIdentity) -> list[FoldedException]:
-    """Return an exception with its causes, the deepest first; frames link to the source code of `identity`."""
+def _open_at(exception: ExceptionInfo) -> tuple[int, int, int] | None:
+    """Return the program's innermost frame: the numbers of its exception in the chain, of its run, and in the run."""
     innermost = next(reversed(own_frames(exception)), None)
-    to_open = None
+    places = (
+        (link, run, number)
+        for link, (_, raised) in enumerate(chain(exception))
+        for run, (_, frames) in enumerate(runs(raised))
+        for number, frame in enumerate(frames)
+        if frame == innermost
+    )
+    return max(places, default=None)  # in a recursion many frames are equal
+
+
+def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
+    """Return the lines around a frame: number, and text before, inside and after what Python marks with carets."""
     found = []
-    for sentence, raised in chain(exception):
-        half = len(raised.frames) // 2 if raised.frames_omitted else 0
-        gap = [_Run("", (), f"{raised.frames_omitted} frames left out")] if raised.frames_omitted else []
-        shown = [*_runs(raised.frames[:half], identity), *gap, *_runs(raised.frames[half:], identity)]
-        if innermost is not None and innermost in raised.frames:
-            # in a recursion many frames are equal: the last one is the innermost
-            place = (innermost.file, innermost.line)
-            frames = [frame for run in shown for frame in run.frames]
-            to_open = [frame for frame in frames if (frame.folder + frame.name, frame.line) == place][-1]
-        members = tuple(elide(format_exception(member), _QUOTE) for member in raised.members)
-        found.append(FoldedException(sentence, raised, tuple(shown), members, elide(raised.message, _QUOTE)))
-    if to_open is not None:
-        to_open.is_open = True
+    for number, text in enumerate(frame.context, frame.context_line):
+        indent = len(text) - len(text.lstrip())
+        is_marked = number == frame.line and 0 <= frame.marked[0] < frame.marked[1] <= len(text) - indent
+        since, until = (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
+        found.append((number, text[:since], text[since:until], text[until:]))
     return found
 
 
-def _runs(frames: Sequence[FrameInfo], identity: JobIdentity) -> Iterator[_Run]:
-    for library, run in runs(frames):
-        yield _Run(library, tuple(_frame(frame, identity) for frame in run))
-
-
-def _frame(frame: FrameInfo, identity: JobIdentity) -> _Frame:
-    folder, slash, name = frame.file.rpartition("/")
-    lines = tuple(_line(frame, number, text) for number, text in enumerate(frame.context, frame.context_line))
-    link, root = "", identity.source_root.rstrip("/") + "/"
+def _address(identity: JobIdentity, frame: FrameInfo) -> str:
+    """Return where a frame's line can be read in its repository; empty: not known."""
+    root = identity.source_root.rstrip("/") + "/"
     # only an ordinary web address is ever a link
-    if frame.file.startswith(root) and _WEB.fullmatch(identity.source_url) and _PATH.fullmatch(frame.file):
-        anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
-        link = f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"
-    return _Frame(folder + slash, name, frame.line, frame.function, frame.code, lines, link)
-
-
-def _line(frame: FrameInfo, number: int, text: str) -> _Line:
-    if number != frame.line:
-        return _Line(number, text)
-    indent = len(text) - len(text.lstrip())
-    is_marked = 0 <= frame.marked[0] < frame.marked[1] <= len(text) - indent
-    since, until = (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
-    return _Line(number, text[:since], text[since:until], text[until:], is_current=True)
+    if not (frame.file.startswith(root) and _WEB.fullmatch(identity.source_url) and _PATH.fullmatch(frame.file)):
+        return ""
+    anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
+    return f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
-from firstfault.exceptions.tracebacks import chain, place_of, runs
+from firstfault.exceptions.tracebacks import format_exception
 from firstfault.render.plain import encodable, one_row
 from firstfault.report.data import Report, Sections, log_lines, quoted_failures, sections_of
 from firstfault.report.words import State, duration, few
@@ -21,7 +20,7 @@ from firstfault.text import counted, elide, one_line, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
+    from firstfault.model import WorkerError
     from firstfault.report.cascade import Group
 
 _ROWS = 23
@@ -228,9 +227,8 @@ def _print_quoted(printer: _Printer, report: Report, parts: Sections) -> None:
     if raised is None:
         for failure in failures:
             _print_stacks(printer, failure, parts.stack.title)
-    traceback = list(folded_lines(raised)) if raised is not None and raised.frames else parts.message.lines
-    # an exception's message may have several lines
-    printer.section(parts.message.title, _bounded("\n".join(traceback).split("\n")) if traceback else [])
+    text = format_exception(raised, folded=True) if raised is not None and raised.frames else parts.message.text
+    printer.section(parts.message.title, _bounded(text.split("\n")) if text else [])
     for failure in failures:
         if raised is not None:
             _print_stacks(printer, failure, parts.stack.title)
@@ -261,45 +259,6 @@ def _bounded(lines: Sequence[str]) -> list[str]:
     shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
     found = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
     return found if left <= 1 and found == list(lines) else [*found, f"({_TO_SEE_ALL})"]
-
-
-def folded_lines(exception: ExceptionInfo) -> Iterator[str]:
-    """Yield a traceback with consecutive frames of a library in one line; unfolded if no frame is the program's own."""
-    fold = bool(own_frames(exception))
-    for sentence, link in chain(exception):
-        if sentence:
-            yield from ("", sentence, "")
-        yield from _folded_link(link, fold=fold)
-
-
-def _folded_link(exception: ExceptionInfo, *, fold: bool) -> Iterator[str]:
-    frames = exception.frames
-    if frames:
-        yield "Traceback (most recent call last):"
-    half = len(frames) // 2 if exception.frames_omitted else 0
-    yield from _folded_frames(frames[:half], fold=fold, innermost=False)
-    if exception.frames_omitted:
-        yield f"  ... {exception.frames_omitted} frames left out"
-    yield from _folded_frames(frames[half:], fold=fold, innermost=True)
-    yield f"{exception.type}: {exception.message}" if exception.message else exception.type
-    yield from exception.notes
-    for number, member in enumerate(exception.members, 1):
-        yield f"  ---- member {number} ----"
-        yield from (f"  {line}" for line in folded_lines(member))
-
-
-def _folded_frames(frames: Sequence[FrameInfo], *, fold: bool, innermost: bool) -> Iterator[str]:
-    found = runs(frames)
-    for number, (library, run) in enumerate(found, 1):
-        if library and fold:
-            count = f"{len(run)} frame{'s' if len(run) > 1 else ''}"
-            where = f", the last is {place_of(run[-1])}" if innermost and number == len(found) else ""
-            yield f"  ... {count} of {library}{where}"
-            continue
-        for frame in run:
-            yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
-            if frame.code:
-                yield f"    {frame.code}"
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -392,7 +392,8 @@ def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Se
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
     for rank in {*places, *range(world_size(job))} - set(known):
         state, line = (State.FINISHED, "") if rank in finished else (State.UNREPORTED, _NO_DOCUMENT)
-        known[rank] = RankState(rank, state, *places.get(rank, ("", None)), line=line)
+        where, local = places.get(rank, ("", None))
+        known[rank] = RankState(rank, state, where, local, line=line)
     return tuple(known[rank] for rank in sorted(known))
 
 
