@@ -5,13 +5,12 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import Classification, Pointer, classify, with_numbers_of
+from firstfault.evidence.texts import Classification, Pointer, classify
 from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
 from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stood
 from firstfault.exceptions.stderr import (
@@ -67,8 +66,6 @@ _ANSWERS = {"SignalException", "KeyboardInterrupt"}
 """Exceptions that a signal handler raises."""
 _ENDS = CRASHES | {"SIGKILL"}
 """Signals that a handler cannot, or hardly ever does, turn into something else."""
-_VARYING = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?P<rank>rank) \d+|\d{4,}", re.IGNORECASE)
-"""Addresses, ranks and long numbers; not the short ones, which are exit codes, signals and error numbers."""
 _IN_PYTHON = "Current thread 0x"
 """In faulthandler's stacks if a thread of Python's met the fatal signal."""
 _NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
@@ -77,8 +74,6 @@ _NAMED = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
 """An exception in a line of the program's own."""
 _LAST_LINES = 100
 """Of a log, which may tell of a timeout."""
-_LONG = 4096
-"""Characters of a text that is classified in less time than its numbers are replaced."""
 
 
 class FailureClass(enum.IntEnum):
@@ -172,10 +167,10 @@ def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if printed := _of_printed(failure, "ended"):
         return printed
-    log = _classified(failure.printed, "", ()) if failure.printed else None
-    signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
+    log = _classified(failure.printed)
+    signature = log.signature if log.signature in _OF_WATCHDOGS else ""
     # a rank without a collective outstanding did not wait, though another rank's timeout reached it
-    waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log is not None and log.role is Role.SECONDARY)
+    waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log.role is Role.SECONDARY)
     waited = waited or _left_after_a_wait(failure)
     why = f"was stopped by its agent: {sent.reason}"
     return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
@@ -315,9 +310,7 @@ def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
     if failure.sent_signals and not failure.in_flight and not has_ended(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
-    found = _of_printed(failure, "exited")
-    if found is None and (text := _last_word_about_a_peer(failure) or text_of_death(failure.printed, "")):
-        found = _of_last_words(failure, _classified(text, "", ()), "exited", "")
+    found = _of_printed(failure, "exited") or _of_last_words(failure, _log_of_death(failure, ""), "exited", "")
     in_flight = bool(failure.sent_signals)
     return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight)
 
@@ -365,21 +358,19 @@ def _own_process_of(exception: ExceptionInfo) -> str:
 
 def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
-    text = _last_word_about_a_peer(failure) or text_of_death(failure.printed, signal)
-    log = _classified(text, "", ()) if text else None
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
-    ended = "aborted" if signal else f"exited with code {failure.exit_code}"
+    log, ended = _log_of_death(failure, signal), "aborted" if signal else f"exited with code {failure.exit_code}"
     if printed := _of_printed(failure, ended):
         return printed
-    if log is not None and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
+    if log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
         return _by_role(failure, log, why, signature=log.signature)
     if signal == "SIGKILL" and failure.resources.oom_kill:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
-    if log is not None and (told := _of_last_words(failure, log, ended, signal)):
+    if told := _of_last_words(failure, log, ended, signal):
         return told
     if signal == "SIGABRT" and failure.stack_dumps and left_no_reason(failure):
         why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
@@ -389,6 +380,10 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
+
+
+def _log_of_death(failure: WorkerError, signal: str) -> Classification:
+    return _classified(_last_word_about_a_peer(failure) or text_of_death(failure.printed, signal))
 
 
 def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal: str) -> ClassifiedFailure | None:
@@ -420,17 +415,14 @@ def _left_after_a_wait(failure: WorkerError) -> bool:
     if failure.signal or not failure.exit_code:
         return False
     has_traceback = last_printed(failure.printed) is not None
-    log = _classified(text_of_death(failure.printed, "") if has_traceback else last_line(failure.printed), "", ())
+    log = _classified(text_of_death(failure.printed, "") if has_traceback else last_line(failure.printed))
     return _is_a_wait(log)
 
 
 def prints_a_peers_error(stderr: str) -> bool:
     """Whether what a process printed tells of a peer that had gone; notices about the job's store do not."""
     told = "\n".join(line for line in stderr.splitlines() if not _NOTICE.search(line))
-    found = _classified(told, "", ()) if told else None
-    if found is not None and found.pointer is not None and found.pointer == Pointer(store=True):
-        return False
-    return names_a_peer(told)
+    return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
 
 def names_a_wait(exception: ExceptionInfo) -> bool:
@@ -440,16 +432,14 @@ def names_a_wait(exception: ExceptionInfo) -> bool:
 
 def prints_a_timeout(failure: WorkerError) -> bool:
     """Whether a line of a worker tells that a wait of its own had timed out; NCCL's may tell of another rank's."""
-    lines = (_classified(line, "", ()) for line in failure.printed.splitlines()[-_LAST_LINES:] if line.strip())
+    lines = (_classified(line) for line in failure.printed.splitlines()[-_LAST_LINES:] if line.strip())
     return any(_is_a_wait(found) and found.signature not in _OF_WATCHDOGS for found in lines)
 
 
 def names_a_peer(text: str) -> bool:
     """Whether a text tells of a peer that had gone, or of a wait for one that timed out."""
-    found = _classified(text, "", ()) if text else None
-    if found is None or found.signature in _OF_ANY_CONNECTION:
-        return False
-    return found.role is Role.SECONDARY or _is_a_wait(found)
+    found = _classified(text)
+    return found.signature not in _OF_ANY_CONNECTION and (found.role is Role.SECONDARY or _is_a_wait(found))
 
 
 def _of_text(failure: WorkerError) -> ClassifiedFailure:
@@ -502,18 +492,9 @@ def _link(exception: ExceptionInfo) -> Classification:
     return _classified(exception.message, exception.type, (*exception.bases, "BaseException"))
 
 
-def _classified(message: str, exception_type: str, bases: Iterable[str]) -> Classification:
-    """Classify a text. Texts that differ only in numbers, as those of thousands of victims, are classified once."""
-    if len(message) > _LONG:
-        return _cached(message, exception_type, tuple(bases))
-    alike = _VARYING.sub(
-        lambda number: "1.1.1.1" if "." in number[0] else "rank 0" if number["rank"] else "1111", message
-    )
-    return with_numbers_of(f"{exception_type}: {message}", _cached(alike, exception_type, tuple(bases)))
-
-
 @lru_cache(maxsize=4096)
-def _cached(message: str, exception_type: str, bases: tuple[str, ...]) -> Classification:
+def _classified(message: str, exception_type: str = "", bases: tuple[str, ...] = ()) -> Classification:
+    """Classify a text. Victims raise the same text, and several rules look at each."""
     return classify(message, exception_type, bases)
 
 

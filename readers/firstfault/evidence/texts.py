@@ -128,19 +128,6 @@ def _by(signature: Signature, pointer: Pointer | None = None) -> Classification:
     return Classification(signature.role, signature.category, signature.id, signature.why, pointer)
 
 
-def with_numbers_of(text: str, found: Classification) -> Classification:
-    """Return the classification of a text, given that of one that differs from it only in numbers.
-
-    Numbers name processes, and tell whether a rank had a collective outstanding.
-    """
-    if found.pointer is None and found.signature != _DUMP_SIGNAL:
-        return found
-    read = _read_of(text)
-    by_id = {candidate.id: candidate for candidate in built_in_signatures().signatures}
-    groups = by_id[found.signature].search(read)
-    return _by_progress(replace(found, pointer=_pointer(groups) if groups is not None else None), encoded(read))
-
-
 def _by_size(found: Classification, text: bytes) -> Classification:
     """Return a lack of GPU memory as unclear if more was asked for than the GPU has: no model needs that at once."""
     sizes = _SIZES.search(text) if found.signature == "gpu-out-of-memory" else None
