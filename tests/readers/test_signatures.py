@@ -236,8 +236,8 @@ def test_the_filter_leaves_out_nothing_that_fits(signature: Signature) -> None:
     """What the filter calls impossible is not in the text."""
     for text in (signature.example.upper().encode(), *_adversarial(signature, 20_000)):
         for possible, entries in (
-            (BUILT_IN.possible_noise(text), BUILT_IN.noise),
-            (BUILT_IN.possible(text), BUILT_IN.signatures),
+            (BUILT_IN.noise_filter.possible(text), BUILT_IN.noise),
+            (BUILT_IN.filter.possible(text), BUILT_IN.signatures),
         ):
             found = {entry.id for entry in entries if entry.pattern.search(text) is not None}
             assert found <= {entry.id for entry in possible}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -102,26 +102,6 @@ class Pattern:
         return b"".join((*kept, text[end:]))
 
 
-class Prefilter:
-    """Finds in one pass over a text which patterns can match, by the literal words that they need."""
-
-    def __init__(self, patterns: Sequence[Pattern]) -> None:
-        self._patterns = patterns
-
-    @cached_property
-    def _filter(self) -> re2.Filter:
-        made = re2.Filter()
-        for pattern in self._patterns:
-            made.Add(_LINES + pattern.source, _options())
-        made.Compile()
-        return made
-
-    def possible(self, text: bytes) -> Container[int]:
-        """Return the indices of the patterns that can match; the others cannot."""
-        # RE2 logs a complaint about an empty filter
-        return frozenset(self._filter.Match(text, potential=True) or ()) if self._patterns else frozenset()
-
-
 def _groups(found: Any) -> dict[str, str]:
     return {name: value.decode("utf-8") for name, value in found.groupdict().items() if value is not None}
 
@@ -177,28 +157,43 @@ class Signature:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+class Prefilter:
+    """Finds in one pass over a text which signatures can match, by the literal words that their patterns need."""
+
+    def __init__(self, signatures: Sequence[Signature]) -> None:
+        self._signatures = signatures
+
+    @cached_property
+    def _filter(self) -> re2.Filter:
+        made = re2.Filter()
+        for signature in self._signatures:
+            made.Add(_LINES + signature.pattern.source, _options())
+        made.Compile()
+        return made
+
+    def possible(self, text: bytes) -> list[Signature]:
+        """Return the signatures that may fit a text, in their order. The caller searches for each."""
+        # RE2 logs a complaint about an empty filter
+        possible = self._filter.Match(text, potential=True) or () if self._signatures else ()
+        return [self._signatures[index] for index in sorted(possible)]
+
+
+@dataclass(frozen=True)
 class Signatures:
     """Signatures of one or several files, in the order in which they are tried."""
 
     noise: tuple[Signature, ...]
     signatures: tuple[Signature, ...]
-    _noise_filter: Prefilter = field(init=False, repr=False, compare=False)
-    _filter: Prefilter = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_noise_filter", Prefilter([noise.pattern for noise in self.noise]))
-        object.__setattr__(self, "_filter", Prefilter([signature.pattern for signature in self.signatures]))
+    @cached_property
+    def noise_filter(self) -> Prefilter:
+        """Finds the noise that a text may contain."""
+        return Prefilter(self.noise)
 
-    def possible_noise(self, text: bytes) -> list[Signature]:
-        """Return the noise that a text may contain, in its order. The caller searches for each."""
-        possible = self._noise_filter.possible(text)
-        return [noise for index, noise in enumerate(self.noise) if index in possible]
-
-    def possible(self, text: bytes) -> list[Signature]:
-        """Return the signatures that may fit a text, in their order. The caller searches for each."""
-        possible = self._filter.possible(text)
-        return [signature for index, signature in enumerate(self.signatures) if index in possible]
+    @cached_property
+    def filter(self) -> Prefilter:
+        """Finds the signatures that may fit a text."""
+        return Prefilter(self.signatures)
 
     def __add__(self, other: Signatures) -> Signatures:
         """Return both, these first."""

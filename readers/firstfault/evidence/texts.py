@@ -100,7 +100,7 @@ def classify(
     types = _types(exception_type, bases)
     text = _read_of(f"{exception_type}: {message}" if exception_type else message)
     left, noises = encoded(_CARRIER.sub("", text)), []
-    for noise in signatures.possible_noise(left):
+    for noise in signatures.noise_filter.possible(left):
         if noise.search(left) is not None:
             noises.append(noise)
             left = noise.pattern.cut_from(left)
@@ -112,7 +112,7 @@ def classify(
     if cut is not None and re.fullmatch(r"[\W_]*", left.decode("utf-8")):
         return _by(cut)
     ends = _without_notices(left, exception_type, types)
-    for signature in signatures.possible(left):
+    for signature in signatures.filter.possible(left):
         if not signature.fits(types):
             continue
         # what a process survived is not its fault; that a connection ended may stand only among NCCL's information

@@ -89,19 +89,25 @@ class Where:
 
 def where_it_stood(failure: WorkerError) -> Where:
     """Return the position of a worker's main thread, from the stack dump that its agent took before it stopped it."""
-    outstanding = any(item.is_outstanding for item in failure.collectives)
-    for dump in failure.stack_dumps:
-        if dump.rank == failure.rank:
-            found = _RAISED_AT.match(dump.text)
-            main = _frames(_THREAD.split(dump.text)[-1])
-            inner = [f"{frame.file} {frame.function}" for frame in itertools.takewhile(_is_of_library, main)]
-            return replace(
-                _where(dump.text, outstanding=outstanding),
-                raised_at=FrameInfo(found["file"], int(found["line"]), found["function"]) if found else None,
-                in_loader=any(map(_WAITS_FOR_LOADER.search, inner)),
-                finalises=any(name.endswith(" __del__") for name in inner),
-            )
-    return Where(Stood.UNKNOWN)
+    text = next(iter(stacks_of(failure)), "")
+    found = _RAISED_AT.match(text)
+    # faulthandler prints the main thread last, innermost frame first
+    *others, main = _THREAD.split(text)
+    frames = _frames(main)
+    within = itertools.takewhile(lambda frame: is_library(frame.file), frames)
+    inner = [f"{frame.file} {frame.function}" for frame in within]
+    has_outstanding = any(item.is_outstanding for item in failure.collectives)
+    return replace(
+        _where(frames, others, has_left=_NO_FRAME in main, has_outstanding=has_outstanding),
+        raised_at=FrameInfo(found["file"], int(found["line"]), found["function"]) if found else None,
+        in_loader=any(map(_WAITS_FOR_LOADER.search, inner)),
+        finalises=any(name.endswith(" __del__") for name in inner),
+    )
+
+
+def stacks_of(failure: WorkerError) -> list[str]:
+    """Return a worker's own stack dumps; a document may also have those of its node's other workers."""
+    return [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
 
 
 def is_of_a_group(text: str) -> bool:
@@ -111,19 +117,16 @@ def is_of_a_group(text: str) -> bool:
 
 def has_ended(failure: WorkerError) -> bool:
     """Whether a worker that its agent stopped had already left the task function, or its program, by itself."""
-    dumps = (dump.text for dump in failure.stack_dumps if dump.rank == failure.rank)
-    frames = [frame for text in dumps for frame in _frames(_THREAD.split(text)[-1])]
+    frames = [frame for text in stacks_of(failure) for frame in _frames(_THREAD.split(text)[-1])]
     return any(frame.function in {"record_end", "exits"} and _RECORDS_THE_END.search(frame.file) for frame in frames)
 
 
 def frames_of_crash(failure: WorkerError) -> list[FrameInfo]:
     """Return where Python met the fatal signal, innermost frame first; empty: not known."""
-    for dump in failure.stack_dumps:
-        if dump.rank == failure.rank and dump.text.startswith(_FATAL):
-            threads = zip(_THREAD.findall(dump.text), map(_frames, _THREAD.split(dump.text)[1:]), strict=True)
-            if frames := next((frames for head, frames in threads if head.startswith("Current")), []):
-                return frames
-    return []
+    fatal = (text for text in stacks_of(failure) if text.startswith(_FATAL))
+    threads = (thread for text in fatal for thread in zip(_THREAD.findall(text), _THREAD.split(text)[1:], strict=True))
+    found = (_frames(part) for head, part in threads if head.startswith("Current"))
+    return next(filter(None, found), [])
 
 
 def place_of_crash(failure: WorkerError) -> str:
@@ -199,11 +202,9 @@ def _frames(part: str) -> list[FrameInfo]:
     ]
 
 
-def _where(text: str, *, outstanding: bool) -> Where:
-    # faulthandler prints the main thread last, innermost frame first
-    *others, main = _THREAD.split(text)
-    frames = _frames(main)
-    if _NO_FRAME in main or (frames and _ENDS_PYTHON.search(frames[-1].function)):
+def _where(frames: list[FrameInfo], others: Sequence[str], *, has_left: bool, has_outstanding: bool) -> Where:
+    """Return the position of a main thread with these frames, beside the other threads' stacks."""
+    if has_left or (frames and _ENDS_PYTHON.search(frames[-1].function)):
         return Where(Stood.ELSEWHERE, returned=PROGRAM_ENDED)
     if any(_LEAVES_GROUP.search(f"{frame.file} {frame.function}") for frame in frames):
         return Where(Stood.ELSEWHERE, _name(frames), returned="it was leaving the process group")
@@ -225,16 +226,12 @@ def _where(text: str, *, outstanding: bool) -> Where:
         return Where(Stood.COLLECTIVE, name)
     # a hook of the program in a backward pass may hang, or wait for a collective that has been called
     if not is_library(frames[0].file):
-        waits = outstanding and any(map(_BACKWARD.search, inner))
+        waits = has_outstanding and any(map(_BACKWARD.search, inner))
     else:
         waits = any(map(_WAITING.search, inner[:2]))
     if waits:
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
-
-
-def _is_of_library(frame: FrameInfo) -> bool:
-    return is_library(frame.file)
 
 
 def _name(frames: Sequence[FrameInfo]) -> str:

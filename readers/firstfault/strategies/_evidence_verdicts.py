@@ -19,7 +19,7 @@ from firstfault.evidence.faults import (
 )
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.stack_position import place_of_crash, where_it_stood
+from firstfault.exceptions.stack_position import place_of_crash, stacks_of, where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.model import Reason, Scope, Suspect, Verdict
 from firstfault.strategies import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
@@ -237,7 +237,7 @@ def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
         category=found.category,
         fingerprint=_fingerprint(found, code),
         headline=one_line(sentence, HEADLINE),
-        message="\n".join([sentence, *(_stacks_of(found.failure) if found.failure is not None else ())]),
+        message="\n".join([sentence, *(stacks_of(found.failure) if found.failure is not None else ())]),
         # a node that has not reported may still do so
         confidence="medium" if job.settled or found.failure is not None else "low",
         why=tuple(reason.text for reason in why),
@@ -261,7 +261,7 @@ def _on_all(diagnosis: Diagnosis, found: Sequence[Candidate]) -> Verdict:
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
         headline=one_line(sentence, HEADLINE),
-        message="\n".join([sentence, *_stacks_of(failures[0])]),
+        message="\n".join([sentence, *stacks_of(failures[0])]),
         confidence="low",
         why=(sentence, *verdict.why[1:]),
         victims=victims_of(diagnosis.job, failures[0], failures),
@@ -388,10 +388,6 @@ def _fingerprint(found: Candidate, code: str) -> str:
     if found.failure is None or not (stood := where_it_stood(found.failure).frame):
         return ""
     return fingerprint_of(replace(found.failure, exception=None, signal="", exit_code=None, code=code, message=stood))
-
-
-def _stacks_of(failure: WorkerError) -> list[str]:
-    return [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
 
 
 def _name(found: Candidate) -> str:
