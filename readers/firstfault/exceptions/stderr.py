@@ -103,8 +103,6 @@ _DUMP = re.compile(
     r"  <no Python frame>|  \.\.\.|Extension modules: .*)$"
 )
 """Lines of faulthandler."""
-_RANK = re.compile(r"^(?:\[(?:rank|default)\d+\]:\s?)+")
-"""What torch and its launcher put before each line."""
 _WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
 _CARRIERS = re.compile(
     r"^\s*(?:what\(\):\s*|\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*|[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*"
@@ -113,8 +111,6 @@ _CARRIERS = re.compile(
     r"|terminate called after throwing an instance of '[^']*'\s*"
     r"|(?:/\S{0,200}/)?python[\d.]*: (?=can't |Error while finding |No module named ))+"
 )
-_LINKED_WITHIN = 2
-"""Lines before a traceback in which Python tells what it follows from."""
 _NOISE = re.compile(
     r"""
     \b\w*Warning:\ |^\s+warnings\.warn\(|\bwarnings\.warn\b|\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b
@@ -153,13 +149,11 @@ def text_of_death(stderr: str, signal: str) -> str:
         last = [line for line in lines[-_LAST_WORDS:] if line not in native] if signal == "SIGABRT" else []
         return "\n".join((*native, *last))
     # an exit: the last traceback with those that it was raised from, and what was printed after it
-    begins = [at for at, line in enumerate(lines) if _BEGINS.match(_PREFIX.sub("", line))]
-    if not begins:
+    bare = [_PREFIX.sub("", line) for line in lines]
+    chains = _spans(bare, _tracebacks(bare))
+    if not chains:
         return "\n".join(line for line in lines[-_LAST_LINES:] if not _LIVES_ON.search(line))
-    first = begins.pop()
-    while begins and any(_LINK.match(_PREFIX.sub("", line)) for line in lines[max(first - _LINKED_WITHIN, 0) : first]):
-        first = begins.pop()
-    return "\n".join(lines[first:])
+    return "\n".join(lines[chains[-1][0] :])
 
 
 def last_line(stderr: str) -> str:
@@ -167,24 +161,24 @@ def last_line(stderr: str) -> str:
 
     Warnings, progress bars and what libraries print at the end do not count.
     """
-    lines = [line for line in _without_prefix(stderr) if line.strip() and not _DUMP.match(line)]
+    lines = [line for line in map(_bare, stderr.splitlines()) if line.strip() and not _DUMP.match(line)]
     own = (line.strip() for line in reversed(lines[-_LAST_LINES:]) if not _NOISE.search(line))
     return next(own, "")
 
 
 def thrown(stderr: str) -> str:
     """Return the text of the last C++ exception that ended a process; empty if there is none."""
-    found = [match["text"] for line in _without_prefix(stderr) if (match := _WHAT.match(line))]
-    return found[-1] if found else ""
+    found = (_WHAT.match(_bare(line)) for line in reversed(stderr.splitlines()))
+    return next((match["text"] for match in found if match), "")
 
 
 def bare_line(line: str) -> str:
     """Return a line without what loggers, NCCL, C++ and Python's interpreter put before its text."""
-    return _CARRIERS.sub("", _RANK.sub("", printable(line))).strip()
+    return _CARRIERS.sub("", _bare(line)).strip()
 
 
-def _without_prefix(stderr: str) -> list[str]:
-    return [_RANK.sub("", printable(line)) for line in stderr.splitlines()]
+def _bare(line: str) -> str:
+    return _PREFIX.sub("", printable(line))
 
 
 def has_native_text(stderr: str) -> bool:
@@ -436,7 +430,7 @@ def _plain(stderr: str) -> list[str]:
     found: list[str] = []
     in_box, indent, head = False, 0, ""
     for whole in stderr.splitlines():
-        line = _PREFIX.sub("", printable(whole))
+        line = _bare(whole)
         indent = indent if line[:indent].isspace() or not line.strip() else 0
         line = line[indent:]
         if _BOX.match(line):
@@ -478,7 +472,7 @@ def without_traceback(text: str, exception: ExceptionInfo) -> str:
     a traceback.
     """
     lines = text.splitlines()
-    bare = [_RANK.sub("", line) for line in lines]
+    bare = [_PREFIX.sub("", line) for line in lines]
     chain = [one for link in all_links(exception) for one in (link, original_of(link))]
     names = {short_name(link) for link in chain}
     first = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
