@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -155,20 +154,11 @@ def _accusations(job: JobErrors, classified: Iterable[ClassifiedFailure]) -> Acc
 
 
 def _named_node(pointer: Pointer, nodes_at: dict[str, set[str]]) -> str:
-    for name in (_plain(pointer.ip), pointer.host, pointer.host.partition(".")[0]):
-        if name and len(nodes := nodes_at.get(name, set())) == 1:
+    # a dual-stack socket writes an IPv4 address as "::ffff:10.0.0.1"
+    for name in (pointer.ip.removeprefix("::ffff:"), pointer.host, pointer.host.partition(".")[0]):
+        if len(nodes := nodes_at.get(name, set())) == 1:
             return next(iter(nodes))
     return ""
-
-
-def _plain(ip: str) -> str:
-    """Strip the IPv4-mapped IPv6 prefix that a dual-stack socket adds."""
-    bare = ip.removeprefix("::ffff:")
-    try:
-        socket.inet_aton(bare)
-    except OSError:
-        return ip
-    return bare
 
 
 # --- ranks and nodes that failed without a readable report ------------------------------------------------------------

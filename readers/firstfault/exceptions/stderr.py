@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.first_cause import all_links, causes_of
 from firstfault.exceptions.stack_position import PROGRAM_ENDED, frames_of_crash, is_of_a_group, where_it_stood
-from firstfault.exceptions.tracebacks import block_of, original_of, short_name
+from firstfault.exceptions.tracebacks import RAISED, block_of, original_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import printable
@@ -65,7 +65,6 @@ _NEXT = re.compile(
 _FATAL = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
 _SECOND_TRY = "trying to initialize the default process group twice"
 """What torch raises if a program tries again after an error that left the process group behind."""
-_RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<message>.*))?$")
 _PYTHONS = re.compile(
     r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
 )
@@ -398,7 +397,7 @@ def _one(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[str]]:
     raised = next((at for at, line in enumerate(lines[1:], 1) if line.strip() and not line[:1].isspace()), len(lines))
     end = next((at for at in range(raised + 1, len(lines)) if _NEXT.search(lines[at])), len(lines))
     found = block_of("\n".join(lines[1:end]))
-    if found is None and raised < end and (named := _RAISED.match(lines[raised])):
+    if found is None and raised < end and (named := RAISED.match(lines[raised])):
         found = ExceptionInfo(named["type"], named["message"] or "")  # its frames are missing
     return found, lines[end:]
 
@@ -506,4 +505,4 @@ def _block(lines: Sequence[str], begin: int) -> tuple[int, list[re.Match[str]]]:
     if is_cut and not any(line.lstrip().startswith('File "') for line in lines[begin:end]):
         return begin, []
     named = lines[begin:end] if is_group else lines[end - 1 : end]
-    return end, [raised for line in named if (raised := _RAISED.match(_OF_GROUP.sub("", line, count=1)))]
+    return end, [raised for line in named if (raised := RAISED.match(_OF_GROUP.sub("", line, count=1)))]

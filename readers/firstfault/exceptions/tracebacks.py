@@ -42,7 +42,7 @@ _BEGIN = re.compile(
 _FRAME = re.compile(
     r'^\s{1,20}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>[^\n]{1,200}))?$'
 )
-_RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
+RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
 _LEFT_OUT = re.compile(r"\.\.\. \d{1,12} characters left out \.\.\.")
 """Where a stored text was cut."""
 OF_POOLS = "RemoteTraceback"
@@ -254,7 +254,7 @@ def block_of(body: str, indent: int = 0) -> ExceptionInfo | None:
             marked = (len(line) - len(line.lstrip()) - margin, len(line.rstrip()) - margin)
             frames[-1] = replace(frames[-1], marked=marked)
         elif line.strip() and not line.startswith((" ", "\t")) and not is_cut and frames and not _LEFT_OUT.match(line):
-            raised = _RAISED.match(line.rstrip())
+            raised = RAISED.match(line.rstrip())
             if raised is None:
                 return None
             more = itertools.takewhile(lambda other: other.strip() not in _ENDS, lines[index + 1 :])
