@@ -302,7 +302,6 @@ def test_a_dump_signal(enqueued: int, completed: int, role: Role) -> None:
     """A rank with a collective outstanding waits as well; one without may be the one that the others wait for."""
     text = signalled(2, completed, enqueued)
     assert classify(text).role is role
-    # through the cache, which knows texts without their numbers
     (judged,) = classify_failures(make_job(died(2, text)))
     assert judged.failure_class is (VICTIM if role is Role.SECONDARY else UNCLEAR)
     assert judged.pointer is None, "the rank that signals first is the first victim"
