@@ -55,7 +55,7 @@ def begin_rank() -> None:
     """Record what ends this process, if it is a rank that no agent has started; its children are part of it."""
     mine, inherited = rank_of(os.environ), os.environ.get(WORKER_VARIABLE, "").split()[1:]
     at = int(mine[0] is None)  # without a rank, the local rank
-    if inherited[at : at + 1] != [str(mine[at])] and "FIRSTFAULT_OUTPUT_PREFIX" not in os.environ:
+    if inherited[at : at + 1] != [str(mine[at])] and "FIRSTFAULT_RECORDING" not in os.environ:
         os.environ[WORKER_VARIABLE] = " ".join((RANK, *map(str, mine)))
         OWN_RANK.append(mine)
         _watch("rank")
@@ -172,7 +172,7 @@ def handler() -> Callable[..., Any]:
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
     # a launcher in a worker trains under torch's agent: its job is part of the worker's
-    if os.environ.get(VARIABLE) == "1" and "FIRSTFAULT_OUTPUT_PREFIX" not in os.environ:
+    if os.environ.get(VARIABLE) == "1" and "FIRSTFAULT_RECORDING" not in os.environ:
 
         def first(parameters: Any) -> Any:
             registry.create_handler = create

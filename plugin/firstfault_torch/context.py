@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from firstfault.model import NodeSetup, Place
@@ -20,30 +21,13 @@ from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.budgets import READING_SETUP_S, UPLOAD_DEADLINE_S
 from firstfault_torch.guard import bounded
 
-ROUND_VARIABLE = "FIRSTFAULT_ROUND"
+RECORDING_VARIABLE = "FIRSTFAULT_RECORDING"
+"""How a worker gets the `Recording` of its node: as JSON."""
 TIME_LIMIT_VARIABLE = "FIRSTFAULT_TIME_LIMIT_FILE"
 LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
 """A worker's local rank; with torch's option ``virtual_local_rank`` LOCAL_RANK is 0 in every worker."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """Set for a worker that is a program; `firstfault_start` takes it away."""
-_OF_IDENTITY = {
-    "output_prefix": "FIRSTFAULT_OUTPUT_PREFIX",
-    "engine": "FIRSTFAULT_ENGINE",
-    "attempt": "FIRSTFAULT_ATTEMPT",
-    "node": "FIRSTFAULT_NODE",
-    "namespace": "FIRSTFAULT_NAMESPACE",
-}
-"""The fields of `Identity` that workers get, and their variables."""
-_OF_RECORDING = {
-    "strategy": "FIRSTFAULT_STRATEGY",
-    "upload_deadline_seconds": "FIRSTFAULT_UPLOAD_DEADLINE",
-    "round": ROUND_VARIABLE,
-    "incarnation": "FIRSTFAULT_INCARNATION",
-    "group_world_size": "FIRSTFAULT_GROUP_WORLD_SIZE",
-    "ip": "FIRSTFAULT_NODE_IP",
-    "node_folder": "FIRSTFAULT_NODE_FOLDER",
-}
-"""The same of `Recording`."""
 SOURCE_VARIABLE = "FIRSTFAULT_SOURCE"
 """The environment variable with the address of the working folder's source code, of one commit."""
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -134,29 +118,18 @@ class Recording:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that pass this recording to a worker process."""
-        identity = {name: str(getattr(self.identity, field)) for field, name in _OF_IDENTITY.items()}
-        own = {name: str(getattr(self, field)) for field, name in _OF_RECORDING.items()}
-        return {**self.identity.worker_environment, **identity, **own}
+        variables = self.identity.worker_environment
+        told = replace(self, identity=replace(self.identity, worker_environment={}))
+        return {**variables, RECORDING_VARIABLE: json.dumps(asdict(told), ensure_ascii=False)}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Recording | None:
         """Return the recording that the agent passed to this worker; None if recording is off."""
-        own, identity = _fields(cls, _OF_RECORDING, environment), _fields(Identity, _OF_IDENTITY, environment)
-        if not own.get("strategy") or not identity.get("output_prefix"):
+        text = environment.get(RECORDING_VARIABLE)
+        if not text:
             return None
-        return cls(identity=Identity(**identity), **own)
-
-
-def _fields(kind: type, variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are set in the environment; one that is not a number keeps its default."""
-    found = {}
-    for item in fields(kind):
-        text = environment.get(variables.get(item.name, ""))
-        convert: type = next((number for number in (int, float) if isinstance(item.default, number)), str)
-        if text is not None:
-            with contextlib.suppress(ValueError):
-                found[item.name] = convert(text)
-    return found
+        told = json.loads(text)
+        return cls(**{**told, "identity": Identity(**told["identity"])})
 
 
 def node_place(recording: Recording) -> Place:

@@ -182,7 +182,8 @@ def test_workers_have_the_tasks_context(pod: Pod) -> None:
 
 
 def _wait_for_a_document() -> None:
-    errors = Path(os.environ["FIRSTFAULT_OUTPUT_PREFIX"], "firstfault", "errors")
+    recording = json.loads(os.environ["FIRSTFAULT_RECORDING"])
+    errors = Path(recording["identity"]["output_prefix"], "firstfault", "errors")
     deadline = time.monotonic() + 60
     while not list(errors.glob("*.pb")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -243,7 +244,7 @@ def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @task(task_config=_config("fork"))
     def train() -> None:
-        assert "FIRSTFAULT_OUTPUT_PREFIX" not in os.environ
+        assert "FIRSTFAULT_RECORDING" not in os.environ
         raise ValueError("boom")
 
     with pytest.raises(FlyteUserRuntimeException) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -42,6 +43,10 @@ def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
     lost = make_error(None, at_ms=None, exception=None, message="the agent died", round=round_number)
     folder.last_words.add(DOCUMENT, encode(lost))
     folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
+
+
+def _recording(folder: Path) -> str:
+    return json.dumps({"node_folder": str(folder), "round": 0})
 
 
 def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
@@ -131,7 +136,7 @@ def test_what_the_workers_of_a_killed_agent_leave(agent: StartAgent, out: Out) -
     """What ignores SIGTERM gets SIGKILL; a daemon, which began a session of its own, lives on."""
     dying = agent(out.uri)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    variables = {**os.environ, "FIRSTFAULT_LOCAL_RANK": "0", "FIRSTFAULT_NODE_FOLDER": str(dying.folder.path)}
+    variables = {**os.environ, "FIRSTFAULT_LOCAL_RANK": "0", "FIRSTFAULT_RECORDING": _recording(dying.folder.path)}
     with contextlib.ExitStack() as stack:
         started = []
         for _ in range(2):
@@ -267,7 +272,7 @@ def _start(started: list[subprocess.Popen[str]], code: str = SLEEPS, **more: obj
 
 
 def _of_worker(folder: Path) -> dict[str, str]:
-    return {**os.environ, "FIRSTFAULT_LOCAL_RANK": "1", "FIRSTFAULT_NODE_FOLDER": str(folder)}
+    return {**os.environ, "FIRSTFAULT_LOCAL_RANK": "1", "FIRSTFAULT_RECORDING": _recording(folder)}
 
 
 def test_what_a_worker_started(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
@@ -287,7 +292,7 @@ def test_what_others_started(tmp_path: Path, started: list[subprocess.Popen[str]
         folder.mkdir()
     _start(started, env=_of_worker(node), start_new_session=True)
     _start(started, env=_of_worker(other))
-    _start(started, env={**os.environ, "FIRSTFAULT_NODE_FOLDER": str(node)})
+    _start(started, env={**os.environ, "FIRSTFAULT_RECORDING": _recording(node)})
     (node / "stderr-0-1.fifo").touch()
     with (node / "stderr-0-1.fifo").open(encoding="utf-8") as file:
         _start(started, pass_fds=(file.fileno(),))

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,18 +33,11 @@ RECORDING = Recording("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_w
 
 
 def test_a_recording_goes_through_the_environment() -> None:
-    """What the agent knows arrives in the worker unchanged."""
-    assert Recording.from_environment(RECORDING.environment()) == RECORDING
-    assert all(isinstance(value, str) for value in RECORDING.environment().values())
-
-
-@pytest.mark.parametrize("name", ["FIRSTFAULT_STRATEGY", "FIRSTFAULT_OUTPUT_PREFIX"])
-@pytest.mark.parametrize("value", ["", None])
-def test_recording_is_off(name: str, value: str | None) -> None:
-    """Recording is off without a strategy or an output prefix; an empty value counts as none."""
-    environment = {**RECORDING.environment(), name: value}
-    present = {name: value for name, value in environment.items() if value is not None}
-    assert Recording.from_environment(present) is None
+    """What the agent knows arrives in the worker unchanged, with variables of its engine; else recording is off."""
+    recording = replace(RECORDING, identity=replace(IDENTITY, worker_environment={"ENGINE": "1"}))
+    environment = recording.environment()
+    assert (Recording.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
+    assert Recording.from_environment({}) is None
 
 
 def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:

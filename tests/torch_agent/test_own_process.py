@@ -21,13 +21,7 @@ PROGRAM = Path(__file__).parent / "own_process.py"
 IS_ALL = os.environ.get("FIRSTFAULT_PROCESS") == "all"
 STACKS = 1 << (signal.SIGRTMIN + 12 - 1)
 DIFFERS_ANYWAY = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}
-VARIABLES = {
-    f"FIRSTFAULT_{name}"
-    for name in (
-        *("ATTEMPT", "ENGINE", "GROUP_WORLD_SIZE", "INCARNATION", "LOCAL_RANK", "NAMESPACE", "NODE"),
-        *("NODE_FOLDER", "NODE_IP", "OUTPUT_PREFIX", "ROUND", "STRATEGY", "UPLOAD_DEADLINE"),
-    )
-}
+VARIABLES = ("FIRSTFAULT_RECORDING", "FIRSTFAULT_LOCAL_RANK")
 
 
 def _states(folder: Path, method: str, *whose: str) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Resources,
 from firstfault.recorder.folder import Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode
+from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine, RecoverableError
 from firstfault_torch.node import document_writer as recorder
 from firstfault_torch.node.document_writer import (
@@ -265,7 +266,10 @@ def test_the_memory_of_the_container(
     """The recorder is asked for the container's memory if a limit may explain the exception."""
     monkeypatch.setattr(worker, "ask_recorder", lambda *_: Resources(memory_limit_bytes=7))
     with node_recorder(prefix.recording()) as recording:
-        monkeypatch.setenv("FIRSTFAULT_NODE_FOLDER", recording.node_folder)
+        told = Recording.from_environment()
+        assert told is not None
+        for name, value in replace(told, node_folder=recording.node_folder).environment().items():
+            monkeypatch.setenv(name, value)
         _leaving(error)
     failure, _ = _recorded(prefix)
     assert failure.resources.memory_limit_bytes == limit
@@ -296,7 +300,7 @@ def test_the_exception_is_the_users(
 ) -> None:
     """The same object leaves, with the same cause, context and innermost frame, also if recording failed."""
     if store == "off":
-        monkeypatch.delenv("FIRSTFAULT_STRATEGY")
+        monkeypatch.delenv("FIRSTFAULT_RECORDING")
     elif store != "works":
         as_worker(request.getfixturevalue(store), deadline_seconds=0.3)
     cause, context = KeyError("cause"), IndexError("context")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from firstfault_torch.context import ROUND_VARIABLE
+from firstfault_torch.context import Recording
 from firstfault_torch.inprocess.exception import RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_torch.inprocess.hooks import call_in_thread
@@ -46,8 +46,9 @@ def round_prefix(round_: str | None = None) -> str:
 
     Under an agent without firstfault its number is torch's restart count.
     """
-    number = round_ or os.environ.get(ROUND_VARIABLE) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"firstfault/inprocess/{number}"
+    recording = Recording.from_environment() if round_ is None else None
+    own = str(recording.round) if recording is not None else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"firstfault/inprocess/{round_ or own}"
 
 
 def recovered_key(initial_rank: int, round_: str | None = None) -> str:

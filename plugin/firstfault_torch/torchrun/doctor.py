@@ -86,7 +86,7 @@ def _checks() -> Iterator[_Check]:
 
 def _switch() -> _Check:
     value = os.environ.get("FIRSTFAULT", "")
-    if "FIRSTFAULT_OUTPUT_PREFIX" in os.environ:
+    if "FIRSTFAULT_RECORDING" in os.environ:
         return _NO, "switch", "this is a worker of a job under firstfault: a launcher in it is torch's own"
     if value == "1":
         return _OK, "switch", "FIRSTFAULT=1: torchrun runs under firstfault"

@@ -20,6 +20,8 @@ from pathlib import Path
 
 _RANK = b"FIRSTFAULT_LOCAL_RANK="
 """Each worker has this variable, and so have the programs that it starts; its agent does not."""
+_RECORDING = b"FIRSTFAULT_RECORDING="
+"""The variable of a worker that names its node's folder, in JSON."""
 _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
 
@@ -45,8 +47,9 @@ def left_processes(folder: Path, sessions: frozenset[int] = frozenset()) -> set[
 def _is_started_by_worker(process: Path, folder: Path) -> bool:
     """Whether it is a program with a worker's variables; a fork has the environment with which its agent began."""
     variables = (process / "environ").read_bytes().split(b"\0")
-    of_this_node = b"=" + os.fsencode(folder)
-    return any(item.startswith(_RANK) for item in variables) and any(item.endswith(of_this_node) for item in variables)
+    recordings = [item for item in variables if item.startswith(_RECORDING)]
+    of_this_node = b'"%s"' % os.fsencode(folder)
+    return any(item.startswith(_RANK) for item in variables) and any(of_this_node in item for item in recordings)
 
 
 def _is_forked_from_worker(process: Path, folder: Path) -> bool:

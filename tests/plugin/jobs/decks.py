@@ -1,6 +1,7 @@
 """A training step in which rank 0 is killed after it has made a deck; ``firstfault run`` starts it."""
 
 import datetime as dt
+import json
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ _POLL_S = 0.01
 
 def _until_kept() -> None:
     """Wait until the decks have been written to a file."""
-    folder = Path(os.environ["FIRSTFAULT_NODE_FOLDER"])
+    folder = Path(json.loads(os.environ["FIRSTFAULT_RECORDING"])["node_folder"])
     deadline = time.monotonic() + _KEPT_S
     while not any(TEXT in path.read_text() for path in folder.glob("decks-*.json")):
         if time.monotonic() > deadline:
