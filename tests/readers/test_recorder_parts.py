@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 # --- the spool --------------------------------------------------------------------------------------------------------
 
 
-_RECEIPT = {"durable": True, "fault_to_durable_ns": 1, "error": "", "rank": 0}
-
-
 def test_spool(tmp_path: Path) -> None:
     """The spool has whole documents under their names, each with its receipt once that is written whole."""
     spool = Spool(tmp_path / "there")
@@ -34,11 +30,13 @@ def test_spool(tmp_path: Path) -> None:
     receipt = Receipt("a.pb", durable=True, fault_to_durable_ns=12, rank=3)
     spool.add_receipt(receipt)
     (tmp_path / "there" / "c.pb.part").write_bytes(b"3")
-    (tmp_path / "there" / "b.pb.receipt.json").write_text('{"durable": tr')
     first, second = spool.documents()
     assert (first.name, first.path, first.path.read_bytes(), first.receipt) == ("a.pb", path, b"1", receipt)
     assert (second.name, second.path.read_bytes(), second.receipt) == ("b.pb", b"2", None)
     assert (first.is_durable, second.is_durable) == (True, False)
+    for text in ("", '{"durable": tr', "{}", "[]", "null", "[" * 5_000):  # no spool writes these
+        (tmp_path / "there" / "a.pb.receipt.json").write_text(text)
+        assert spool.documents()[0].receipt is None, text[:80]
 
 
 def test_a_durable_receipt_stays(tmp_path: Path) -> None:
@@ -53,22 +51,6 @@ def test_a_durable_receipt_stays(tmp_path: Path) -> None:
         assert (document.receipt, document.is_durable) == (kept, kept.durable)
 
 
-_WRONG = [
-    *({"durable": "yes"}, {"error": 7}, {"rank": -1}, {"rank": True}, {"rank": 2**32}),
-    *({"fault_to_durable_ns": 1.5}, {"fault_to_durable_ns": 2**63}),
-]
-
-
-def test_a_receipt_that_no_spool_wrote(tmp_path: Path) -> None:
-    """A receipt with missing or wrong fields is none, and the document stays."""
-    spool = Spool(tmp_path)
-    spool.add("a.pb", b"1")
-    contents = ({}, [], None, "durable", {"durable": True}, *({**_RECEIPT, **wrong} for wrong in _WRONG))
-    for text in (*map(json.dumps, contents), "[" * 5_000):
-        (tmp_path / "a.pb.receipt.json").write_text(text)
-        assert [(document.name, document.receipt) for document in spool.documents()] == [("a.pb", None)], text[:80]
-
-
 def test_withdrawn_documents(tmp_path: Path) -> None:
     """A withdrawn document, which may come later, is marked, and stays."""
     spool = Spool(tmp_path / "there")
@@ -79,7 +61,7 @@ def test_withdrawn_documents(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_node(tmp_path: Path) -> None:
-    """Each process has a spool of its own in the node's folder; `spools` leaves out `last_words`."""
+    """Each process has a spool of its own in the node's folder; `last_words` is none of the `spools`."""
     (tmp_path / "spool").mkdir()
     folder = NodeFolder(tmp_path)
     assert folder.spools() == []

@@ -37,15 +37,12 @@ PRESENCE = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed), without receipts and time."""
 WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
-_LAST_WORDS = "last-words"
 _SESSIONS = "sessions.json"
 _REMOVALS = 5
 """Most attempts to remove the folder."""
 _MAX_STACKS = 64 * 1024
 _RECEIPT = ".receipt.json"
 _WITHDRAWN = ".withdrawn"
-_MAX_DELAY_NS = 2**63 - 1
-_MAX_RANK = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +117,9 @@ class Spool:
 
     def _receipt(self, name: str) -> Receipt | None:
         try:
-            content = parse_json((self.folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8"))
-            durable, error = content["durable"], content["error"]
-            delay, rank = content["fault_to_durable_ns"], content["rank"]
-        except (OSError, ValueError, KeyError, TypeError):
+            return Receipt(**parse_json((self.folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
-        is_valid = isinstance(durable, bool) and isinstance(error, str)
-        if not is_valid or not _is_number(delay, _MAX_DELAY_NS) or not _is_number(rank, _MAX_RANK):
-            return None
-        return Receipt(name, durable, delay, error, rank)
-
-
-def _is_number(value: object, largest: int) -> bool:
-    """Whether a value is None or a number that a roster entry can hold."""
-    return value is None or (type(value) is int and 0 <= value <= largest)
 
 
 def tail_of(stacks: Path) -> str:
@@ -204,7 +190,7 @@ class NodeFolder:
     @property
     def last_words(self) -> Spool:
         """`DOCUMENT` and `PRESENCE`: written at the start of each round, uploaded if the agent dies."""
-        return self.spool(_LAST_WORDS)
+        return Spool(self.path / "last-words")
 
     @property
     def agent_spool(self) -> Spool:
@@ -213,7 +199,7 @@ class NodeFolder:
 
     @property
     def outgoing_spool(self) -> Spool:
-        """Roster entries and the verdict; not among the spools: the recorder uploads those as error documents."""
+        """Roster entries and the verdict. It is none of the `spools`, whose files are error documents."""
         return Spool(self.path / "outgoing")
 
     def spool(self, name: str) -> Spool:
@@ -221,8 +207,8 @@ class NodeFolder:
         return Spool(self.path / "spool" / name)
 
     def spools(self) -> list[Spool]:
-        """Return the spools of all processes, by name, without `last_words`."""
-        return [Spool(path) for path in sorted((self.path / "spool").glob("*")) if path.name != _LAST_WORDS]
+        """Return the spools of all processes, by name."""
+        return [Spool(path) for path in sorted((self.path / "spool").glob("*"))]
 
     # --- files of the agent and its workers ---------------------------------------------------------------------------
 
