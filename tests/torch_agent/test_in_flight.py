@@ -345,12 +345,6 @@ def _in_a_thread(call: Callable[[], None]) -> None:
     assert not thread.is_alive()
 
 
-def test_a_thread_of_the_users(documents: Documents) -> None:
-    """Exceptions in other threads do not leave the task function and are not recorded."""
-    _in_a_thread(lambda: _left(_finally))
-    assert documents.recorded == []
-
-
 def _handling(call: Callable[[], None]) -> None:
     try:
         _raise(ValueError("bad batch"))
@@ -387,8 +381,10 @@ def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
     assert documents.recorded == documents.withdrawn == [error]
 
 
-def test_a_forked_child(documents: Documents) -> None:
-    """A forked child of a worker, such as a data loader, records nothing for the worker."""
+def test_other_threads_and_processes(documents: Documents) -> None:
+    """What leaves another thread, or a forked child such as a data loader, does not leave the task function."""
+    _in_a_thread(lambda: _left(_finally))
+    assert documents.recorded == []
     context = multiprocessing.get_context("fork")
     recorded = context.Value("i", -1)
 
@@ -403,8 +399,13 @@ def test_a_forked_child(documents: Documents) -> None:
 
 
 def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
-    """If one document cannot be withdrawn, the others are; that of the exception that left stays."""
+    """If one document cannot be withdrawn, the others are; that of the exception that left stays.
+
+    An exception that could not be recorded has no document.
+    """
     errors = [_left(_finally)[0] for _ in range(3)]
+    documents.in_flight._record = lambda _: ""
+    _left(_finally)
 
     def broken(name: str) -> None:
         if name == "0":
@@ -416,14 +417,6 @@ def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCapture
     assert documents.recorded == errors
     assert documents.withdrawn == [errors[1]]
     assert "withdrawing an exception that was handled (OSError: disk full)" in caplog.text
-
-
-def test_nothing_to_withdraw(documents: Documents) -> None:
-    """An exception that could not be recorded is not withdrawn."""
-    documents.in_flight._record = lambda _: ""
-    _left(_finally)
-    documents.in_flight.reconcile(None)
-    assert documents.withdrawn == []
 
 
 _seen: list[Unwinding | None] = []

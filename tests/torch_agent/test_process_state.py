@@ -26,7 +26,6 @@ from firstfault_torch.capture import capture
 from firstfault_torch.context import Moment
 from firstfault_torch.node.channel import from_message, to_message
 from firstfault_torch.worker import process_state
-from firstfault_torch.worker import process_state as machine
 from firstfault_torch.worker.process_state import (
     collective_progress,
     gpu_uuid,
@@ -55,7 +54,7 @@ def _state(error: BaseException) -> SystemState:
     return system_state(error, capture(error))
 
 
-def test_the_path_of_an_error(tmp_path: Path) -> None:
+def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path's file system comes first, also if the file does not exist, and of a cause in a wrapper."""
     raised = RuntimeError("training failed")
     raised.__cause__ = OSError(28, "No space left on device", str(tmp_path / "no" / "file.pt"))
@@ -63,14 +62,10 @@ def test_the_path_of_an_error(tmp_path: Path) -> None:
     space = os.statvfs(tmp_path)
     assert (found.path, found.total_bytes) == (str(tmp_path / "no" / "file.pt"), space.f_frsize * space.f_blocks)
     assert {os.getcwd(), "/dev/shm"} <= {item.path for item in others}  # noqa: PTH109, S108
-
-
-def test_a_full_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path is recorded though Python finds no folder for temporary files."""
+    # also if Python finds no folder for temporary files, because the disk is full
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/none"])
-    found = _state(OSError(28, "No space left on device", str(tmp_path / "file.pt"))).file_systems
-    assert found[0].path == str(tmp_path / "file.pt")
+    assert _state(raised).file_systems[0].path == found.path
 
 
 def test_a_failed_write_without_a_path() -> None:
@@ -81,24 +76,9 @@ def test_a_failed_write_without_a_path() -> None:
     assert dict(found.limits).get("RLIMIT_NOFILE", 1) > 0
 
 
-def test_other_failures_record_nothing() -> None:
-    """An exception that no limit explains asks for nothing."""
+def test_other_failures() -> None:
+    """An exception that no limit explains asks for nothing; an OSError may carry anything as its path."""
     assert _state(KeyError("labels")) == SystemState()
-
-
-def test_a_file_system_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure is recorded without it."""
-    release = threading.Event()
-    monkeypatch.setattr(os, "statvfs", lambda _: release.wait(60))
-    monkeypatch.setattr(machine, "FILE_SYSTEMS_S", 0.1)
-    began = time.monotonic()
-    assert _state(OSError(5, "Input/output error", "/data")).file_systems == ()
-    assert time.monotonic() - began < 30
-    release.set()
-
-
-def test_hostile_names() -> None:
-    """An OSError may carry anything as its path."""
     for name in (7, b"/\xff", "\x00", "/" + "x" * 5000):
         assert isinstance(_state(OSError(5, "error", name)), SystemState)
 
@@ -186,31 +166,21 @@ def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
     assert [(args.exc_value, args.thread and args.thread.name) for args in reported] == [(error, "loader")]
 
 
-def test_a_thread_that_exits(reported: list[threading.ExceptHookArgs]) -> None:
-    """A thread that ends by sys.exit() has not failed: Python's hook ignores it too."""
-    _dies(SystemExit(3))
-    assert [type(args.exc_value) for args in reported] == [SystemExit]
-    assert thread_failures() == ()
-
-
-def test_many_threads_that_die(reported: list[threading.ExceptHookArgs]) -> None:
-    """The first ten are recorded; all are reported."""
-    for index in range(12):
-        _dies(ValueError(), f"loader-{index}")
-    assert [failure.thread for failure in thread_failures()] == [f"loader-{index}" for index in range(10)]
-    assert len(reported) == 12
-
-
 class _HostileError(Exception):
     def __str__(self) -> str:
         raise ZeroDivisionError("a text that breaks")
 
 
-def test_a_thread_that_dies_of_a_hostile_error(reported: list[threading.ExceptHookArgs]) -> None:
-    """An exception that cannot be read is reported as before, and recorded by its type."""
+def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> None:
+    """All are reported; of those that did not call sys.exit() the first ten are recorded, a hostile one by its type."""
+    _dies(SystemExit(3))  # Python's hook ignores it, too
     _dies(_HostileError())
-    assert [type(args.exc_value) for args in reported] == [_HostileError]
-    assert thread_failures()[0].exception.type.endswith("_HostileError")
+    for index in range(12):
+        _dies(ValueError(), f"loader-{index}")
+    first, *others = thread_failures()
+    assert first.exception.type.endswith("_HostileError")
+    assert [failure.thread for failure in others] == [f"loader-{index}" for index in range(9)]
+    assert [type(args.exc_value) for args in reported] == [SystemExit, _HostileError, *[ValueError] * 12]
 
 
 def test_a_hook_of_somebody_elses(reported: list[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +304,12 @@ def _trace(backend: str, enqueued: int) -> dict[str, Any]:
     }
 
 
+def _in_group(*name: str) -> dict[str, Any]:
+    trace = _trace("gloo", 4)
+    trace["entries"][0]["process_group"] = name
+    return trace
+
+
 @pytest.mark.parametrize(
     ("nccl", "other", "expected"),
     [
@@ -341,39 +317,22 @@ def _trace(backend: str, enqueued: int) -> dict[str, Any]:
         (_trace("nccl", 9), _trace("gloo", 4), [("default_pg", 9), ("default_pg, gloo", 4)]),
         (_trace("nccl", 9), _trace("nccl", 9), [("default_pg", 9)]),
         ({}, _trace("gloo", 4), [("default_pg", 4)]),
+        ({}, _in_group("3", "undefined"), [("3", 4)]),
+        ({}, _in_group("3", "mesh_tp"), [("mesh_tp (3)", 4)]),
+        ({}, _in_group("3"), [("3", 4)]),
     ],
-    ids=["nccl only", "a backend for each device", "one recorder, two names", "gloo only"],
+    ids=["nccl", "two devices", "one recorder, two names", "gloo", "undefined", "several groups", "no description"],
 )
 def test_both_recorders_are_read(
     nccl: dict[str, Any], other: dict[str, Any], expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL fills one recorder, the other backends fill the second; neither hides the other."""
+    """NCCL fills one recorder, the other backends fill the second; neither hides the other.
+
+    Several groups may have one description, so the group's own name is added.
+    """
     monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: json.dumps(nccl), raising=False)
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False)
     assert [(progress.group, progress.enqueued) for progress in collective_progress()] == expected
-
-
-def test_a_recorder_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dump that waits for a stuck driver is given up."""
-    monkeypatch.setattr(process_state, "FLIGHT_RECORDER_S", 0.1)
-    released = threading.Event()
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", released.wait, raising=False)
-    began = time.monotonic()
-    assert collective_progress() == ()
-    assert time.monotonic() - began < 30
-    released.set()
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [(["0", "default_pg"], "default_pg"), (["3", "undefined"], "3"), (["3", "mesh_tp"], "mesh_tp (3)"), (["3"], "3")],
-)
-def test_the_name_of_a_group(name: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several groups may have one description, so the group's own name is added."""
-    trace = _trace("gloo", 4)
-    trace["entries"][0]["process_group"] = name
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(trace), raising=False)
-    assert [progress.group for progress in collective_progress()] == [expected]
 
 
 def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]) -> None:
@@ -432,13 +391,28 @@ def test_the_gpus_uuid(properties: Any, uuid: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that raises or does not answer delays a document by half a second at most."""
+    """A driver that raises costs the UUID."""
     _has_gpu(monkeypatch, Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")))
     assert gpu_uuid() == ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "ask"),
+    [
+        ("GPU_S", "torch.cuda.get_device_properties", gpu_uuid),
+        ("FILE_SYSTEMS_S", "os.statvfs", lambda: _state(OSError(5, "Input/output error", "/data")).file_systems),
+        ("FLIGHT_RECORDER_S", "torch._C._distributed_c10d._dump_fr_trace_json", collective_progress),
+    ],
+)
+def test_what_does_not_answer(
+    limit: str, asked: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stuck driver or file system is given up; the document does without."""
     hangs = threading.Event()
-    monkeypatch.setattr(process_state, "GPU_S", 0.1)
-    _has_gpu(monkeypatch, lambda _: hangs.wait(60))
+    _has_gpu(monkeypatch, lambda _: None)
+    monkeypatch.setattr(asked, lambda *_: hangs.wait(60), raising=False)
+    monkeypatch.setattr(process_state, limit, 0.1)
     began = time.monotonic()
-    assert gpu_uuid() == ""
+    assert not ask()
     assert time.monotonic() - began < 30
     hangs.set()
