@@ -82,25 +82,11 @@ def bounded(  # noqa: PLR0913 - keywords
         local: it needs this process and its disk only. If the system allows no further thread, it runs in this one.
     """
     results: list[T] = []
+    deadline = time.monotonic() + max(seconds, 0)
     # not join(): after a signal handler raised in it, Python takes the thread for dead
-    done = threading.Event()
-
-    def run() -> None:
-        with guarded(doing):
-            results.append(call())
-        done.set()
-
-    thread = threading.Thread(target=run, name="firstfault-record", daemon=True)
+    done = begun(lambda: results.append(call()), doing, local=local)
     with guarded(doing):
-        deadline = time.monotonic() + max(seconds, 0)
         try:
-            try:
-                thread.start()
-            except RuntimeError as refused:
-                if not local:
-                    raise
-                logger.info("%s while %s; doing that without a limit of time", refused, doing)
-                run()
             while give_up is not None and not give_up.is_set() and time.monotonic() < deadline:
                 if done.wait(GIVE_UP_POLL_S):
                     break
@@ -114,8 +100,11 @@ def bounded(  # noqa: PLR0913 - keywords
     return results[0] if results else None
 
 
-def begun(call: Callable[[], object], doing: str) -> threading.Event:
-    """Begin a call in a daemon thread; return an event that is set when it has ended or could not begin."""
+def begun(call: Callable[[], object], doing: str, *, local: bool = False) -> threading.Event:
+    """Begin a call in a daemon thread; return an event that is set when it has ended or could not begin.
+
+    If the system allows no further thread, a `local` call runs in this one.
+    """
     ended = threading.Event()
 
     def run() -> None:
@@ -124,7 +113,13 @@ def begun(call: Callable[[], object], doing: str) -> threading.Event:
         ended.set()
 
     with guarded(doing):
-        threading.Thread(target=run, name="firstfault-background", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="firstfault-call", daemon=True).start()
+        except RuntimeError as refused:
+            if not local:
+                raise
+            logger.info("%s while %s; doing that without a limit of time", refused, doing)
+            run()
         return ended
     ended.set()
     return ended

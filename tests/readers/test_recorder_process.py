@@ -82,8 +82,8 @@ def test_requests(start: Start, out: Out, tmp_path: Path, monkeypatch: pytest.Mo
     missing = recorder.put(Target(f"{ERRORS}/c.pb", rank=1), tmp_path / "c.pb", HANG_S)
     assert missing == Receipt("c.pb", durable=False, error=f"{tmp_path / 'c.pb'} could not be read", rank=1)
     report = recorder.resources(HANG_S)
-    numbers = {"oom_kill", "memory_used_bytes", "memory_peak_bytes", "memory_limit_bytes", "watermark_ns"}
-    assert (report.keys(), report["oom_kill"] in {None, 0}) == (numbers, True)
+    assert report.oom_kill in {None, 0}
+    assert report.memory_used_bytes is None or report.memory_used_bytes > 0
 
 
 def test_many_at_once(start: Start, out: Out, gate: Gate) -> None:
@@ -181,7 +181,8 @@ def test_no_recorder(tmp_path: Path) -> None:
     """Without a recorder every request raises RecorderUnavailableError."""
     recorder = Recorder(NodeFolder(tmp_path))
     target = Target(f"{ERRORS}/a.pb")
-    for ask in (lambda: recorder.put(target, tmp_path / "a.pb", HANG_S), recorder.resources, recorder.end):
+    asked = (lambda: recorder.put(target, tmp_path / "a.pb", HANG_S), lambda: recorder.resources(HANG_S), recorder.end)
+    for ask in asked:
         with pytest.raises(RecorderUnavailableError, match=str(tmp_path)):
             ask()
 

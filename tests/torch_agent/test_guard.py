@@ -70,7 +70,7 @@ def test_bounded_gives_up(seconds: float) -> None:
     assert bounded(lambda: release.wait(LONG_S), seconds, "counting sheep") is None
     took = time.monotonic() - began
     begun = set(threading.enumerate()) - before
-    assert [thread.daemon for thread in begun if thread.name == "firstfault-record"] == [True]
+    assert [thread.daemon for thread in begun if thread.name == "firstfault-call"] == [True]
     release.set()
     assert max(seconds, 0) <= took < SOON_S
 

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Resources, Subject, WorkerError, Writer
-from firstfault.recorder.folder import Spool
+from firstfault.recorder.folder import Recorder, Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode
 from firstfault_torch.context import Recording
@@ -62,7 +62,7 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _await_uploads() -> None:
     for thread in threading.enumerate():
-        if thread.name == "firstfault-record":
+        if thread.name == "firstfault-call":
             thread.join(LONG_S)
 
 
@@ -257,7 +257,7 @@ def test_the_memory_of_the_container(
     error: Exception, limit: int | None, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder is asked for the container's memory if a limit may explain the exception."""
-    monkeypatch.setattr(worker, "ask_recorder", lambda *_: Resources(memory_limit_bytes=7))
+    monkeypatch.setattr(Recorder, "resources", lambda *_: Resources(memory_limit_bytes=7))
     with node_recorder(prefix.recording()) as recording:
         told = Recording.from_environment()
         assert told is not None

@@ -37,7 +37,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.recorder.folder import tail_of
+from firstfault.recorder.folder import Recorder, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
 from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
@@ -45,7 +45,6 @@ from firstfault_torch.context import Moment, Recording, setup_of_node, time_limi
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
     as_entry,
-    ask_recorder,
     document_path,
     put_document,
     put_on_node,
@@ -219,14 +218,15 @@ class Reporter:
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = expiry is None and (stop is None or not stop.ended(death))
-        kept, resources, rank = None, None, death.local_rank
+        kept, resources, rank, files = None, Resources(), death.local_rank, self.recording.files
         if not own and not death.signal:
             # what torch kept of a process that a signal ended was handled: the process continued
             kept = kept_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
-        if death.signal == "SIGKILL" and by_itself and self.recording.files is not None:
-            resources = bounded(partial(ask_recorder, self.recording), MEMORY_S, "asking for the container's memory")
+        if death.signal == "SIGKILL" and by_itself and files is not None:
+            with guarded("asking for the container's memory"):
+                resources = Recorder(files).resources(MEMORY_S)
         stack, log = self._fatal_stack(rank), self._log_of(death)
-        traces = Traces(kept, resources or Resources(), stack, log)
+        traces = Traces(kept, resources, stack, log)
         self.write(about_death(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:

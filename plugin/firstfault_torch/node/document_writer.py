@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, RecorderUnavailableError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
-from firstfault.model import NodePresence, Receipt, Resources, WorkerError
 from firstfault.recorder.folder import Recorder, Spool, SpooledDocument, Target
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.store import join, open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
-from firstfault_torch.budgets import ENDING_RECORDER_S, MEMORY_S, RECEIPT_S, SPOOL_S, STOP_S
+from firstfault_torch.budgets import ENDING_RECORDER_S, RECEIPT_S, SPOOL_S, STOP_S
 from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
+    from firstfault.model import NodePresence, Receipt, WorkerError
     from firstfault.recorder.folder import NodeFolder
     from firstfault_torch.context import Recording
 
@@ -148,17 +148,6 @@ def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) ->
         spool = files.outgoing_spool
         file = bounded(lambda: spool.add(target.name, data), SPOOL_S, "spooling a file", local=True)
     return _upload(target, file, data, recording, time.monotonic() + seconds).durable
-
-
-def ask_recorder(recording: Recording, seconds: float = MEMORY_S) -> Resources:
-    """Return the recorder's data on the container's memory, within `seconds`.
-
-    Raises:
-        firstfault.recorder.RecorderUnavailableError: there is none.
-    """
-    if recording.files is None:
-        raise RecorderUnavailableError("this node has no recorder")
-    return Resources(**Recorder(recording.files).resources(seconds))
 
 
 def get_file(output_prefix: str, path: str) -> bytes | None:

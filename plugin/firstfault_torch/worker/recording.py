@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from firstfault.exceptions.first_cause import frames_to, own_frames
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
+from firstfault.recorder.folder import Recorder
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
 from firstfault_torch.capture import (
@@ -42,7 +43,7 @@ from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, worker_place
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel, await_siblings, register_stacks, to_message, write_unasked
-from firstfault_torch.node.document_writer import ask_recorder, record_error, spool_for_agent, spool_of
+from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
 from firstfault_torch.worker.process_state import (
@@ -320,7 +321,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     system = _asked(partial(system_state, source, exception), SystemState(), "limits")
     resources = Resources()
     if system != SystemState() and recording.files is not None:
-        resources = _asked(partial(ask_recorder, recording, CONTAINER_S), resources, "the container's memory")
+        ask = partial(Recorder(recording.files).resources, CONTAINER_S)
+        resources = _asked(ask, resources, "the container's memory")
     failure = replace(
         _describe(source, exception, place, engine),
         timestamp_ns=wall_ns,

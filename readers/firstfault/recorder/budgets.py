@@ -41,7 +41,6 @@ def limits_in(names: Mapping[str, object]) -> Iterator[tuple[str, Limit]]:
 RECEIVED_S = Limit(3.0, "a client, for the recorder to take its request; at most half of its time", "it does without")
 BACKLOG_FULL_S = Limit(0.01, "a client, while the recorder's backlog is full", "it connects again")
 SHORTEST_TIMEOUT_S = Limit(0.001, "a client whose time is up, for its socket", "a timeout; 0 would not block at all")
-RESOURCES_S = Limit(1.0, "a client, for the container's memory", "the document has no memory figures")
 ROSTER_ANSWER_S = Limit(10.0, "the agent's roster poll, for a listing", "it polls again later")
 RECORDER_END_S = Limit(2.0, "the agent, for its recorder to end", "it kills the recorder")
 KILLED_S = Limit(1.0, "the agent, for a process that it has killed", "it leaves a process that hangs in the kernel")

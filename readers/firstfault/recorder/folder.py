@@ -16,12 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from firstfault.errors import RecorderUnavailableError, StoreError
-from firstfault.model import Receipt
+from firstfault.model import Receipt, Resources
 from firstfault.recorder.budgets import (
     BACKLOG_FULL_S,
     RECEIVED_S,
     RECORDER_END_S,
-    RESOURCES_S,
     ROSTER_ANSWER_S,
     SHORTEST_TIMEOUT_S,
 )
@@ -326,13 +325,13 @@ class Recorder:
         answer = self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds)
         return Receipt(**answer) if answer else target.failed(f"the storage did not answer within {seconds:.1f} s")
 
-    def resources(self, timeout_seconds: float = RESOURCES_S) -> dict[str, int | None]:
-        """Return the container's memory figures; see `firstfault.recorder.server.MemoryWatch.report`.
+    def resources(self, timeout_seconds: float) -> Resources:
+        """Return the container's memory figures.
 
         Raises:
             RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
         """
-        return self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)
+        return Resources(**(self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)))
 
     def roster(self, timeout_seconds: float = ROSTER_ANSWER_S) -> list[str]:
         """Return the names of all roster entries in the storage.

@@ -150,7 +150,7 @@ class _Server:
             await self._uploads.drain(min(DRAIN_S, _END_SHARE * request["seconds"]))
             return {}
         if request["op"] == "resources":
-            return self._memory.report()
+            return asdict(self._memory.report())
         if request["op"] == "roster":
             names, error = await self._uploads.names(ROSTER)
             return {"names": names, "error": error}
@@ -203,7 +203,7 @@ class _Server:
         """Upload the document about the agent's death at this moment; return receipt and round."""
         from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - as above
 
-        failure, resources = decode(data, DocumentRef(DOCUMENT)), Resources(**self._memory.report())
+        failure, resources = decode(data, DocumentRef(DOCUMENT)), self._memory.report()
         if not isinstance(failure, WorkerError):
             raise TypeError(f"{DOCUMENT} of the agent is not an error document")
         failure = replace(
@@ -491,7 +491,7 @@ class MemoryWatch:
         if used is not None and (self._watermark is None or used > self._watermark):
             self._watermark, self._watermark_ns = used, time.time_ns()
 
-    def report(self) -> dict[str, int | None]:
+    def report(self) -> Resources:
         """Return the current figures; None for one that could not be read.
 
         ``oom_kill``: processes of this group that the kernel's OOM killer has killed since this watch began.
@@ -502,13 +502,13 @@ class MemoryWatch:
         self.sample()
         kills = self._kills()
         peak = self._number("peak")
-        return {
-            "oom_kill": max(kills - (self._kills_before or 0), 0) if kills is not None else None,
-            "memory_used_bytes": self._used,
-            "memory_peak_bytes": peak if peak is not None else self._watermark,
-            "memory_limit_bytes": self._number("limit"),
-            "watermark_ns": self._watermark_ns,
-        }
+        return Resources(
+            oom_kill=max(kills - (self._kills_before or 0), 0) if kills is not None else None,
+            memory_used_bytes=self._used,
+            memory_peak_bytes=peak if peak is not None else self._watermark,
+            memory_limit_bytes=self._number("limit"),
+            watermark_ns=self._watermark_ns,
+        )
 
     def _number(self, which: str) -> int | None:
         if self._group is None or self._limited is None:
