@@ -12,14 +12,15 @@ from pathlib import Path
 from firstfault.conclude import Conclusion, failed
 from firstfault.errors import FirstFaultError
 from firstfault.layout import OUTPUTS, attempt_of
-from firstfault.model import JobErrors, Scope
+from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.fetch import snapshot_of_document
+from firstfault.reading.fetch import sorted_out
 from firstfault.report.data import AttemptSummary, summary_of
 from firstfault.runs import runs_in
 from firstfault.store import is_remote, join, open_store
 from firstfault.sync import gathered, run_sync
 from firstfault.text import counted, one_line
+from firstfault.wire.documents import decode
 
 LOG_FOLDERS_GROUP = "firstfault.log_folders"
 """Entry-point group: a function from a folder to its snapshot, or None if another program made the folder."""
@@ -128,7 +129,7 @@ def read_document(data: bytes, name: str, reader_of: Callable[[str], MultiErrorF
         BadDocumentError: it is not valid.
     """
     reader = reader_of("")
-    job = reader.job_of(snapshot_of_document(data, name))
+    job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
     return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
 
 

@@ -21,10 +21,10 @@ from firstfault.layout import (
 )
 from firstfault.model import Decision, Seal, Verdict, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.fetch import each, read_document, sorted_out
+from firstfault.reading.fetch import read_document, read_listed, sorted_out
 from firstfault.report.words import first_line, short_pod
 from firstfault.store import ObjectInfo, Page, ReadableStore, Store, join, open_store
-from firstfault.sync import attempted, gathered, run_sync
+from firstfault.sync import attempted, each, gathered, run_sync
 from firstfault.text import one_line
 from firstfault.wire.json_schemas import from_json
 
@@ -174,7 +174,7 @@ class _Reader:
 
     async def _read(self, uri: str, found: FoundAttempt) -> FailedAttempt | None:
         files = sorted(found.error_files, key=lambda item: item.name)[:_ERROR_FILES]
-        read = [await read_document(self._store, item.name, item) for item in files]
+        read = [await read_listed(self._store, item) for item in files]
         stock = [item for item in read if not isinstance(item, Seal)]
         for seal in sorted((item for item in read if isinstance(item, Seal)), key=lambda seal: seal.order):
             if (sealed := from_json(seal.json)) is not None:
@@ -201,7 +201,7 @@ class _Reader:
         name = _document_of(verdict, found.documents) if self._with_machines else ""
         if not name:
             return summary
-        read = await read_document(self._store, join_name(found.path, f"{ERRORS}/{name}"), None)
+        read = await read_document(self._store, join_name(found.path, f"{ERRORS}/{name}"))
         return replace(summary, machine=_machine(read))
 
 

@@ -63,32 +63,32 @@ _UUID_FROM = 32 + _END
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The folders and files that a URI stands for. An empty folder name means the root, None that there is none."""
+    """The folders and files that a URI stands for; paths are relative to the root."""
 
     root: str
-    errors: str | None
-    roster: str | None
-    stock: str | None
-    """Folder in which Flyte's own error.pb and error-<uuid>.pb lie."""
-    document: str | None = None
-    """Name of the only document to read."""
+    errors: str = ERRORS
+    roster: str = ROSTER
+    has_stock: bool = True
+    """Whether Flyte's own error.pb and error-<uuid>.pb may lie in the root."""
+    document: str = ""
+    """Name of the only document to read; then there are no folders."""
 
     @classmethod
     def of(cls, uri: str) -> Layout:
         """Return the layout of an output prefix, an errors/ folder or a single document."""
         folder, name = split_name(uri)
         if name.endswith(".pb"):
-            return cls(folder, None, None, None, document=name)
+            return cls(folder, document=name)
         if name == "errors":
             # the roster is beside it
-            return cls(folder, "errors", "roster", None)
+            return cls(folder, "errors", "roster", has_stock=False)
         if name == "firstfault":
-            return cls(uri, "errors", "roster", None)
-        return cls(uri, ERRORS, ROSTER, "")
+            return cls(uri, "errors", "roster", has_stock=False)
+        return cls(uri)
 
     def errors_uri(self) -> str:
         """Return the URI of the errors/ folder, or of the document itself."""
-        return join(self.root, self.document or self.errors or "")
+        return join(self.root, self.document or self.errors)
 
 
 def is_error_file(name: str) -> bool:
@@ -258,8 +258,8 @@ def unique_number(name: str) -> int | None:
     return int(name[-_UUID_FROM:-_END], 16)
 
 
-def error_key_for(error: WorkerError) -> str:
-    """Return a new unique name for a document about `error`."""
+def error_key_for(error: WorkerError, unique: str = "") -> str:
+    """Return a name for a document about `error`, with a new uuid unless `unique` is one."""
     place = error.place
     key = ErrorKey(
         round=place.round,
@@ -268,7 +268,7 @@ def error_key_for(error: WorkerError) -> str:
         group_rank=place.group_rank,
         fingerprint=error.fingerprint.partition(":")[2],
         incarnation=place.incarnation,
-        uuid=uuid.uuid4().hex,
+        uuid=unique or uuid.uuid4().hex,
     )
     return str(key)
 

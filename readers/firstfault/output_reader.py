@@ -251,7 +251,7 @@ class MultiErrorFileOutputReader:
             UsageError: the URI is a single document.
             StoreError: the storage refuses a request.
         """
-        if self._layout.document is not None:
+        if self._layout.document:
             raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
         async with (
             open_store(self._layout.root, self._storage_options) as store,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from firstfault.errors import FirstFaultError
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+_AT_ONCE = 64
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -44,6 +47,20 @@ async def gathered(*calls: Awaitable[T]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _AT_ONCE) -> list[R]:
+    """Return the results of `call` for all items, in their order; at most `at_once` calls run at a time."""
+    wanted = list(items)
+    results: dict[int, R] = {}
+    left = iter(enumerate(wanted))
+
+    async def work() -> None:
+        for index, item in left:
+            results[index] = await call(item)
+
+    await gathered(*(work() for _ in range(min(at_once, len(wanted)))))
+    return [results[index] for index in range(len(wanted))]
 
 
 async def attempted(call: Awaitable[T]) -> tuple[T | None, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +66,10 @@ class Snapshot:
     """Documents of the judged round that were listed, but not opened because similar ones were."""
     unopened_history: int = 0
     """Number of unopened documents of earlier rounds and incarnations."""
-    listed: Container[str] = frozenset()
-    """Names of all documents, opened or not."""
+    listed: frozenset[str] = frozenset()
+    """Names in receipts of which a document was listed, opened or not."""
     stored: frozenset[str] = frozenset()
-    """Names of unopened documents that the storage has although their receipts report no upload."""
+    """Those whose document is in the storage, and not only among the copies that a node handed over."""
     restarts: tuple[RestartRecord, ...] = ()
     """Oldest first."""
 

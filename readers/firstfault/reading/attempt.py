@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreUnavailableError
-from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry, join_name
+from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
 from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
 from firstfault.model.job import nodes_done
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
@@ -23,38 +23,41 @@ from firstfault.reading.fetch import (
     Room,
     copies_of,
     cuts,
-    each,
-    no_room,
     read_document,
+    read_listed,
     read_restarts,
     read_roster,
     sorted_out,
-    with_other_nodes,
+    with_copies,
 )
 from firstfault.reading.listing import (
     MORE,
-    NO_FAULT,
     OF_EACH_FAULT,
     OF_HISTORY,
     SMALL,
     STEPS,
     Listing,
+    Named,
     Wish,
     agrees,
     begin,
-    first_rows,
+    by_fault,
+    by_time,
+    first_documents,
     incarnations_of_round,
     list_everything,
     newest_incarnations,
+    of_processes,
+    of_round,
     roster_entries_to_open,
     some_of_each_fault,
+    unconfirmed,
     unopened_by_fault,
 )
-from firstfault.sync import attempted, gathered
+from firstfault.sync import attempted, each, gathered
 
 if TYPE_CHECKING:
     import threading
-    from array import array
 
     from firstfault.store import ObjectInfo, ReadableStore
 
@@ -106,7 +109,7 @@ async def read_job(store: ReadableStore, request: Request) -> JobErrors:
     Raises:
         StoreError: the folder could not be listed, or the layout's only document could not be read.
     """
-    known, done = await await_nodes(store, request.layout.roster, request.patience)
+    known, done = await await_nodes(store, request.layout, request.patience)
     job = await look(store, request, known)
     return replace(job, settled=done or request.patience.seconds <= 0)
 
@@ -126,9 +129,7 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
             begun = await begin(store, request.layout) if store.pages_in_order else None
             listing = await list_everything(store, request.layout, begun)
             if (new_mark := listing.mark()) != mark:
-                copies = await copies_of(store, request.layout, listing)
-                readable, listing = await with_other_nodes(store, request.layout, listing)
-                job = await _Look(readable, request, listing, known, copies).read()
+                job = await _Look(*await with_copies(store, listing), request, known).read()
                 mark = new_mark
         except StoreUnavailableError as error:
             logger.warning("the storage does not answer, retrying: %s", error)
@@ -153,8 +154,8 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
         StoreError: the folder could not be listed, or the layout's only document could not be read.
     """
     layout = request.layout
-    if layout.document is not None:
-        return request.job_of(sorted_out([await read_document(store, layout.document, None)]))
+    if layout.document:
+        return request.job_of(sorted_out([await read_document(store, layout.document)]))
     begun = None
     if store.pages_in_order and request.wish_of(()).reads is Reads.FIRST:
         found, begun = await _first(store, layout)
@@ -162,25 +163,20 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
             return request.job_of(found)
     elif store.pages_in_order:
         begun = await begin(store, layout)
-    copies = await copies_of(store, layout, begun) if begun is not None and not request.fresh else {}
-    listing = await list_everything(store, layout, begun, cuts(copies, layout))
-    if begun is None and not request.fresh:
-        copies = await copies_of(store, layout, listing)
-    store, listing = await with_other_nodes(store, layout, listing)
-    return await _Look(store, request, listing, dict(known or {}), copies).read()
+    copies = {} if request.fresh else await copies_of(store, begun) if begun is not None else None
+    listing = await list_everything(store, layout, begun, cuts(copies or {}, layout))
+    return await _Look(*await with_copies(store, listing, copies), request, dict(known or {})).read()
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
 
 
-async def await_nodes(
-    store: ReadableStore, folder: str | None, patience: Patience
-) -> tuple[dict[str, NodePresence], bool]:
+async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) -> tuple[dict[str, NodePresence], bool]:
     """Read the roster until every node has reported or the wait is over.
 
     Args:
         store: of the attempt.
-        folder: the roster's, relative to the store's root; None: there is none to look at.
+        layout: the attempt's folders.
         patience: how long.
 
     Returns:
@@ -193,10 +189,14 @@ async def await_nodes(
     pause = _FIRST_POLL_S
     known: dict[str, NodePresence] = {}
     unreadable: set[str] = set()
-    while patience.seconds > 0 and folder is not None:
-        names = [item for item in await store.list(folder) if is_error_file(item.name)]
+    while patience.seconds > 0 and not layout.document:
         # an entry never changes once it is there: each is read once, however often the folder is listed
-        read, bad = await read_roster(store, folder, [item for item in names if item.name not in known])
+        new = [
+            replace(item, name=f"{layout.roster}/{item.name}")
+            for item in await store.list(layout.roster)
+            if is_error_file(item.name) and item.name not in known
+        ]
+        read, bad = await read_roster(store, new)
         # an unreadable entry counts by its name, and is tried once more by the look that follows
         known.update(read)
         unreadable.update(item.name for item in bad)
@@ -231,35 +231,32 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
     early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
 
     def start(item: ObjectInfo) -> None:
-        path = join_name(layout.errors or "", item.name)
-        early[path] = asyncio.create_task(read_document(store, path, item))
+        early[item.name] = asyncio.create_task(read_listed(store, item))
 
-    async def read(place: tuple[str, ObjectInfo]) -> WorkerError | Seal | Unreadable:
-        task = early.get(place[0])
-        return await (task if task is not None else read_document(store, *place))
+    async def read(item: ObjectInfo) -> WorkerError | Seal | Unreadable:
+        task = early.get(item.name)
+        return await (task if task is not None else read_listed(store, item))
 
     try:
         listing = await begin(store, layout, start, SMALL)
         newest = newest_incarnations(listing)
-        rows = first_rows(listing, newest) if listing.in_order else []
-        if not rows or listing.of_nodes:
+        first = first_documents(listing, newest) if listing.in_order else []
+        if not first or listing.of_nodes:
             return None, listing
-        table = listing.table
-        places = [(join_name(layout.errors or "", item.name), item) for item in map(table.item, rows)]
-        places += [(join_name(layout.stock or "", item.name), item) for item in listing.stock]
-        documents = await each(read, places)
+        found = await each(read, [*map(listing.item, first), *listing.stock])
     finally:
         await asyncio.gather(*early.values(), return_exceptions=True)
-    opened = dict(zip(rows, documents, strict=False))
-    for row, found in opened.items():
-        if not isinstance(found, WorkerError) or not agrees(table.key(row), found):
+    opened = dict(zip(first, found, strict=False))
+    for document, read_of_it in opened.items():
+        if not isinstance(read_of_it, WorkerError) or not agrees(document.key, read_of_it):
             return None, listing
-        if found.in_flight or found.stopped_by_agent:
+        if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
     more = " at least" if listing.rest is not None else ""
-    said = f"only the first page of names was read ({len(table)} documents{more}), and {len(rows)} were opened"
-    current = table.rows_of_round(table.last_round(), newest or {})
-    return sorted_out(documents, notes=(said,), unopened=unopened_by_fault(table, current, opened)), listing
+    count = len(listing.documents)
+    said = f"only the first page of names was read ({count} documents{more}), and {len(first)} were opened"
+    current = of_round(listing.documents, listing.last_round(), newest or {})
+    return sorted_out(found, notes=(said,), unopened=unopened_by_fault(current, opened)), listing
 
 
 # --- all documents, or several of each fault ------------------------------------------------------------------------
@@ -269,85 +266,61 @@ class _Look:
     """Reads the documents of a listing."""
 
     def __init__(
-        self,
-        store: ReadableStore,
-        request: Request,
-        listing: Listing,
-        roster: dict[str, NodePresence],
-        copies: dict[str, bytes],
+        self, store: ReadableStore, listing: Listing, request: Request, roster: dict[str, NodePresence]
     ) -> None:
         self._store = store
         self._request = request
-        self._layout = request.layout
         self._listing = listing
-        self._table = listing.table
         self._roster = roster
         self._bad_roster: list[Unreadable] = []
-        self._copies = copies
         self._room = Room()
-        self._opened: dict[int, WorkerError | Seal | Unreadable] = {}
-        """By row of the table."""
+        self._opened: dict[Named, WorkerError | Seal | Unreadable] = {}
         self._judged: tuple[int, JobErrors] | None = None
         """What was assembled last, with the number of documents that were open then."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._restarts: tuple[RestartRecord, ...] = ()
-        self._rows: list[int] = []
-        """Rows of the judged round."""
-        self._history: list[int] = []
-        """Rows of earlier rounds and incarnations."""
+        self._current: list[Named] = []
+        """Documents of the judged round, by time."""
+        self._history: list[Named] = []
+        """Documents of earlier rounds and incarnations, by time."""
 
     async def read(self) -> JobErrors:
         """Return what was read. Entries that are read are added to the roster that was given."""
-        is_small = len(self._table) <= SMALL
+        documents = self._listing.documents
+        is_small = len(documents) <= SMALL
         await gathered(
-            self._read_roster(),
-            self._read_rest(),
-            self._read_restarts(),
-            self._open(range(len(self._table)) if is_small else ()),
+            self._read_roster(), self._read_rest(), self._read_restarts(), self._open(documents if is_small else ())
         )
         wish = self._request.wish_of([found for found in self._rest if isinstance(found, Seal)])
         if not is_small and (wish.reads is Reads.ALL or not await self._read_groups(wish)):
-            await self._open(range(len(self._table)))
+            await self._open(documents)
         return self._job()
 
     async def _read_rest(self) -> None:
-        names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
-        names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
-
-        async def read(place: tuple[str, ObjectInfo]) -> WorkerError | Seal | Unreadable:
-            path, item = place
-            return await read_document(self._store, path, item) if self._room.admits(item) else no_room(item)
-
-        self._rest = await each(read, names)
+        self._rest = await each(self._read, [*self._listing.others, *self._listing.stock])
 
     async def _read_restarts(self) -> None:
-        self._restarts = await read_restarts(self._store, self._layout.roster or "", self._listing.restarts)
+        self._restarts = await read_restarts(self._store, self._listing.restarts)
 
     async def _read_roster(self) -> None:
-        items = [item for item in self._listing.roster if item.name not in self._roster]
+        items = [item for item in self._listing.roster if item.base not in self._roster]
         if len(items) > SMALL:
             items = roster_entries_to_open(items)
-        folder, admits = self._layout.roster or "", self._room.admits
-        read, self._bad_roster = await read_roster(self._store, folder, items, self._copies, admits)
+        read, self._bad_roster = await read_roster(self._store, items, self._room)
         self._roster.update(read)
 
-    async def _open(self, rows: Iterable[int]) -> None:
-        new = [row for row in rows if row not in self._opened]
-        folder = self._layout.errors or ""
+    async def _open(self, documents: Iterable[Named]) -> None:
+        new = [document for document in documents if document not in self._opened]
+        self._opened.update(zip(new, await each(self._read, map(self._listing.item, new)), strict=True))
 
-        async def read(row: int) -> WorkerError | Seal | Unreadable:
-            item = self._table.item(row)
-            if not self._room.admits(item):
-                return no_room(item)
-            return await read_document(self._store, join_name(folder, item.name), item, self._copies)
-
-        self._opened.update(zip(new, await each(read, new), strict=True))
+    async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
+        return await read_listed(self._store, item, self._room)
 
     async def _read_groups(self, wish: Wish) -> bool:
         """Open some documents of each fault, then those of named ranks; return whether all names were right."""
-        table = self._table
+        documents = self._listing.documents
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
-        round_ = judged_round({key.round for key in keys}, table.rounds(), self._restarts)
+        round_ = judged_round({key.round for key in keys}, {item.key.round for item in documents}, self._restarts)
         newest = incarnations_of_round(keys, round_)
         gone = {
             receipt.name
@@ -355,48 +328,49 @@ class _Look:
             for receipt in entry.receipts
             if receipt.withdrawn and (key := ErrorKey.parse(receipt.name)) and is_of_entry(key, entry.place)
         }
-        rows = table.rows_of_round(round_, newest)
-        self._rows = [row for row in rows if not gone or str(table.key(row)) not in gone]
-        groups = table.by_fault(self._rows)
-        self._history = sorted(set(range(len(table))) - set(rows), key=table.moment)
+        current = of_round(documents, round_, newest)
+        self._current = [document for document in current if not gone or str(document.key) not in gone]
+        self._history = by_time(set(documents).difference(current))
+        groups = by_fault(self._current)
         # a name without a fingerprint does not tell the fault
-        wanted = [*groups.pop(NO_FAULT, ()), *self._of_finished(keys)]
+        wanted = [*groups.pop("", ()), *self._of_finished(keys)]
         wanted += some_of_each_fault(groups)
         if keys:
-            wanted += table.rows_unconfirmed(self._rows, max(key.round for key in keys), newest)[:MORE]
+            wanted += unconfirmed(self._current, max(key.round for key in keys), newest)[:MORE]
         await self._open(self._history[:OF_HISTORY])
         for _ in range(STEPS):
-            wanted = [row for row in {*wanted, *table.of_processes(wanted, self._rows)} if row not in self._opened]
+            wanted = [item for item in {*wanted, *of_processes(wanted, self._current)} if item not in self._opened]
             if not wanted:
                 return True
-            await self._open(sorted(wanted, key=table.moment))
-            read = [(row, found) for row, found in self._opened.items() if isinstance(found, WorkerError)]
-            if not all(agrees(table.key(row), found) for row, found in read):
+            await self._open(by_time(wanted))
+            read = [(document, found) for document, found in self._opened.items() if isinstance(found, WorkerError)]
+            if not all(agrees(document.key, found) for document, found in read):
                 return False
             named, why = await attempted(self._named(wish))
             if named is None:  # a user's strategy that fails must not end the reading
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
-            left = [row for row in self._rows if row not in self._opened]
-            wanted = [*[row for row in left if table.rank(row) in (named or ())][:MORE], *self._unclear(groups)]
+            left = [document for document in self._current if document not in self._opened]
+            of_named = [document for document in left if document.key.rank in (named or ())]
+            wanted = [*of_named[:MORE], *self._unclear(groups)]
         return True
 
     async def _named(self, wish: Wish) -> set[int]:
         """Return the ranks that the strategy wants to read about."""
         return set(wish.named(self._job()))
 
-    def _of_finished(self, keys: Iterable[RosterKey]) -> list[int]:
-        """Return the rows of nodes that succeeded: their exceptions in flight were handled."""
+    def _of_finished(self, keys: Iterable[RosterKey]) -> list[Named]:
+        """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is Phase.SUCCEEDED}
-        return [row for row in self._rows if finished and self._table.group_rank(row) in finished][:MORE]
+        return [document for document in self._current if document.key.group_rank in finished][:MORE]
 
-    def _unclear(self, groups: Mapping[str, array[int]]) -> list[int]:
-        """Return more rows of faults of which no opened document is readable, or only some processes were stopped."""
+    def _unclear(self, groups: Mapping[str, Sequence[Named]]) -> list[Named]:
+        """Return more of the faults of which no opened document is readable, or only some processes were stopped."""
         found = []
-        for rows in groups.values():
-            read = [self._opened[row] for row in rows if row in self._opened]
+        for documents in groups.values():
+            read = [self._opened[document] for document in documents if document in self._opened]
             failures = [item for item in read if isinstance(item, WorkerError)]
             if read and len({bool(item.sent_signals) for item in failures}) != 1:
-                found += [row for row in rows if row not in self._opened][:OF_EACH_FAULT]
+                found += [document for document in documents if document not in self._opened][:OF_EACH_FAULT]
         return found
 
     def _job(self) -> JobErrors:
@@ -410,20 +384,16 @@ class _Look:
         found = sorted_out(
             [*self._opened.values(), *self._rest],
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
-            unopened=unopened_by_fault(self._table, self._rows, self._opened),
+            unopened=unopened_by_fault(self._current, self._opened),
         )
+        named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
+        listed = {name: item for item in self._listing.documents if (name := str(item.key)) in named} if named else {}
         return replace(
             found,
             roster=tuple(self._roster.values()),
             foreign=tuple(self._listing.foreign),
-            unopened_history=sum(row not in self._opened for row in self._history),
-            listed=self._table,
-            # the storage has these although their receipts report no upload
-            stored=frozenset(
-                receipt.name
-                for entry in self._roster.values()
-                for receipt in entry.receipts
-                if not receipt.durable and self._table.is_stored(receipt.name)
-            ),
+            unopened_history=sum(document not in self._opened for document in self._history),
+            listed=frozenset(listed),
+            stored=frozenset(name for name, item in listed.items() if item.last_modified_ns is not None),
             restarts=self._restarts,
         )

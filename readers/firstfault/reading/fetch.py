@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout import Layout, RosterKey, bundle_name, bundle_path, is_of_nodes, join_name, roster_key_for
+from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
 from firstfault.store import ObjectInfo, Page, ReadableStore, by_name, join
-from firstfault.sync import gathered
+from firstfault.sync import each
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-_PARALLEL_GETS = 64
 _WORTH_A_BUNDLE = 8
 """Fewer documents and entries are read one by one."""
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
@@ -50,8 +45,6 @@ class Room:
 
     def admits(self, item: ObjectInfo) -> bool:
         """Whether a document may be opened, which is then counted."""
-        if item.size > MAX_DOCUMENT_BYTES:
-            return True  # it will not be opened
         if not self.documents or item.size > self.size:
             return False
         self.documents -= 1
@@ -59,100 +52,52 @@ class Room:
         return True
 
 
-# --- documents --------------------------------------------------------------------------------------------------------
+# --- documents and roster entries -------------------------------------------------------------------------------------
 
 
-async def read_document(
-    store: ReadableStore, path: str, item: ObjectInfo | None, copies: dict[str, bytes] | None = None
-) -> WorkerError | Seal | Unreadable:
-    """Return a decoded document, or why it cannot be read.
-
-    Args:
-        store: the store of the layout's root.
-        path: the document's path, relative to the store's root.
-        item: its entry in a listing; None for a single document, for which errors are raised.
-        copies: of documents, by their name in a bundle; those that are used are taken out.
+async def read_document(store: ReadableStore, path: str) -> WorkerError | Seal:
+    """Return the decoded document at a path.
 
     Raises:
-        StoreError: the single document is missing, or could not be read.
-        BadDocumentError: the single document is not valid.
-    """
-    name = path.rsplit("/", 1)[-1]
-    if item is not None and item.size > MAX_DOCUMENT_BYTES:
-        return _too_large(item)
-    try:
-        data = _copy(copies or {}, path, item)
-        if data is None:
-            data = await store.get(path, limit=MAX_DOCUMENT_BYTES if item is None else None)
-        ref = DocumentRef(name, join(store.uri, path), item.last_modified_ns if item else None, len(data))
-        return decode(data, ref)
-    except ObjectNotFoundError:
-        if item is None:
-            raise
-        return Unreadable(name, "gone between listing and reading")
-    except (StoreError, BadDocumentError) as error:
-        if item is None:
-            raise
-        return Unreadable(name, str(error))
-
-
-def snapshot_of_document(data: bytes, name: str) -> Snapshot:
-    """Return the snapshot of one document.
-
-    Raises:
+        StoreError: it is missing, or could not be read.
         BadDocumentError: it is not valid.
     """
-    return sorted_out([decode(data, DocumentRef(name, size=len(data)))])
+    data = await store.get(path, limit=MAX_DOCUMENT_BYTES)
+    return decode(data, DocumentRef(path.rpartition("/")[2], join(store.uri, path), size=len(data)))
 
 
-def no_room(item: ObjectInfo) -> Unreadable:
-    """Return why a document was not opened that `Room` does not admit."""
-    return Unreadable(
-        item.name, f"not opened: of an attempt {MAX_OPENED} documents and {MAX_OPENED_BYTES} bytes are read"
-    )
-
-
-def _too_large(item: ObjectInfo) -> Unreadable:
-    return Unreadable(item.name, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
-
-
-# --- the roster -------------------------------------------------------------------------------------------------------
+async def read_listed(
+    store: ReadableStore, item: ObjectInfo, room: Room | None = None
+) -> WorkerError | Seal | Unreadable:
+    """Return a listed document, or why it cannot be read; `room` counts it."""
+    data = await _opened(store, item, room)
+    if isinstance(data, Unreadable):
+        return data
+    try:
+        return decode(data, DocumentRef(item.base, join(store.uri, item.name), item.last_modified_ns, len(data)))
+    except BadDocumentError as error:
+        return Unreadable(item.base, str(error))
 
 
 async def read_roster(
-    store: ReadableStore,
-    folder: str,
-    names: Sequence[ObjectInfo],
-    copies: dict[str, bytes] | None = None,
-    admits: Callable[[ObjectInfo], bool] = lambda _: True,
+    store: ReadableStore, items: Sequence[ObjectInfo], room: Room | None = None
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
-    """Return the entries by name, and the unreadable ones; those have an entry with the fields of their names.
-
-    Args:
-        store: the store of the layout's root.
-        folder: of the roster.
-        names: of the entries, as listed.
-        copies: as in `read_document`.
-        admits: whether an entry may be opened.
-    """
+    """Return the listed entries by name, and the unreadable ones; those have an entry of what their names tell."""
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
-        if item.size > MAX_DOCUMENT_BYTES:
-            return _too_large(item)
-        if not admits(item):
-            return no_room(item)
-        path = join_name(folder, item.name)
+        data = await _opened(store, item, room)
+        if isinstance(data, Unreadable):
+            return data
         try:
-            data = _copy(copies or {}, path, item)
-            entry = decode_presence(await store.get(path) if data is None else data, item.name)
-        except (StoreError, BadDocumentError) as error:
-            return Unreadable(item.name, str(error))
-        key = RosterKey.parse(item.name)
+            entry = decode_presence(data, item.base)
+        except BadDocumentError as error:
+            return Unreadable(item.base, str(error))
+        key = RosterKey.parse(item.base)
         # a wrong round would turn failures into those of an earlier round
         agrees = key is None or key == RosterKey.parse(roster_key_for(entry, key.uuid))
-        return entry if agrees else Unreadable(item.name, "it contradicts its name")
+        return entry if agrees else Unreadable(item.base, "it contradicts its name")
 
-    results = dict(zip((item.name for item in names), await each(read, names), strict=True))
+    results = dict(zip((item.base for item in items), await each(read, items), strict=True))
     entries = {name: result for name, result in results.items() if isinstance(result, NodePresence)}
     bad = [result for result in results.values() if isinstance(result, Unreadable)]
     for item in bad:
@@ -163,33 +108,53 @@ async def read_roster(
     return entries, bad
 
 
+async def _opened(store: ReadableStore, item: ObjectInfo, room: Room | None) -> bytes | Unreadable:
+    """Return the bytes of a listed object, or why it was not read."""
+    if item.size > MAX_DOCUMENT_BYTES:
+        return Unreadable(item.base, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
+    if room is not None and not room.admits(item):
+        limits = f"{MAX_OPENED} documents and {MAX_OPENED_BYTES} bytes"
+        return Unreadable(item.base, f"not opened: of an attempt {limits} are read")
+    try:
+        return await store.get(item.name)
+    except ObjectNotFoundError:
+        return Unreadable(item.base, "gone between listing and reading")
+    except StoreError as error:
+        return Unreadable(item.base, str(error))
+
+
+def sorted_out(
+    read: Iterable[WorkerError | Seal | Unreadable], notes: tuple[str, ...] = (), unopened: tuple[Unopened, ...] = ()
+) -> Snapshot:
+    """Return what was read, by kind."""
+    found = list(read)
+    return Snapshot(
+        documents=tuple(item for item in found if isinstance(item, WorkerError)),
+        seals=tuple(item for item in found if isinstance(item, Seal)),
+        unreadable=tuple(item for item in found if isinstance(item, Unreadable)),
+        notes=notes,
+        unopened=unopened,
+    )
+
+
 # --- records of restarts ----------------------------------------------------------------------------------------------
 
 
-async def read_restarts(store: ReadableStore, folder: str, names: Sequence[ObjectInfo]) -> tuple[RestartRecord, ...]:
-    """Return the records that can be read, one for each restart, oldest first.
-
-    Args:
-        store: the store of the layout's root.
-        folder: of the roster.
-        names: of the records, as listed.
-    """
+async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tuple[RestartRecord, ...]:
+    """Return the listed records that can be read, one for each restart, oldest first."""
 
     async def read(item: ObjectInfo) -> RestartRecord | None:
-        path = join_name(folder, item.name)
         try:
-            record = restart_from_json(await store.get(path, limit=MAX_RESTART_BYTES))
+            record = restart_from_json(await store.get(item.name, limit=MAX_RESTART_BYTES))
         except StoreError as error:
             logger.warning("the record of a restart cannot be read: %s", error)
             return None
         if record is None:
-            logger.warning(
-                "%s is not a record of a restart, or of a version that this one does not know", join(store.uri, path)
-            )
+            uri = join(store.uri, item.name)
+            logger.warning("%s is not a record of a restart, or of a version that this one does not know", uri)
         return record
 
-    last = sorted(names, key=lambda item: item.name)[-_MOST_RESTARTS:]
-    found = await gathered(*(read(item) for item in last))
+    found = await each(read, sorted(items, key=lambda item: item.name)[-_MOST_RESTARTS:])
     return oldest_first(record for record in found if record is not None)
 
 
@@ -210,65 +175,65 @@ def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-async def copies_of(store: ReadableStore, layout: Layout, listing: Listing) -> dict[str, bytes]:
-    """Return the documents and roster entries of the attempt's largest bundle of copies, by their name in it.
+async def copies_of(store: ReadableStore, listing: Listing) -> dict[str, bytes]:
+    """Return the documents and roster entries of the attempt's largest bundle of copies, by path.
 
     A bundle that is damaged or was changed is left out: its name is a hash of its content.
     """
-    if len(listing.table) + len(listing.roster) < _WORTH_A_BUNDLE:
+    if len(listing.documents) + len(listing.roster) < _WORTH_A_BUNDLE:
         return {}
-    return await _unpacked(store, layout, [item for item in listing.bundles if not is_of_nodes(item.name)])
+    return await _unpacked(store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)])
 
 
-async def with_other_nodes(store: ReadableStore, layout: Layout, listing: Listing) -> tuple[ReadableStore, Listing]:
-    """Return the store and the listing with what the other nodes wrote, if they handed it over: they share no folder.
+async def with_copies(
+    store: ReadableStore, listing: Listing, copies: Mapping[str, bytes] | None = None
+) -> tuple[ReadableStore, Listing]:
+    """Return the store, which reads copies first, and the listing, with what only the copies have.
 
-    An attempt in a common folder has no such bundle, and needs no further request.
+    Where the nodes share no folder, they handed over what they wrote; an attempt in a common folder needs no further
+    request for it. Other copies add nothing to the listing.
+
+    Args:
+        store: the store of the layout's root.
+        listing: a complete one.
+        copies: of `copies_of`; None: not yet read.
     """
-    found = await _unpacked(store, layout, listing.of_nodes)
-    if not found:
-        return store, listing
-    base = (layout.roster or "").removesuffix("roster")
-    with_copies = StoreWithCopies(store, {f"{base}{path}": data for path, data in found.items()}, store.uri)
-    return with_copies, await list_everything(with_copies, layout)
+    if copies is None:
+        copies = await copies_of(store, listing)
+    of_nodes = await _unpacked(store, listing, listing.of_nodes)
+    if of_nodes:
+        store = StoreWithCopies(store, of_nodes, store.uri)
+        listing = await list_everything(store, listing.layout)
+    listed = [*listing.roster, *map(listing.item, listing.documents)] if copies else []
+    # an object may have been overwritten since
+    usable = [item for item in listed if item.name in copies and len(copies[item.name]) == item.size]
+    same = {item.name: copies[item.name] for item in usable}
+    return (StoreWithCopies(store, same, store.uri) if same else store), listing
 
 
-async def _unpacked(store: ReadableStore, layout: Layout, bundles: Sequence[ObjectInfo]) -> dict[str, bytes]:
-    """Return the content of the largest bundle that is whole."""
+async def _unpacked(store: ReadableStore, listing: Listing, bundles: Sequence[ObjectInfo]) -> dict[str, bytes]:
+    """Return the content of the largest bundle that is whole, by path."""
+    base = listing.layout.roster.removesuffix("roster")
     for item in sorted(bundles, key=lambda item: -item.size)[:_MOST_BUNDLES]:
-        path = join_name(layout.roster or "", item.name)
+        uri = join(store.uri, item.name)
         try:
-            data = await store.get(path, limit=_MAX_BUNDLE_BYTES)
-            if item.name == bundle_name(data, of_nodes=is_of_nodes(item.name)):
-                return unpack(data)
-            logger.warning("%s is damaged, and every document is read by itself", join(store.uri, path))
+            data = await store.get(item.name, limit=_MAX_BUNDLE_BYTES)
+            if item.base == bundle_name(data, of_nodes=is_of_nodes(item.base)):
+                return {f"{base}{path}": content for path, content in unpack(data).items()}
+            logger.warning("%s is damaged, and every document is read by itself", uri)
         except (StoreError, BadDocumentError) as error:
-            logger.warning("%s cannot be read, and every document is read by itself: %s", join(store.uri, path), error)
+            logger.warning("%s cannot be read, and every document is read by itself: %s", uri, error)
     return {}
 
 
 def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
     """Return paths at which to split a listing into parts of about a page, from the names that copies tell."""
-    documents: set[str] = set()
-    entries: set[str] = set()
-    for path, data in copies.items():
-        folder, _, name = path.rpartition("/")
-        (entries if folder == bundle_path(layout.roster or "") else documents).add(name)
-        documents.update(found.decode() for found in _KEY.findall(data))
+    entries = {path for path in copies if path.startswith(f"{layout.roster}/")}
+    documents = copies.keys() - entries
+    for data in copies.values():
+        documents.update(f"{layout.errors}/{name.decode()}" for name in _KEY.findall(data))
     # a node has two entries, and only one of them need be among the copies
-    return [
-        *(join_name(layout.errors or "", name) for name in sorted(documents)[::_CUT_DOCUMENTS]),
-        *(join_name(layout.roster or "", name) for name in sorted(entries)[::_CUT_ENTRIES]),
-    ]
-
-
-def _copy(copies: dict[str, bytes], path: str, item: ObjectInfo | None) -> bytes | None:
-    """Take the copy of a listed object; None if there is none, or if it was overwritten by one of another size.
-
-    No object is read twice, so that its copy need not stay in memory.
-    """
-    data = copies.pop(bundle_path(path), None) if copies and item is not None else None
-    return data if data is not None and item is not None and len(data) == item.size else None
+    return [*sorted(documents)[::_CUT_DOCUMENTS], *sorted(entries)[::_CUT_ENTRIES]]
 
 
 class StoreWithCopies:
@@ -338,34 +303,3 @@ class StoreWithCopies:
             for path, data in self._copies.items()
             if path.startswith(beginning)
         ]
-
-
-# --- many at once -----------------------------------------------------------------------------------------------------
-
-
-async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _PARALLEL_GETS) -> list[R]:
-    """Return the results of `call` for all items, in their order; at most `at_once` calls run at a time."""
-    wanted = list(items)
-    results: dict[int, R] = {}
-    left = iter(enumerate(wanted))
-
-    async def work() -> None:
-        for index, item in left:
-            results[index] = await call(item)
-
-    await gathered(*(work() for _ in range(min(at_once, len(wanted)))))
-    return [results[index] for index in range(len(wanted))]
-
-
-def sorted_out(
-    read: Iterable[WorkerError | Seal | Unreadable], notes: tuple[str, ...] = (), unopened: tuple[Unopened, ...] = ()
-) -> Snapshot:
-    """Return what was read, by kind."""
-    found = list(read)
-    return Snapshot(
-        documents=tuple(item for item in found if isinstance(item, WorkerError)),
-        seals=tuple(item for item in found if isinstance(item, Seal)),
-        unreadable=tuple(item for item in found if isinstance(item, Unreadable)),
-        notes=notes,
-        unopened=unopened,
-    )

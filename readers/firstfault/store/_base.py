@@ -33,11 +33,16 @@ class ObjectInfo:
     """One object of a listing."""
 
     name: str
-    """Relative to the folder that was listed, without a slash."""
+    """Relative to the folder that was listed."""
     size: int
     """Bytes."""
     last_modified_ns: int | None = None
     """Nanoseconds since the Unix epoch by the storage's clock, often whole seconds; None if it is not known."""
+
+    @property
+    def base(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
