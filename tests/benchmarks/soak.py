@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "tests" / "plugin" / "jobs" / "soaking.py"
@@ -160,45 +160,36 @@ def held(pid: int) -> Held | None:
     return Held(kib, files, threads)
 
 
-def parent_and_state(pid: int) -> tuple[int, str]:
-    """Return a process's parent and its state, as in proc(5); (0, "") if it has ended."""
-    try:
-        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return 0, ""
-    return int(parent), state
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine, as in proc(5)."""
+
+    parent: int
+    state: str
+    command: str
+    environment: dict[str, str]
 
 
-def children(pid: int) -> Iterator[tuple[int, str]]:
-    """Return the children of a process, and their states."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        parent, state = parent_and_state(int(folder.name))
-        if parent == pid:
-            yield int(folder.name), state
-
-
-def command_of(pid: int) -> str:
-    """Return a process's command line; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    except OSError:
-        return ""
-
-
-def recorder_of(agent: int) -> int | None:
-    """Return the recorder that an agent has started."""
-    return next((pid for pid, _ in children(agent) if "-m firstfault.recorder" in command_of(pid)), None)
-
-
-def of_run(marks: Path) -> dict[int, int]:
-    """Return the processes of a run's pods by a variable in their environment, each with its attempt's number."""
+def processes() -> dict[int, Process]:
+    """Return all processes of this user by their number."""
     found = {}
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            environment = dict(item.partition("=")[::2] for item in file.read_text(errors="replace").split("\0"))
-            if environment.get("MARKS") == str(marks) and "FLYTE_ATTEMPT_NUMBER" in environment:
-                found[int(file.parent.name)] = int(environment["FLYTE_ATTEMPT_NUMBER"])
-    return {pid: attempt for pid, attempt in found.items() if parent_and_state(pid)[1] not in {"", "Z"}}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            command = (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+            variables = (folder / "environ").read_text(errors="replace").split("\0")
+            environment = dict(item.partition("=")[::2] for item in variables)
+            found[int(folder.name)] = Process(int(parent), state, command, environment)
+    return found
+
+
+def of_run(marks: Path) -> dict[int, Process]:
+    """Return the processes of a run's pods, by variables in their environment; a zombie has none."""
+    return {
+        pid: process
+        for pid, process in processes().items()
+        if process.environment.get("MARKS") == str(marks) and "FLYTE_ATTEMPT_NUMBER" in process.environment
+    }
 
 
 def grown(samples: Sequence[Held]) -> str:
@@ -331,15 +322,17 @@ class Run:
         marks = [json.loads(file.read_text()) for file in files]
         self._nodes.append({rank: mark["node"] for rank, mark in enumerate(marks)})
         agent = marks[fault.rank]["agent"]
-        recorder = recorder_of(agent)
-        self._look(attempt, {"engine": self._process.pid, "agent": agent, "recorder": recorder})
-        pids = {"agent": agent, "recorder": recorder}
+        children = {pid: one for pid, one in processes().items() if one.parent == agent}
+        recorder = next((pid for pid, one in children.items() if "-m firstfault.recorder" in one.command), None)
+        pids = {"engine": self._process.pid, "agent": agent, "recorder": recorder}
+        self._look(attempt, pids)
         who, _, name = fault.kind.partition(" ")
         if who in pids:
-            if pids[who] is None:
+            target = pids[who]
+            if target is None:
                 self._outcome.wrong.append((fault, f"attempt {attempt} has no {who}"))
             else:
-                os.kill(pids[who], signal.Signals[name])
+                os.kill(target, signal.Signals[name])
         (self._marks / f"{attempt}-{restart}.go").touch()
         return True
 
@@ -350,12 +343,12 @@ class Run:
                 found = held(pid) if pid is not None else None
                 if found is not None:
                     self._outcome.samples.setdefault(who, []).append(found)
-        for pid, number in of_run(self._marks).items():
+        for pid, one in of_run(self._marks).items():
+            number = int(one.environment["FLYTE_ATTEMPT_NUMBER"])
             if number < attempt:
-                self._leave(f"process {pid}", f"of attempt {number} during attempt {attempt}: {command_of(pid)}")
-        engine = self._process.pid
-        for pid, state in children(engine):
-            if state == "Z":
+                self._leave(f"process {pid}", f"of attempt {number} during attempt {attempt}: {one.command}")
+        for pid, one in processes().items():
+            if (one.parent, one.state) == (self._process.pid, "Z"):
                 self._leave(f"zombie {pid}", f"of the engine during attempt {attempt}")
         folders = set(self._temporary.glob("firstfault-*"))
         if not self._execution.has_rounds:
@@ -396,8 +389,8 @@ class Run:
         deadline = time.monotonic() + _END_S
         while of_run(self._marks) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for pid in of_run(self._marks):
-            self._leave(f"process {pid}", f"after the end: {command_of(pid)}")
+        for pid, one in of_run(self._marks).items():
+            self._leave(f"process {pid}", f"after the end: {one.command}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for line in Path("/proc/net/unix").read_text().splitlines():

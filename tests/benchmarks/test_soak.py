@@ -75,8 +75,10 @@ def test_a_process_that_remains_is_found(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1000"], env=environment) as process:
         try:
             # its variables appear in /proc a moment after its start
-            until(lambda: soak.of_run(tmp_path) == {process.pid: 7})
-            assert (process.pid, "sleep 1000") in [(pid, soak.command_of(pid)) for pid, _ in soak.children(os.getpid())]
+            until(lambda: list(soak.of_run(tmp_path)) == [process.pid])
+            found = soak.processes()[process.pid]
+            assert (found.parent, found.command) == (os.getpid(), "sleep 1000")
+            assert found.environment["FLYTE_ATTEMPT_NUMBER"] == "7"
             seen = soak.held(process.pid)
             assert seen is not None
             assert seen.threads == 1

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from firstfault.errors import UsageError
+from firstfault_torch import inprocess
 from firstfault_torch.inprocess import exception, hooks
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
@@ -58,6 +60,40 @@ def test_values_that_are_not_valid(make: Callable[[], object], message: str) -> 
     """An error names what is out of range."""
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# --- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"soft_timeout": 9, "hard_timeout": 5}, r"soft_timeout \(9 s\) must be shorter than hard_timeout \(5 s\)"),
+        ({"hard_timeout": 500}, r"hard_timeout \(500 s\) must be shorter than barrier_timeout \(120 s\)"),
+        ({"heartbeat_interval": 40}, "heartbeat_interval .* shorter than heartbeat_timeout"),
+        ({"last_call_wait": -1}, "last_call_wait must be a timedelta or a number of seconds above 0, not -1"),
+        ({"soft_timeout": "fast"}, "soft_timeout must be a timedelta"),
+        ({"soft_timeout": True}, "soft_timeout must be a timedelta"),
+        ({"abort": 3}, "abort must be callable, not 3"),
+        ({"initialize": RetryController}, "initialize must be callable, not <class"),
+        ({"store_factory": 3}, "store_factory must be callable"),
+        ({"monitor_process_logfile": "here.log"}, "must be an absolute path"),
+        ({"enabled": 1}, "enabled must be an instance of bool"),
+    ],
+)
+def test_options_that_are_not_valid(options: dict[str, Any], said: str) -> None:
+    """One line names the option, its value and what is wrong."""
+    with pytest.raises(UsageError, match=said):
+        inprocess.Wrapper(**options)
+
+
+def test_not_enabled() -> None:
+    """Without restarts the function itself is called."""
+
+    def function() -> int:
+        return 3
+
+    assert inprocess.Wrapper(enabled=False)(function) is function
 
 
 # --- the state ------------------------------------------------------------------------------------------------------

@@ -6,9 +6,12 @@ import dataclasses
 import datetime as dt
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
 from firstfault_torch.inprocess.hooks import Compose
 from firstfault_torch.inprocess.rank_assignment import (
@@ -23,6 +26,8 @@ from firstfault_torch.inprocess.rank_assignment import (
     ShiftRanks,
 )
 from firstfault_torch.inprocess.state import Mode, State
+from firstfault_torch.inprocess.store import Iteration
+from tests.waiting import SOON_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -30,68 +35,41 @@ if TYPE_CHECKING:
     from firstfault_torch.inprocess.rank_assignment import RankAssignment
 
 
-class Waiting(Exception):  # noqa: N818 - not an error
-    """Not all ranks have sent their text; the caller tries again later."""
-
-
-class Exchange:
-    """The exchanges of one rank with others in one rank assignment; `texts` are those of all ranks."""
-
-    def __init__(self, texts: dict[int, dict[int, str]]) -> None:
-        self._texts = texts
-        self._count = 0
-
-    def __call__(self, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
-        """Return the texts of `ranks`, or raise `Waiting` if one has not sent its text."""
-        assert rank in ranks
-        texts = self._texts.setdefault(self._count, {})
-        self._count += 1
-        texts[rank] = value
-        if not all(number in texts for number in ranks):
-            raise Waiting
-        return {number: texts[number] for number in ranks}
-
-
 class World:
-    """The ranks of a job.
+    """The ranks of a job, with one rank assignment."""
 
-    Args:
-        size: how many there are.
-        assignment: returns the rank assignment of one rank.
-    """
-
-    def __init__(self, size: int, assignment: Callable[[], RankAssignment]) -> None:
+    def __init__(self, size: int, assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx]) -> None:
+        self.size = size
         self.states = {rank: State(rank, size) for rank in range(size)}
-        self.assignments = {rank: assignment() for rank in range(size)}
+        self.assignment = assignment
         self.discarded: dict[int, str] = {}
         """The message of each rank that left, by initial rank."""
 
     def assign(self, terminated: Collection[int] = ()) -> dict[int, State]:
         """Compute the next state of every rank, and return those of the ranks that stay, by initial rank."""
-        texts: dict[int, dict[int, str]] = {}
-        waiting, self.states, states = dict(self.states), {}, self.states
-        while waiting:
-            before = len(waiting), sum(map(len, texts.values()))
-            for initial, state in list(waiting.items()):
-                try:
-                    ctx = self.assignments[initial](RankAssignmentCtx(state, Exchange(texts), set(terminated)))
-                except Waiting:
-                    continue
-                except RankDiscarded as error:
-                    self.discarded[initial] = str(error)
-                else:
-                    assert ctx.terminated_ranks == set()
-                    self.states[initial] = ctx.state
-                del waiting[initial]
-            assert (len(waiting), sum(map(len, texts.values()))) != before, f"ranks {list(waiting)} wait for ever"
-        assert all(states[initial].initial_rank == initial for initial in states)
-        self.states = dict(sorted(self.states.items()))
+        store = dist.HashStore()
+
+        def of(state: State) -> RankAssignmentCtx | RankDiscarded:
+            exchange = partial(Iteration(store, "world", 0, self.size).exchange, dt.timedelta(seconds=SOON_S))
+            try:
+                return self.assignment(RankAssignmentCtx(state, exchange, set(terminated)))
+            except RankDiscarded as discarded:
+                return discarded
+
+        with ThreadPoolExecutor(self.size) as pool:
+            found = dict(zip(self.states, pool.map(of, self.states.values()), strict=True))
+        self.states = {}
+        for initial, result in found.items():
+            if isinstance(result, RankDiscarded):
+                self.discarded[initial] = str(result)
+            else:
+                assert (result.terminated_ranks, result.state.initial_rank) == (set(), initial)
+                self.states[initial] = result.state
         return self.states
 
     def active_ranks(self) -> list[int | None]:
         """Return the active rank of each initial rank; None for those that are not active."""
-        size = len(self.assignments)
-        return [self.states[rank].active_rank if rank in self.states else None for rank in range(size)]
+        return [self.states[rank].active_rank if rank in self.states else None for rank in range(self.size)]
 
     def check(self) -> None:
         """Check that all ranks agree on the sizes, and that ranks and active ranks have no gaps."""
@@ -106,7 +84,11 @@ class World:
 
 def context(rank: int, world_size: int, terminated: set[int] | None = None, **fields: Any) -> RankAssignmentCtx:
     """Return the input of a rank assignment that needs no store."""
-    return RankAssignmentCtx(State(rank, world_size, **fields), Exchange({}), terminated or set())
+
+    def alone(rank: int, value: str, _: object) -> dict[int, str]:
+        return {rank: value}
+
+    return RankAssignmentCtx(State(rank, world_size, **fields), alone, terminated or set())
 
 
 def new_ranks(assignment: RankAssignment, world_size: int, terminated: set[int]) -> list[int | None]:
@@ -214,7 +196,7 @@ def test_filters(assignment: RankAssignment, active_before: int | None, expected
 def test_reserves_take_over() -> None:
     """In a chain, reserves become active when active ranks are terminated, until too few are left."""
     chain = Compose(ActiveWorldSizeDivisibleBy(2), MaxActiveWorldSize(4), ShiftRanks())
-    world = World(6, lambda: chain)
+    world = World(6, chain)
     world.assign()
     assert world.active_ranks() == [0, 1, 2, 3, None, None]
     world.assign({1})
@@ -231,7 +213,7 @@ def test_reserves_take_over() -> None:
 def test_groups() -> None:
     """The healthy ranks of a group that does not meet the condition are terminated too."""
     grouped = FilterCountGroupedByKey(lambda state: f"host {state.rank // 2}", lambda count: count == 2)
-    world = World(8, lambda: Compose(ShiftRanks(), grouped))
+    world = World(8, Compose(ShiftRanks(), grouped))
     states = world.assign({1, 4, 5})
     assert {initial: state.rank for initial, state in states.items()} == {2: 0, 3: 1, 6: 2, 7: 3}
     assert sorted(world.discarded) == [0, 1, 4, 5]
@@ -256,6 +238,6 @@ def test_a_filter_twice_in_a_chain() -> None:
         return count == 2
 
     grouped = FilterCountGroupedByKey(lambda state: str(state.rank // 2), is_pair)
-    world = World(6, lambda: Compose(ShiftRanks(), grouped, ShiftRanks(), grouped))
+    world = World(6, Compose(ShiftRanks(), grouped, ShiftRanks(), grouped))
     assert [state.rank for state in world.assign({0}).values()] == [0, 1, 2, 3]
     assert sorted(set(counts)) == [1, 2]

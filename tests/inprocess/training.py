@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -70,7 +70,7 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one br
     if kind == "blocked":
         ctypes.PyDLL(None).sleep(1000)  # holds the GIL
     if kind == "frozen":  # with its monitor process, as on a machine that is gone
-        os.kill(_monitor_of(call), signal.SIGSTOP)
+        os.kill(call._monitor.pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind.startswith("store:"):
         os.kill(int(kind.partition(":")[2]), signal.SIGKILL)
@@ -79,11 +79,6 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one br
         with call.atomic():
             while True:
                 time.sleep(0.01)
-
-
-def _monitor_of(call: Any) -> int:
-    number: int = call._monitor.pid
-    return number
 
 
 class Failing(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
@@ -129,7 +124,7 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
     """
     say("enter", call.iteration)
     if kind == "frozen":
-        say("monitor", _monitor_of(call))
+        say("monitor", call._monitor.pid)
     rank = int(os.environ["RANK"])
     if kind == "again and again" and call.iteration == 1 and rank == 2:
         raise ValueError("a fault during the recovery")
@@ -175,14 +170,13 @@ def on_nodes(folder: str, faults: list[str]) -> str:
     return f"rank {rank} of {world}, began as {call.state.initial_rank}, iteration {call.iteration}"
 
 
-class Event:
+class Event(NamedTuple):
     """What a rank said, and when."""
 
-    def __init__(self, rank: int, what: str, value: Any, seconds: float) -> None:
-        self.rank, self.what, self.value, self.seconds = rank, what, value, seconds
-
-    def __repr__(self) -> str:
-        return f"{self.seconds:.2f} s: rank {self.rank} {self.what} {self.value}"
+    rank: int
+    what: str
+    value: Any
+    seconds: float
 
 
 def _worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], events: Any) -> None:
@@ -208,25 +202,26 @@ def _worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], 
             wrapped()
     except BaseException as error:
         cause = error.__cause__
-        say(
-            "raised",
-            (type(error).__name__, str(error), type(cause).__name__, cause is not None and bool(cause.__traceback__)),
-        )
+        has_traceback = cause is not None and bool(cause.__traceback__)
+        say("raised", (type(error).__name__, str(error), type(cause).__name__, has_traceback))
         raise
 
 
-class Run:
+class Run(NamedTuple):
     """What happened."""
 
-    def __init__(self, events: list[Event], codes: list[int | None], port: int) -> None:
-        self.events = events
-        self.codes = codes
-        self.port = port
-        """Of the store."""
+    events: list[Event]
+    codes: list[int | None]
+    port: int
+    """Of the store."""
 
     def of(self, what: str, value: Any = None) -> dict[int, Event]:
         """Return the events of a kind, by rank."""
         return {event.rank: event for event in self.events if event.what == what and value in {None, event.value}}
+
+    def values(self, what: str) -> dict[int, Any]:
+        """Return the values of the events of a kind, by rank."""
+        return {rank: event.value for rank, event in self.of(what).items()}
 
     def seconds(self, iteration: int = 1) -> float:
         """Return the seconds from the last fault until the last rank called the function again."""
