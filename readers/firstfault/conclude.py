@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model import Origin, Phase, Place, RestartKind, RestartRecord, Scope, WorkerError
 from firstfault.model.job import pods_live
-from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, is_again
+from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
 from firstfault.wire.json_schemas import from_json
 
@@ -160,20 +160,14 @@ class RestartContext:
         )
 
 
-class RestartDecision(NamedTuple):
-    """Whether to restart, and why or why not."""
-
-    restart: bool
-    reason: str
-
-
-def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext) -> RestartDecision:
-    """Return whether the workers are restarted after a round with this verdict.
+def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext) -> tuple[bool, str]:
+    """Return whether the workers are restarted after a round with this verdict, and why or why not.
 
     `decision` is the retry policy's, for `RestartContext.for_policy`.
     """
-    again, reason = is_again(verdict, context.for_policy(RetryContext())), decision.reason
-    is_known, restart = verdict.scope is not Scope.UNDETERMINED, decision.retry
+    restart, reason = decision.retry, decision.reason
+    again = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
+    is_known = verdict.scope is not Scope.UNDETERMINED
     root = verdict.root
     # the same fingerprint does not show the same fault: the code asked for it, or another node was lost
     is_asked_for = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
@@ -188,13 +182,13 @@ def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext
         reason = "the cause is not known, and the previous round failed with the same fault"
     elif not decision.retry and not is_known:
         restart, reason = True, "the cause is not known, and torch elastic restarts after any failure"
-    return RestartDecision(restart, reason)
+    return restart, reason
 
 
 def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
     """Return what is kept about a round that failed: its verdict in short, and the decision."""
     verdict = conclusion.verdict
-    decided = decide_restart(verdict, conclusion.decision, context)
+    restart, reason = decide_restart(verdict, conclusion.decision, context)
     root = verdict.root
     sizes = [entry.place.world_size for entry in conclusion.job.roster]
     sizes += [failure.place.world_size for failure in conclusion.job.failures]
@@ -202,8 +196,8 @@ def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
         kind=RestartKind.ROUND,
         number=context.round,
         headline=verdict.headline,
-        restart=decided.restart,
-        reason=decided.reason,
+        restart=restart,
+        reason=reason,
         rank=root.rank if root is not None else next(iter(verdict.ranks), None),
         node=verdict.node or "",
         fingerprint=verdict.fingerprint,

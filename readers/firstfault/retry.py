@@ -10,7 +10,6 @@ import re
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Union
 
 from firstfault.errors import UsageError
 from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
@@ -52,11 +51,6 @@ class RetryContext:
     """None: the question is whether to run another attempt. A number: whether torch elastic restarts the workers within
     this one, and how many of the task's `max_restarts` are left for it."""
 
-    @property
-    def before(self) -> str:
-        """Whose failure `previous_fingerprint` is: "attempt" or "round"."""
-        return "attempt" if self.restarts_left is None else "round"
-
 
 @dataclass(frozen=True, slots=True)
 class Vote:
@@ -71,18 +65,14 @@ class Vote:
         return self.retry
 
 
-class _Combinable(Protocol):
-    def __call__(self, verdict: Verdict, context: RetryContext, /) -> Vote | bool: ...
-
-
-RetryPolicy = Union["PolicyBase", _Combinable]
-"""A policy, or a plain callable of (verdict, context) that returns a Vote or a bool."""
+RetryPolicy = Callable[[Verdict, RetryContext], Vote | bool]
+"""Any callable of (verdict, context) that returns a Vote or a bool."""
 
 
 class PolicyBase:
     """A policy with operators: ``|`` either, ``&`` both, ``~`` not."""
 
-    def __init__(self, function: _Combinable) -> None:
+    def __init__(self, function: RetryPolicy) -> None:
         self._function = function
 
     def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
@@ -94,16 +84,33 @@ class PolicyBase:
         return Vote(retry=bool(answer), reason=f"the policy {name} says {'retry' if answer else 'do not retry'}")
 
     def __or__(self, other: RetryPolicy) -> PolicyBase:
-        return _either(self, as_policy(other))
+        second = as_policy(other)
+
+        def either(verdict: Verdict, context: RetryContext) -> Vote:
+            if one := self(verdict, context):
+                return one
+            two = second(verdict, context)
+            return two or Vote(retry=False, reason=f"{one.reason}; {two.reason}")
+
+        return PolicyBase(either)
 
     def __ror__(self, other: RetryPolicy) -> PolicyBase:
-        return _either(as_policy(other), self)
+        return as_policy(other) | self
 
     def __and__(self, other: RetryPolicy) -> PolicyBase:
-        return _both(self, as_policy(other))
+        second = as_policy(other)
+
+        def both(verdict: Verdict, context: RetryContext) -> Vote:
+            if not (one := self(verdict, context)):
+                return one
+            two = second(verdict, context)
+            # a vote that names a budget counts before one that does not
+            return two if not two or (one.origin is None and two.origin is not None) else one
+
+        return PolicyBase(both)
 
     def __rand__(self, other: RetryPolicy) -> PolicyBase:
-        return _both(as_policy(other), self)
+        return as_policy(other) & self
 
     def __invert__(self) -> PolicyBase:
         def opposite(verdict: Verdict, context: RetryContext) -> Vote:
@@ -111,27 +118,6 @@ class PolicyBase:
             return Vote(retry=not vote.retry, reason=vote.reason)
 
         return PolicyBase(opposite)
-
-
-def _either(first: PolicyBase, second: PolicyBase) -> PolicyBase:
-    def vote(verdict: Verdict, context: RetryContext) -> Vote:
-        if one := first(verdict, context):
-            return one
-        other = second(verdict, context)
-        return other or Vote(retry=False, reason=f"{one.reason}; {other.reason}")
-
-    return PolicyBase(vote)
-
-
-def _both(first: PolicyBase, second: PolicyBase) -> PolicyBase:
-    def vote(verdict: Verdict, context: RetryContext) -> Vote:
-        if not (one := first(verdict, context)):
-            return one
-        other = second(verdict, context)
-        # a vote that names a budget counts before one that does not
-        return other if not other or (one.origin is None and other.origin is not None) else one
-
-    return PolicyBase(vote)
 
 
 def as_policy(policy: RetryPolicy) -> PolicyBase:
@@ -240,13 +226,9 @@ def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
 
     For use with `~`.
     """
-    same, before = is_again(verdict, context), context.before
-    return Vote(retry=same, reason=_AGAIN.format(before) if same else f"not the fault of the previous {before}")
-
-
-def is_again(verdict: Verdict, context: RetryContext) -> bool:
-    """Whether the previous attempt, or for a restart the previous round, failed with the same fingerprint."""
-    return bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
+    same = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
+    before = "attempt" if context.restarts_left is None else "round"
+    return Vote(retry=same, reason=f"the previous {before} failed with {'the same' if same else 'another'} fault")
 
 
 @_policy
@@ -262,13 +244,9 @@ def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
 @_policy
 def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     """True if all ranks failed with the same fault, which a retry would probably meet again."""
-    same = _is_everywhere(verdict)
-    return Vote(retry=same, reason=_EVERYWHERE if same else "not the same fault on all ranks")
-
-
-def _is_everywhere(verdict: Verdict) -> bool:
     world = verdict.root.place.world_size if verdict.root is not None else 0
-    return verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
+    same = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
+    return Vote(retry=same, reason="the same fault on all ranks" if same else "not the same fault on all ranks")
 
 
 @_policy
@@ -294,8 +272,6 @@ def _lost_from_outside(verdict: Verdict, context: RetryContext) -> Vote:
 
 
 _LIMITED = "the attempt had reached its time limit, and would probably reach it again"
-_AGAIN = "the previous {} failed with the same fault"
-_EVERYWHERE = "the same fault on all ranks"
 _DRIVERS_ERRORS = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a driver's error."""
 _TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
@@ -355,10 +331,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     else:
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
-        reason = vote.reason if policy is not None else _reason_against(verdict)
-    again = _AGAIN.format(context.before)
-    if is_again(verdict, context) and again not in reason:
-        reason = f"{reason}; {again}"
+        reason = vote.reason if policy is not None else _reason_against(verdict, context)
+    if (again := same_fault_again()(verdict, context)) and again.reason not in reason:
+        reason = f"{reason}; {again.reason}"
     return Decision(
         retry=vote.retry,
         kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,
@@ -369,11 +344,11 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     )
 
 
-def _reason_against(verdict: Verdict) -> str:
+def _reason_against(verdict: Verdict, context: RetryContext) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return _UNKNOWN
     if verdict.is_at_time_limit:
         return _LIMITED
-    if _is_everywhere(verdict):
-        return f"{_EVERYWHERE}; a retry would meet it again"
+    if everywhere := same_fault_everywhere()(verdict, context):
+        return f"{everywhere.reason}; a retry would meet it again"
     return _AGAINST.get(verdict.category, _ONLY_A_TEXT)

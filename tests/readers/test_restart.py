@@ -84,9 +84,9 @@ def test_a_decision(
         changes["previous_fingerprint"] = _fingerprint(root)
     context = replace(CONTEXT, **changes)
     concluded = _concluded(root, context, policy)
-    found = decide_restart(concluded.verdict, concluded.decision, context)
-    assert found.restart is restart
-    assert says in found.reason
+    decided, reason = decide_restart(concluded.verdict, concluded.decision, context)
+    assert decided is restart
+    assert says in reason
 
 
 def test_an_unknown_cause() -> None:
