@@ -56,7 +56,7 @@ def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
         error: the exception.
         in_flight: it is still inside the task function.
     """
-    found = _capture(error, _Room())
+    found = _capture(error, [])
     return (caught(lambda: _with_outer_frames(found, error))[0] or found) if in_flight else found
 
 
@@ -115,16 +115,11 @@ def _is_exception(value: Any) -> bool:
     return issubclass(type(value), BaseException)
 
 
-class _Room:
-    """How many exceptions may still be captured."""
-
-    def __init__(self) -> None:
-        self.left = _MAX_EXCEPTIONS
-
-
-def _capture(error: BaseException, room: _Room, depth: int = 1, *, is_link: bool = False) -> ExceptionInfo:
-    """Return an exception; `is_link`: it is in a chain, whose other links its owner has."""
-    room.left -= 1
+def _capture(
+    error: BaseException, done: list[BaseException], depth: int = 1, *, is_link: bool = False
+) -> ExceptionInfo:
+    """Return an exception, and add it to those that are done; `is_link`: its owner has the other links of its chain."""
+    done.append(error)
     kind = type(error)
     frames, omitted = _frames(_attribute(error, "__traceback__"))
     found = ExceptionInfo(
@@ -134,8 +129,8 @@ def _capture(error: BaseException, room: _Room, depth: int = 1, *, is_link: bool
         frames=frames,
         frames_omitted=omitted,
         notes=_notes(error),
-        causes=() if is_link else _causes(error, room, depth),
-        members=_members(error, room, depth),
+        causes=() if is_link else _causes(error, done, depth),
+        members=_members(error, done, depth),
     )
     return caught(lambda: _with_text_frames(found))[0] or found
 
@@ -236,12 +231,12 @@ def _notes(error: BaseException) -> tuple[str, ...]:
     return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
 
 
-def _causes(error: BaseException, room: _Room, depth: int) -> tuple[ExceptionInfo, ...]:
+def _causes(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
     """Return the chain: an explicit cause, else the context. After ``raise ... from None`` it is not printed."""
     seen = {id(error)}
     chain: list[ExceptionInfo] = []
     current = error
-    while len(chain) < _MAX_CAUSES and depth < _MAX_DEPTH and room.left > 0:
+    while len(chain) < _MAX_CAUSES and depth < _MAX_DEPTH and len(done) < _MAX_EXCEPTIONS:
         following, relation = _attribute(current, "__cause__"), "cause"
         if following is None:
             following = _attribute(current, "__context__")
@@ -249,18 +244,18 @@ def _causes(error: BaseException, room: _Room, depth: int) -> tuple[ExceptionInf
         if not _is_exception(following) or id(following) in seen:
             break
         seen.add(id(following))
-        chain.append(replace(_capture(following, room, depth + 1, is_link=True), relation=relation))
+        chain.append(replace(_capture(following, done, depth + 1, is_link=True), relation=relation))
         current = following
     return tuple(chain)
 
 
-def _members(error: BaseException, room: _Room, depth: int) -> tuple[ExceptionInfo, ...]:
+def _members(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
     """Return the members of an exception group (Python 3.11, or the backport)."""
     members = _attribute(error, "exceptions")
     if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
         return ()
     known = [member for member in members[:_MAX_MEMBERS] if _is_exception(member)]
-    return tuple(_capture(member, room, depth + 1) for member in known if room.left > 0)
+    return tuple(_capture(member, done, depth + 1) for member in known if len(done) < _MAX_EXCEPTIONS)
 
 
 # --- torch's classes of errors, and the record of a failure -----------------------------------------------------------

@@ -270,16 +270,16 @@ class Reporter:
         return failures
 
     def _take(self, document: SpooledDocument) -> tuple[Receipt, WorkerError | None]:
-        if document.withdrawn:
-            return Receipt(document.name, durable=document.is_durable, withdrawn=True), None
+        settled = document.settled
+        if settled is not None and settled.withdrawn:
+            return settled, None
         data = document.path.read_bytes()
         failure = decode(data, DocumentRef(document.name))
         if not isinstance(failure, WorkerError):
             raise TypeError(f"{document.name} in the node's spool is not an error document")
         self.report.copies[document_path(document.name)] = data
-        if document.receipt is not None and document.receipt.durable:
-            return document.receipt, failure
-        return put_document(document, data, failure, self.recording, self.deadline_seconds), failure
+        receipt = settled or put_document(document, data, failure, self.recording, self.deadline_seconds)
+        return receipt, failure
 
     def _fatal_stack(self, local_rank: int) -> str:
         if self.recording.files is None:

@@ -29,7 +29,6 @@ from firstfault.text import parse_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-SOCKET = "recorder.sock"
 DOCUMENT = "document.pb"
 """In `NodeFolder.last_words`: the error document about the agent's death, without a time."""
 PRESENCE = "presence.pb"
@@ -63,6 +62,13 @@ class SpooledDocument:
     def is_durable(self) -> bool:
         """Whether it is in the storage."""
         return self.receipt is not None and self.receipt.durable
+
+    @property
+    def settled(self) -> Receipt | None:
+        """The receipt of a document that is durable or withdrawn; None: it must be uploaded."""
+        if self.withdrawn:
+            return Receipt(self.name, durable=self.is_durable, withdrawn=True)
+        return self.receipt if self.is_durable else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ class NodeFolder:
     @property
     def socket(self) -> Path:
         """The socket on which the recorder listens."""
-        return self.path / SOCKET
+        return self.path / "recorder.sock"
 
     def note_sessions(self, sessions: Iterable[int]) -> None:
         """Keep the sessions of the workers that lead one: the recorder ends what a dead agent leaves in them.

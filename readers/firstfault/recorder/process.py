@@ -17,7 +17,7 @@ from pathlib import Path
 
 from firstfault.errors import RecorderUnavailableError, UsageError
 from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
-from firstfault.recorder.folder import SOCKET, NodeFolder, Recorder
+from firstfault.recorder.folder import NodeFolder, Recorder
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""
@@ -26,6 +26,8 @@ _MKDTEMP_CHARACTERS = 8
 """Length of what `tempfile.mkdtemp` appends to a prefix."""
 _MAX_SOCKET_PATH_BYTES = 107
 """Size of sun_path in unix(7), without the final NUL."""
+_LONGEST_NAME = "worker-9999-999.line"
+"""The longest name of a socket in the folder."""
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - only as the parent of a folder by mkdtemp, where TMPDIR cannot be used
 _BACKLOG = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
@@ -146,7 +148,7 @@ def _make_folder(parent: str | None) -> Path:
 
 
 def _short_enough(parent: str) -> bool:
-    longest = f"{Path(parent).absolute()}/{_PREFIX}{'x' * _MKDTEMP_CHARACTERS}/{SOCKET}"
+    longest = f"{Path(parent).absolute()}/{_PREFIX}{'x' * _MKDTEMP_CHARACTERS}/{_LONGEST_NAME}"
     return len(os.fsencode(longest)) <= _MAX_SOCKET_PATH_BYTES
 
 

@@ -217,12 +217,9 @@ class _Server:
     async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[Receipt, int | None]:
         """Upload a spooled document if it needs that; return its receipt, and its round if it could be read."""
         failure = _failure(document)
-        rank, monotonic_ns = (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
-        if document.withdrawn:
-            receipt = Receipt(document.name, durable=document.is_durable, rank=rank, withdrawn=True)
-        elif document.receipt is not None and document.is_durable:
-            receipt = document.receipt
-        else:
+        receipt = document.settled
+        if receipt is None:
+            rank, monotonic_ns = (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
             target = Target(f"{ERRORS}/{document.name}", monotonic_ns, rank)
             receipt = await self._in_time(target, self._uploads.put(target, document.path, spool))
         return receipt, failure.place.round if failure is not None else None
