@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -43,10 +42,6 @@ def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
     lost = make_error(None, at_ms=None, exception=None, message="the agent died", round=round_number)
     folder.last_words.add(DOCUMENT, encode(lost))
     folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
-
-
-def _recording(folder: Path) -> str:
-    return json.dumps({"node_folder": str(folder), "round": 0})
 
 
 def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
@@ -130,28 +125,6 @@ def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Out, tmp
     assert daemon.returncode == 0
     until("its last words", lambda: log.read_bytes().endswith(b"the end\n"))
     assert log.read_bytes().count(b"x") == 200_000
-
-
-def test_what_the_workers_of_a_killed_agent_leave(agent: StartAgent, out: Out) -> None:
-    """What ignores SIGTERM gets SIGKILL; a daemon, which began a session of its own, lives on."""
-    dying = agent(out.uri)
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    variables = {**os.environ, "FIRSTFAULT_LOCAL_RANK": "0", "FIRSTFAULT_RECORDING": _recording(dying.folder.path)}
-    with contextlib.ExitStack() as stack:
-        started = []
-        for _ in range(2):
-            command = [sys.executable, "-c", code]
-            process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, start_new_session=True)
-            started.append(stack.enter_context(process))
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            process.stdout.readline()
-        worker, daemon = started
-        dying.folder.note_sessions([worker.pid])
-        dying.kill()
-        dying.wait_for_recorder()
-        assert worker.wait(HANG_S) == -signal.SIGKILL
-        assert daemon.poll() is None
 
 
 def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out: Out) -> None:
@@ -271,8 +244,26 @@ def _start(started: list[subprocess.Popen[str]], code: str = SLEEPS, **more: obj
     return process
 
 
+def _recording(folder: Path) -> str:
+    return json.dumps({"node_folder": str(folder), "round": 0})
+
+
 def _of_worker(folder: Path) -> dict[str, str]:
     return {**os.environ, "FIRSTFAULT_LOCAL_RANK": "1", "FIRSTFAULT_RECORDING": _recording(folder)}
+
+
+def test_what_the_workers_of_a_killed_agent_leave(
+    agent: StartAgent, out: Out, started: list[subprocess.Popen[str]]
+) -> None:
+    """What ignores SIGTERM gets SIGKILL; a daemon, which began a session of its own, lives on."""
+    dying = agent(out.uri)
+    variables = _of_worker(dying.folder.path)
+    worker, daemon = (_start(started, STUBBORN, env=variables, start_new_session=True) for _ in range(2))
+    dying.folder.note_sessions([worker.pid])
+    dying.kill()
+    dying.wait_for_recorder()
+    assert worker.wait(HANG_S) == -signal.SIGKILL
+    assert daemon.poll() is None
 
 
 def test_what_a_worker_started(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:

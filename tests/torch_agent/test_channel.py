@@ -187,16 +187,6 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
         line.close()
 
 
-def test_a_worker_that_is_asked_and_fails(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
-    """A worker's state and its failure report do not replace each other."""
-    line = worker(0, lambda: {"ok": True})
-    for _ in range(2):
-        line.report_failure({"what": "ValueError"})
-        assert agent.woken.acquire(timeout=LONG_S)
-        assert agent.channel.ask([0], LONG_S)[0]["ok"]
-        assert agent.channel.failed()[0]["what"] == "ValueError"
-
-
 @pytest.mark.parametrize(
     "message",
     [
