@@ -88,9 +88,11 @@ def out(tmp_path: Path) -> Out:
 
 
 @pytest.fixture
-def short() -> Iterator[str]:
-    """Return a folder with a path that is short enough for a socket."""
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return a folder for temporary files with a path that is short enough for a socket; `tmp_path` lies elsewhere."""
     folder = tempfile.mkdtemp(prefix="ff-", dir="/tmp")
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    monkeypatch.setenv("TMPDIR", folder)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -100,10 +102,9 @@ def start(short: str) -> Iterator[Start]:
     """Start recorders, and kill those that are left after the test."""
     started: list[RecorderProcess] = []
 
-    def run(uri: str, **options: object) -> RecorderProcess:
-        process = start_recorder(uri, **{"deadline_seconds": HANG_S, "parent": short, **options})  # type: ignore[arg-type]
-        started.append(process)
-        return process
+    def run(uri: str) -> RecorderProcess:
+        started.append(start_recorder(uri, deadline_seconds=HANG_S))
+        return started[-1]
 
     yield run
     for process in started:
@@ -112,10 +113,9 @@ def start(short: str) -> Iterator[Start]:
         process.end()
 
 
-def with_modules(folder: Path) -> dict[str, str]:
-    """Return this environment with one more folder on PYTHONPATH."""
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path}
+def add_modules(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let programs import the modules of a folder."""
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,6 @@ class Gate:
     def uri(self, out: Out) -> str:
         """Return the URI of an output prefix behind the gate."""
         return f"gated://{out.folder}"
-
-    def environment(self) -> dict[str, str]:
-        """Return an environment with this storage."""
-        return {**with_modules(self.folder), "GATE": str(self.folder)}
 
     def waiting(self) -> int:
         """Return the number of writes that reached the gate."""
@@ -163,14 +159,16 @@ class Gated(LocalFileSystem):
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    """Return a storage whose gate is closed."""
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Return a storage whose gate is closed, for recorders that are started later."""
     folder = tmp_path / "plugins"
     (folder / "gated-1.0.dist-info").mkdir(parents=True)
     (folder / "gated-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: gated\nVersion: 1.0\n")
     (folder / "gated-1.0.dist-info" / "entry_points.txt").write_text("[fsspec.specs]\ngated = gated.Gated\n")
     (folder / "gated.py").write_text(_GATED)
     gate = Gate(folder)
+    add_modules(monkeypatch, folder)
+    monkeypatch.setenv("GATE", str(folder))
     yield gate
     gate.open()
 
@@ -178,8 +176,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 _AGENT = """
 import sys
 from firstfault.recorder.process import start_recorder
-uri, parent, deadline = sys.argv[1:]
-process = start_recorder(uri, deadline_seconds=float(deadline), left_seconds=0.5, parent=parent)
+process = start_recorder(sys.argv[1], deadline_seconds=float(sys.argv[2]), left_seconds=0.5)
 print(process.pid, process.folder.path, flush=True)
 sys.stdin.read()
 """
@@ -209,20 +206,9 @@ def agent(short: str) -> Iterator[StartAgent]:
     """Start agents, and kill those that are left after the test, with their recorders."""
     started: list[Agent] = []
 
-    def run(
-        uri: str,
-        environment: dict[str, str] | None = None,
-        deadline_seconds: float = HANG_S,
-        stderr: IO[bytes] | None = None,
-    ) -> Agent:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _AGENT, uri, short, str(deadline_seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=environment,
-        )
+    def run(uri: str, deadline_seconds: float = HANG_S, stderr: IO[bytes] | None = None) -> Agent:
+        command = [sys.executable, "-c", _AGENT, uri, str(deadline_seconds)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
         assert process.stdout is not None
         pid, _, folder = process.stdout.readline().strip().partition(" ")
         if not pid:

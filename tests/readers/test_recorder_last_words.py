@@ -20,21 +20,13 @@ from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder,
 from firstfault.recorder.left_behind import end_left_processes, left_processes
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Out, until, with_modules
+from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Out, add_modules, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.readers.recorders import Gate, StartAgent
-
-
-@pytest.fixture
-def without_pidfd(tmp_path: Path) -> dict[str, str]:
-    """Return an environment in which Python has no pidfd_open."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n")
-    return with_modules(tmp_path / "site")
 
 
 def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
@@ -54,10 +46,13 @@ def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
 
 @pytest.mark.parametrize("kernel_tells", [True, False], ids=["pidfd", "polled"])
 def test_an_agent_that_is_killed(
-    agent: StartAgent, out: Out, without_pidfd: dict[str, str], kernel_tells: bool
+    agent: StartAgent, out: Out, kernel_tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder uploads the agent's death, the spooled documents and the roster entry with receipts, and exits."""
-    dying = agent(out.uri, None if kernel_tells else without_pidfd)
+    if not kernel_tells:
+        (tmp_path / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n")
+        add_modules(monkeypatch, tmp_path)
+    dying = agent(out.uri)
     folder = dying.folder
     write_last_words(folder)
     open_name = spool_failure(folder.spool("1-0"), 0)
@@ -173,7 +168,7 @@ def test_a_death_with_a_bad_storage(
         gate.open()
         (out.folder / "firstfault").mkdir(parents=True)
         (out.folder / ERRORS).touch()
-    dying = agent(gate.uri(out), gate.environment(), SHORT_S if hangs else HANG_S)
+    dying = agent(gate.uri(out), SHORT_S if hangs else HANG_S)
     write_last_words(dying.folder)
     name = spool_failure(dying.folder.spool("1-0"), 0)
     dying.kill()
@@ -185,7 +180,7 @@ def test_a_death_with_a_bad_storage(
 
 def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Out, gate: Gate) -> None:
     """The recorder of a dead agent still answers its workers."""
-    dying = agent(gate.uri(out), gate.environment())
+    dying = agent(gate.uri(out))
     write_last_words(dying.folder)
     dying.kill()
     until("the last words at the gate", lambda: gate.waiting() == 1)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.errors import RecorderUnavailableError, StoreError, UsageError
+from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt
 from firstfault.recorder import server
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Recorder, Target
@@ -88,7 +88,7 @@ def test_requests(start: Start, out: Out, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_many_at_once(start: Start, out: Out, gate: Gate) -> None:
     """Eight uploads run concurrently."""
-    process = start(gate.uri(out), environment=gate.environment())
+    process = start(gate.uri(out))
     files = [spooled(process, f"{rank}.pb", str(rank).encode()) for rank in range(_CLIENTS)]
     with ThreadPoolExecutor(_CLIENTS) as pool:
         answers = pool.map(lambda rank: put(process, files[rank], rank), range(_CLIENTS))
@@ -130,7 +130,7 @@ def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, mo
 def test_a_deadline_that_passes(start: Start, out: Out, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client returns at its deadline; the recorder finishes the upload and writes the receipt to the spool."""
     monkeypatch.setattr("firstfault.recorder.folder.RECEIVED_S", 4.0)
-    process = start(gate.uri(out), environment=gate.environment())
+    process = start(gate.uri(out))
     file = spooled(process)
     Recorder(process.folder).resources(HANG_S)  # it is up
     began = time.monotonic()
@@ -190,7 +190,7 @@ def test_no_recorder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
 def test_a_recorder_that_is_killed_while_one_waits(start: Start, out: Out, gate: Gate, up: bool) -> None:
     """A waiting client gets RecorderUnavailableError as soon as the recorder dies, before or after it accepts."""
-    process = start(gate.uri(out), environment=gate.environment())
+    process = start(gate.uri(out))
     if not up:
         os.kill(process.pid, signal.SIGSTOP)
     file = spooled(process)
@@ -274,7 +274,7 @@ def test_an_end_with_an_upload_in_hand(
     start: Start, out: Out, gate: Gate, hangs: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An upload in progress finishes before the recorder exits; one that hangs is named on stderr."""
-    process = start(gate.uri(out), environment=gate.environment())
+    process = start(gate.uri(out))
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(put, process)
         until("the upload at the gate", lambda: gate.waiting() == 1)
@@ -304,21 +304,16 @@ def test_an_end_of_a_frozen_recorder(start: Start, out: Out) -> None:
 def test_a_folder_too_deep_for_a_socket(
     start: Start, out: Out, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long TMPDIR is ignored; a long `parent` raises a UsageError that gives the reason.
-
-    If the process cannot be started, an OSError is raised and no folder is left either.
-    """
+    """A long TMPDIR is ignored. If the process cannot be started, an OSError is raised and no folder is left."""
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    process = start(out.uri, parent=None)
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(deep))
+        process = start(out.uri)
     assert process.folder.path.parent == Path("/tmp")  # noqa: S108 - what is expected
     Recorder(process.folder).resources(HANG_S)
     shutil.rmtree(process.folder.path)  # a recorder exits when its folder is gone
     until("the recorder's end", lambda: not process.alive())
-    with pytest.raises(UsageError, match="107 bytes"):
-        start(out.uri, parent=str(deep))
-    assert list(deep.iterdir()) == []
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(FileNotFoundError):
         start(out.uri)

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from firstfault.errors import RecorderUnavailableError, UsageError
+from firstfault.errors import RecorderUnavailableError
 from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
 from firstfault.recorder.folder import NodeFolder, Recorder
 
@@ -49,14 +49,8 @@ class Settings:
     """How long processes of the workers may run on after the agent's death, seconds."""
 
 
-def start_recorder(  # noqa: PLR0913 - keywords
-    output_prefix: str,
-    *,
-    deadline_seconds: float,
-    left_seconds: float = LEFT_S,
-    parent: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    own_session: bool = False,
+def start_recorder(
+    output_prefix: str, *, deadline_seconds: float, left_seconds: float = LEFT_S, own_session: bool = False
 ) -> RecorderProcess:
     """Start the recorder of this node and return at once; clients that connect wait until it is ready.
 
@@ -66,15 +60,12 @@ def start_recorder(  # noqa: PLR0913 - keywords
         output_prefix: URI below which it uploads.
         deadline_seconds: longest upload of each document after this process has died.
         left_seconds: how long processes of workers may run on after this process has died; then they get SIGKILL.
-        parent: where to make its folder; None: the folder of temporary files.
-        environment: its environment variables; None: those of this process.
         own_session: outlive a SIGKILL to this process's group; else the recorder is in its group and session.
 
     Raises:
-        UsageError: `parent` is too long for the path of a socket.
         OSError: the folder could not be made, or the process could not be started.
     """
-    folder = NodeFolder(_make_folder(parent))
+    folder = NodeFolder(_make_folder())
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _signals_blocked():
             # before the recorder's process exists, so that early clients can connect
@@ -86,7 +77,6 @@ def start_recorder(  # noqa: PLR0913 - keywords
                 stdin=subprocess.DEVNULL,
                 close_fds=True,
                 pass_fds=(listener.fileno(),),
-                env=environment,
                 start_new_session=own_session,
             )
     except BaseException:
@@ -134,22 +124,14 @@ class RecorderProcess:
         self.folder.remove()
 
 
-def _make_folder(parent: str | None) -> Path:
+def _make_folder() -> Path:
     """Return a new folder that only this user may enter, with a path short enough for a socket."""
-    if parent is not None and not _short_enough(parent):
-        raise UsageError(
-            f"the path {parent!r} is too long: a socket's path may have {_MAX_SOCKET_PATH_BYTES} bytes; "
-            "give the recorder a folder with a shorter path"
-        )
-    where = parent or tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where if _short_enough(where) else _SHORT_FOLDER))
+    where = tempfile.gettempdir()
+    longest = f"{Path(where).absolute()}/{_PREFIX}{'x' * _MKDTEMP_CHARACTERS}/{_LONGEST_NAME}"
+    is_short = len(os.fsencode(longest)) <= _MAX_SOCKET_PATH_BYTES
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where if is_short else _SHORT_FOLDER))
     (folder / "spool").mkdir()
     return folder
-
-
-def _short_enough(parent: str) -> bool:
-    longest = f"{Path(parent).absolute()}/{_PREFIX}{'x' * _MKDTEMP_CHARACTERS}/{_LONGEST_NAME}"
-    return len(os.fsencode(longest)) <= _MAX_SOCKET_PATH_BYTES
 
 
 @contextlib.contextmanager
