@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
-from firstfault.model.failure import explain_end
+from firstfault.strategies import sentence_about
 from firstfault.text import one_line, printable
 from firstfault.wire.json_schemas import format_timestamp
 
@@ -294,16 +294,10 @@ def line_of(failure: WorkerError) -> str:
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
+    what, text = message_of(failure).what, sentence_about(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:
-        return one_line(failure.message, _LINE) or failure.code
-    said = message_of(failure)
-    if said.text or said.exception is not None:
-        return one_line(f"{said.what}: {said.text}" if said.text else said.what, _LINE)
-    if failure.signal or failure.exit_code is not None:
-        return one_line(f"{failure.what}: {explain_end(failure)}", _LINE)
-    # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
-    _, found, tail = failure.message.rpartition("\nMessage:")
-    return one_line(tail if found else failure.message, _LINE) or failure.code
+        what, text = text or failure.code, ""  # its text tells what it is
+    return one_line(f"{what}: {text}" if text and text != what else what, _LINE)
 
 
 def _memory_text(found: Resources) -> str:

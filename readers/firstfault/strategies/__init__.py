@@ -360,7 +360,7 @@ def who(failure: WorkerError) -> str:
 def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
     subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
-    text = _sentence(root)
+    text = sentence_about(root)
     what = "terminated" if category_of(root) == "preemption" else message_of(root).what
     if root.code == TIME_LIMIT:
         what = "time limit"
@@ -368,8 +368,8 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     return one_line(headline, HEADLINE)
 
 
-def _sentence(root: WorkerError) -> str:
-    """Return what happened, without the process's name."""
+def sentence_about(root: WorkerError) -> str:
+    """Return what happened to a process, without its name; empty: not known."""
     said = message_of(root).with_wrapper
     if said:
         return said
