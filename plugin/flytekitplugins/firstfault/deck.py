@@ -12,7 +12,6 @@ import json
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,14 +44,6 @@ _ENDED = (Phase.FAILED, Phase.SUCCEEDED)
 # --- rank 0's decks -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KeptDeck:
-    """A deck as text."""
-
-    name: str
-    html: str
-
-
 class DeckKeeper:
     """Writes rank 0's decks to a file in the node's folder, which is still there if the process crashes.
 
@@ -69,8 +60,8 @@ class DeckKeeper:
     def __init__(self, files: NodeFolder, round_: int, decks: list[Deck]) -> None:
         self._file = files.decks(round_)
         self._decks = decks
-        self._kept: tuple[KeptDeck, ...] = ()
-        self._left_out: tuple[str, ...] = ()
+        self._kept: list[tuple[str, str]] = []
+        self._left_out: list[str] = []
         self._lock = threading.Lock()
         self._ended = False
         self._wake = threading.Event()
@@ -104,27 +95,25 @@ class DeckKeeper:
     def _look(self) -> None:
         with self._lock:
             # unchanged texts are the same objects, so comparing them costs nothing
-            decks = [deck for deck in list(self._decks) if not isinstance(deck, TimeLineDeck)]
-            found = tuple(KeptDeck(deck.name, deck.html) for deck in decks)
+            found = [(deck.name, deck.html) for deck in list(self._decks) if not isinstance(deck, TimeLineDeck)]
             if found != self._kept and self._file.parent.is_dir():
                 self._write(found)
                 self._kept = found
 
-    def _write(self, decks: Sequence[KeptDeck]) -> None:
+    def _write(self, decks: Sequence[tuple[str, str]]) -> None:
         entries: list[bytes] = []
         left_out: list[str] = []
         room = _MAX_BYTES
         for deck in decks:
-            entry = json.dumps({"name": deck.name, "html": deck.html}, ensure_ascii=False)
             # UTF-8 cannot encode a lone surrogate
-            data = entry.encode("utf-8", "replace")
+            data = json.dumps(deck, ensure_ascii=False).encode("utf-8", "replace")
             if len(data) <= room:
                 entries.append(data)
                 room -= len(data)
             else:
-                left_out.append(deck.name)
-        if left_out and tuple(left_out) != self._left_out:
-            self._left_out = tuple(left_out)
+                left_out.append(deck[0])
+        if left_out and left_out != self._left_out:
+            self._left_out = left_out
             logger.warning(
                 "if this attempt fails, its deck leaves out %s: all decks together have more than %d MB",
                 ", ".join(map(repr, left_out)),
@@ -136,7 +125,7 @@ class DeckKeeper:
         part.replace(self._file)
 
 
-def kept_decks(files: NodeFolder, round_: int) -> tuple[KeptDeck, ...]:
+def kept_decks(files: NodeFolder, round_: int) -> list[Deck]:
     """Return rank 0's decks of a round; none if rank 0 made none, or was on another node.
 
     Args:
@@ -146,8 +135,8 @@ def kept_decks(files: NodeFolder, round_: int) -> tuple[KeptDeck, ...]:
     try:
         data = files.decks(round_).read_bytes()
     except FileNotFoundError:
-        return ()
-    return tuple(KeptDeck(str(item["name"]), str(item["html"])) for item in json.loads(data))
+        return []
+    return [_deck(str(name), str(html)) for name, html in json.loads(data)]
 
 
 # --- one pod writes -------------------------------------------------------------------------------------------------
@@ -229,8 +218,7 @@ def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
     children: list[Deck] = []
     if recording.files is not None:
         with guarded("reading rank 0's decks"):
-            kept = kept_decks(recording.files, recording.round)
-            children = [_deck(deck.name, deck.html) for deck in kept]
+            children = kept_decks(recording.files, recording.round)
     parameters = FlyteContextManager.current_context().user_space_params
     parameters.decks[:] = _tabs(report, children, parameters.decks)
     _output_deck(task_name.rpartition(".")[2], parameters)
