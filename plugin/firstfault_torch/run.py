@@ -82,6 +82,8 @@ class Pod:
     options: Options
     give_up: threading.Event
     """Set by a signal to this process; ends waits."""
+    max_restarts: int = 0
+    """Torch's."""
 
 
 def launch(
@@ -137,7 +139,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         SignalWatch(parse_signals(job.signals)) as signals,
         node_recorder(recording, options.terminated_stop_seconds or options.stop_seconds) as recording,
     ):
-        pod = Pod(engine, options, signals.gave_up)
+        pod = Pod(engine, options, signals.gave_up, job.max_restarts)
         asks = options.restarts_follow_policy and job.max_restarts > 0
         judge = partial(_decided_restart, pod) if asks else None
         settings = AgentSettings(options, signals, job.min_nodes, judge, load_what_concluding_needs)
@@ -262,7 +264,7 @@ def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: Wait) ->
         concluded = conclude_on_node(end.recording, copies, pod.engine, pod.options, wait)
         if end.refused is not None:
             found = concluded.conclusion
-            decision = with_unused_restarts(found.decision, found.verdict, *end.refused)
+            decision = with_unused_restarts(found.decision, found.verdict, end.refused, pod.max_restarts)
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
         return seal_verdict(concluded, end.recording)
     return None

@@ -13,9 +13,11 @@ from torch.distributed import PrefixStore, TCPStore
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import RestartKind, RestartRecord
-from firstfault_torch.agent.node_round import Restarts
+from firstfault_torch.agent.node_round import AgentSettings, Restarts
 from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.context import Identity, Recording, node_place
+from firstfault_torch.options import Options
 from firstfault_torch.rounds import peers as peers_module
 from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
@@ -80,7 +82,8 @@ class Agent:
             gave_up=self.gave_up,
         )
         self.peers.join({f"joined-{self.group_rank}": b"here"})
-        self.restarts = Restarts(self._decide, self.reporter, min_nodes=1, seconds=LONG_S, max_restarts=3)
+        settings = AgentSettings(Options(settle_seconds=LONG_S), SignalWatch(), decide_restart=self._decide)
+        self.restarts = Restarts(settings, self.reporter)
         self.own = FirstFailure("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
 
     def place(self, local_rank: int | None = None) -> Place:

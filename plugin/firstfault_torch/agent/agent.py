@@ -27,9 +27,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from firstfault.model import TERMINATED, Phase
+from firstfault.model import TERMINATED, Phase, RestartRecord
 from firstfault_torch.agent.local_workers import ObservedLogs
-from firstfault_torch.agent.node_round import AgentSettings, NodeRound, RefusedRestart
+from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.reporter import Death, NodeReport, Reporter, about_agent
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.budgets import CLOSING_S
@@ -338,7 +338,7 @@ class RoundEnd:
     node failed. None: the workers succeeded."""
     group_rank: int = 0
     """This node's."""
-    refused: RefusedRestart | None = None
+    refused: RestartRecord | None = None
     """The decision against a restart that ended the attempt; None: there was none."""
     peers: Peers | None = None
     """The other agents; None: there are none, or the round had not begun."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -117,9 +117,7 @@ class NodeRound:
         self.survivors: Survivors | None = None
         if options.in_process_restart is not None:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
-        self.restarts = Restarts(
-            settings.decide_restart, self.reporter, settings.min_nodes, options.settle_seconds, group.spec.max_restarts
-        )
+        self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
         """None: there is no other node, or the round has not begun."""
         self.waits_at_exit = False
@@ -313,34 +311,15 @@ DecideRestart = Callable[[Recording, Reports, RestartContext], RestartRecord | N
 _NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
 
 
-class RefusedRestart(NamedTuple):
-    """A decision against a restart."""
-
-    record: RestartRecord
-    max_restarts: int
-    """Torch's."""
-
-
 class Restarts:
-    """Decides on the restarts of one attempt, with the other agents, and keeps a record of each.
+    """Decides on the restarts of one attempt, with the other agents, and keeps a record of each."""
 
-    Args:
-        decide: judges a round; None: torch's way.
-        reporter: writes the records.
-        min_nodes: fewest nodes with which the job continues.
-        seconds: longest wait for the other agents' reports.
-        max_restarts: torch's.
-    """
-
-    def __init__(
-        self, decide: DecideRestart | None, reporter: Reporter, min_nodes: int, seconds: float, max_restarts: int
-    ) -> None:
-        self._decide = decide
+    def __init__(self, settings: AgentSettings, reporter: Reporter) -> None:
+        self._decide = settings.decide_restart
+        self._min_nodes = settings.min_nodes
+        self._seconds = settings.options.settle_seconds
         self._reporter = reporter
-        self._min_nodes = min_nodes
-        self._seconds = seconds
-        self._max_restarts = max_restarts
-        self.refused: RefusedRestart | None = None
+        self.refused: RestartRecord | None = None
         """The decision against a restart, which ended the attempt."""
         self._previous_fingerprint = ""
         self._written: tuple[str, RestartRecord] | None = None
@@ -387,7 +366,7 @@ class Restarts:
             path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
             self._written = (path, record) if record.restart else None
             self._reporter.put(path, restart_to_json(record))
-        self.refused = None if record.restart else RefusedRestart(record, self._max_restarts)
+        self.refused = None if record.restart else record
         if not record.restart and peers is not None:
             peers.end_for_good(first, tell=is_mine)
         return record

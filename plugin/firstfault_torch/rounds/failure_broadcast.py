@@ -83,7 +83,9 @@ def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
     """
     store: Any = group.store
     if hasattr(lowest(store), "port"):
-        return round_store(store, number, is_shared=has_shared_store(group))
+        if not hasattr(store, "clone"):
+            return RoundStore(store, number)
+        return dist.PrefixStore(f"firstfault/{number}", store) if has_shared_store(group) else store  # type: ignore[attr-defined]
     key, limit = f"firstfault/server/{number}", dt.timedelta(seconds=CONNECTING_S)
     is_first = not group.group_rank
     if not is_first:
@@ -93,16 +95,6 @@ def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
     if is_first:
         store.set(key, str(server.port))
     return RoundStore(server, number)
-
-
-def round_store(store: Any, number: int, *, is_shared: bool = False) -> Any:
-    """Return the store of a round of which another connection can be opened: torch's own, or one beside it.
-
-    `is_shared`: torch's own is that of all rounds, as with a static rendezvous.
-    """
-    if hasattr(store, "clone"):
-        return dist.PrefixStore(f"firstfault/{number}", store) if is_shared else store  # type: ignore[attr-defined]
-    return RoundStore(store, number)
 
 
 def has_shared_store(group: WorkerGroup) -> bool:
