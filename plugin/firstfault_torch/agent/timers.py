@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import stat
-import tempfile
 import threading
 import time
 import weakref
@@ -51,21 +49,19 @@ def open_timers(
 ) -> TimerServer | None:
     """Return a server for a round's workers; None, with a warning, if no FIFO could be made.
 
-    It tries the path that the user gave to torch, the node's folder, and a new folder.
+    It tries the path that the user gave to torch, then the node's folder.
     """
-    paths: list[Callable[[], Path]] = []
-    if environment.get(TORCH_FILE_VARIABLE):
-        paths.append(lambda: Path(environment[TORCH_FILE_VARIABLE]))
-    if files is not None:
-        paths.append(lambda: files.timers(round_))
-    paths.append(lambda: Path(tempfile.mkdtemp(prefix="firstfault-")) / "timers.fifo")
+    users = environment.get(TORCH_FILE_VARIABLE)
+    paths = [Path(users)] if users else []
+    paths += [files.timers(round_)] if files is not None else []
     problems: list[str] = []
     for path in paths:
         try:
-            return TimerServer(path(), owns_folder=path is paths[-1])
+            return TimerServer(path)
         except OSError as error:
             problems.append(str(error))
-    logger.warning("the watchdog is off on this node: no FIFO could be made (%s)", "; ".join(problems))
+    why = "; ".join(problems) or "the node has no folder"
+    logger.warning("the watchdog is off on this node: no FIFO could be made (%s)", why)
     return None
 
 
@@ -74,15 +70,13 @@ class TimerServer:
 
     Args:
         path: of the FIFO, which is made here and removed by `stop`. One that exists is replaced.
-        owns_folder: remove its folder, too.
 
     Raises:
         OSError: the FIFO cannot be made, or another kind of file is there.
     """
 
-    def __init__(self, path: Path, *, owns_folder: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._owns_folder = owns_folder
         self._timers: dict[tuple[int, str], Timer] = {}
         self._expired: Callable[[dict[int, Timer]], None] = lambda _: None
         self._pids: frozenset[int] = frozenset()
@@ -90,16 +84,12 @@ class TimerServer:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._progress = time.time()
-        try:
-            if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
-                raise FileExistsError(f"{path} is there already, and is no FIFO")
-            path.unlink(missing_ok=True)
-            os.mkfifo(path, 0o600)
-            # also for writing: without a writer the FIFO would be readable for ever
-            self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            self._remove()
-            raise
+        if path.exists() and not path.is_fifo():
+            raise FileExistsError(f"{path} is there already, and is no FIFO")
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        # also for writing: without a writer the FIFO would be readable for ever
+        self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_reader, self._stop_writer = os.pipe()
         _living.add(self)
 
@@ -130,7 +120,9 @@ class TimerServer:
             self._thread.join(TIMERS_JOIN_S)
         elif self._thread is None:
             self._close()
-        self._remove()
+        with contextlib.suppress(OSError):
+            if self.path.is_fifo():
+                self.path.unlink()
 
     def get_last_progress_time(self) -> int:
         """Return when the watch last looked, seconds since the Unix epoch: torch's health check asks for it."""
@@ -233,14 +225,6 @@ class TimerServer:
     def _close(self) -> None:
         for descriptor in (self._fifo, self._stop_reader):
             os.close(descriptor)
-
-    def _remove(self) -> None:
-        with contextlib.suppress(OSError):
-            if self.path.exists() and stat.S_ISFIFO(self.path.stat().st_mode):
-                self.path.unlink()
-        if self._owns_folder:
-            with contextlib.suppress(OSError):
-                self.path.parent.rmdir()
 
 
 _living: weakref.WeakSet[TimerServer] = weakref.WeakSet()
