@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import logging
-import multiprocessing
 import os
 import queue
 import resource
@@ -14,7 +13,6 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,13 +30,13 @@ from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.prefix import Prefix
 
 LONG_S = 60.0
 QUIET_S = 0.6
 """Longer than an agent may take to come back, where that is a moment."""
-_fork = multiprocessing.get_context("fork")
 
 
 class Deaths:
@@ -54,134 +52,87 @@ class Deaths:
         self.news.set()
 
 
-class Other:
-    """The process of another agent; it is forked before this process has a store."""
-
-    def __init__(self) -> None:
-        theirs, self._orders = _fork.Pipe(duplex=False)
-        self._ready, self.leave = _fork.Event(), _fork.Event()
-        self.process = _fork.Process(target=_be_agent, args=(theirs, self._ready, self.leave))
-        self.process.start()
-
-    def start(self, store: RoundStore, group_rank: int) -> None:
-        """Let it begin."""
-        self._orders.send((store.underlying_store.port, group_rank))
-        assert self._ready.wait(LONG_S)
-
-    def kill(self) -> None:
-        """End it without a farewell."""
-        self.process.kill()
-
-
-def _be_agent(orders: Any, ready: Any, leave: Any) -> None:
-    """Be the agent of another node until ordered to end with a farewell."""
-    port, group_rank = orders.recv()
-    store = RoundStore(TCPStore("127.0.0.1", port, is_master=False), 0)
-    lines = Liveness(store, group_rank, f"worker-{group_rank}", "127.0.0.1", lambda *_: None)
-    if group_rank == 0:
-        store.wait(["firstfault/lifeline"])
-    ready.set()
-    leave.wait()
-    lines.end()
-
-
 @pytest.fixture
-def other() -> Iterator[Other]:
-    """Return the agent of another node."""
-    agent = Other()
-    yield agent
-    agent.kill()
-    agent.process.join()
-
-
-@pytest.fixture
-def store(other: Other) -> RoundStore:
+def store() -> RoundStore:
     """Return the store of a round."""
     return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
 
 
-def _connected(store: RoundStore) -> None:
-    """Wait until two agents are connected and the first one answers the next greeting."""
-    where = json.loads(store.get("firstfault/lifeline"))
-    until(lambda: _is_established(where["port"]))
-    _greeted(where)
+def _first(store: RoundStore, deaths: Callable[[int, str], None]) -> tuple[Liveness, dict[str, Any]]:
+    """Be the first agent; return also where it listens."""
+    return Liveness(store, 0, "worker-0", "127.0.0.1", deaths), json.loads(store.get("firstfault/lifeline"))
 
 
-def _greeted(where: dict[str, Any]) -> None:
-    """Greet the first agent as another one, and leave."""
-    greeting = {"secret": where["secret"], "group_rank": 7, "node": "probe"}
-    with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as probe:
-        probe.sendall(json.dumps(greeting).encode() + b"\n")
-        assert json.loads(probe.recv(4096))["node"]
-        probe.sendall(b"bye\n")
+def _greeted(where: dict[str, Any], group_rank: int = 7) -> socket.socket:
+    """Return a connection to the first agent, which takes it for another agent's."""
+    greeting = {"secret": where["secret"], "group_rank": group_rank, "node": f"worker-{group_rank}"}
+    connection = socket.create_connection(("127.0.0.1", where["port"]), LONG_S)
+    connection.sendall(json.dumps(greeting).encode() + b"\n")
+    assert json.loads(connection.recv(4096)) == {"node": "worker-0"}
+    return connection
 
 
-def _is_established(port: int) -> bool:
-    """Whether proc(5) shows a connection to a port."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            _, local, remote, state, *_ = line.split()
-            if state == "01" and f"{port:04X}" in {local.rpartition(":")[2], remote.rpartition(":")[2]}:
-                return True
-    return False
-
-
-@pytest.mark.parametrize(("own", "others"), [(0, 1), (1, 0)])
-def test_an_agent_that_is_killed(store: RoundStore, other: Other, own: int, others: int) -> None:
-    """When either of two agents is killed, the other one learns its rank and node."""
+def test_another_agent_is_killed(store: RoundStore) -> None:
+    """The first agent learns its rank and node when the kernel closes its connection."""
     deaths = Deaths()
-    if others == 0:
-        other.start(store, 0)
-    lines = Liveness(store, own, f"worker-{own}", "127.0.0.1", deaths)
-    if others == 1:
-        store.wait(["firstfault/lifeline"])
-        other.start(store, 1)
-    _connected(store)
-    other.kill()
+    lines, where = _first(store, deaths)
+    _greeted(where, 1).close()
     assert deaths.news.wait(LONG_S)
     lines.end()
-    assert deaths.seen == [(others, f"worker-{others}")]
+    assert deaths.seen == [(1, "worker-1")]
 
 
-def test_an_agent_that_leaves(store: RoundStore, other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that sends a farewell is not reported dead."""
+def test_the_first_agent_is_killed(store: RoundStore) -> None:
+    """The others learn it when they cannot connect again."""
     deaths = Deaths()
-    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
-    store.wait(["firstfault/lifeline"])
-    other.start(store, 1)
-    _connected(store)
-    monkeypatch.setattr(liveness, "RECONNECT_S", QUIET_S / 3)
-    other.leave.set()
-    other.process.join(LONG_S)
-    assert other.process.exitcode == 0
-    assert not deaths.news.wait(QUIET_S)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        store.set("firstfault/lifeline", json.dumps({"port": listener.getsockname()[1], "secret": "of this test"}))
+        lines = Liveness(store, 1, "worker-1", "127.0.0.1", deaths)
+        connection, _ = listener.accept()
+        assert json.loads(connection.recv(4096)) == {"secret": "of this test", "group_rank": 1, "node": "worker-1"}
+        connection.sendall(b'{"node": "worker-0"}\n')
+    connection.close()
+    until(lambda: lines.lost_first == "worker-0")
+    assert deaths.news.wait(LONG_S)
     lines.end()
+    assert deaths.seen == [(0, "worker-0")]
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_an_agent_that_leaves(leaves: int, store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that sends a farewell is not reported dead, whichever of two it is."""
+    deaths = Deaths()
+    agents = [Liveness(store, rank, f"worker-{rank}", "127.0.0.1", deaths) for rank in (0, 1)]
+    until(lambda: agents[0]._latest)
+    monkeypatch.setattr(liveness, "RECONNECT_S", QUIET_S / 3)
+    agents[leaves].end()
+    assert not deaths.news.wait(QUIET_S)
+    agents[1 - leaves].end()
 
 
 def test_a_stranger_is_not_missed(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without the secret from the store cannot report a death."""
     deaths = Deaths()
-    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
-    where = json.loads(store.get("firstfault/lifeline"))
+    lines, where = _first(store, deaths)
     strangers = [{"secret": said, "group_rank": 1, "node": "a"} for said in ("x", "\u00e9", 7, [])]
     for said in (b"\n", b"no json\n", b"[" * 4_095 + b"\n", *(json.dumps(one).encode() + b"\n" for one in strangers)):
         with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as stranger:
             stranger.sendall(said)
             assert stranger.recv(4096) == b""
-    _greeted(where)
+    agent = _greeted(where)
     monkeypatch.setattr(liveness, "RECONNECT_S", QUIET_S / 3)
     assert not deaths.news.wait(QUIET_S)
     lines.end()
+    assert agent.recv(4096) == b"bye\n"
+    agent.close()
 
 
-def test_slow_strangers(store: RoundStore, other: Other) -> None:
+def test_slow_strangers(store: RoundStore) -> None:
     """Strangers that say nothing, or a byte at a time, keep no agent from learning of a death, and are dropped."""
     deaths = Deaths()
-    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
-    where = json.loads(store.get("firstfault/lifeline"))
+    lines, where = _first(store, deaths)
     address = ("127.0.0.1", where["port"])
-    other.start(store, 1)
-    _connected(store)  # before the strangers, whose connections look like the agent's
+    agent = _greeted(where, 1)
     strangers = [socket.create_connection(address, LONG_S) for _ in range(3)]
     stop = threading.Event()
 
@@ -198,8 +149,7 @@ def test_slow_strangers(store: RoundStore, other: Other) -> None:
     for thread in whispering:
         thread.start()
     try:
-        _greeted(where)
-        other.kill()
+        agent.close()
         assert deaths.news.wait(LONG_S / 2)
         for stranger in strangers:
             stranger.settimeout(LONG_S)
@@ -218,15 +168,9 @@ def test_a_connection_that_breaks_and_comes_back(store: RoundStore, monkeypatch:
     """An agent that reconnects within the limit is not reported dead."""
     monkeypatch.setattr(liveness, "RECONNECT_S", LONG_S)
     deaths = Deaths()
-    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
-    where = json.loads(store.get("firstfault/lifeline"))
-    greeting = json.dumps({"secret": where["secret"], "group_rank": 1, "node": "worker-1"}).encode() + b"\n"
-    for number in range(2):
-        again = socket.create_connection(("127.0.0.1", where["port"]), LONG_S)
-        again.sendall(greeting)
-        assert again.recv(4096)
-        if number == 0:
-            again.close()
+    lines, where = _first(store, deaths)
+    _greeted(where, 1).close()
+    again = _greeted(where, 1)
     monkeypatch.setattr(liveness, "RECONNECT_S", QUIET_S / 3)
     assert not deaths.news.wait(QUIET_S)
     again.close()
@@ -238,15 +182,8 @@ def test_a_connection_that_breaks_and_comes_back(store: RoundStore, monkeypatch:
 def test_no_descriptors_are_left(store: RoundStore, caplog: pytest.LogCaptureFixture) -> None:
     """An agent that may open no further file says so once, rests meanwhile, serves the others, and continues later."""
     deaths = Deaths()
-    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
-    where = json.loads(store.get("firstfault/lifeline"))
-    greetings = [
-        json.dumps({"secret": where["secret"], "group_rank": rank, "node": f"worker-{rank}"}).encode() + b"\n"
-        for rank in (1, 2)
-    ]
-    early = socket.create_connection(("127.0.0.1", where["port"]), LONG_S)
-    early.sendall(greetings[0])
-    assert early.recv(4096)
+    lines, where = _first(store, deaths)
+    early = _greeted(where, 1)
     late = socket.socket()
     late.settimeout(LONG_S)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -259,7 +196,7 @@ def test_no_descriptors_are_left(store: RoundStore, caplog: pytest.LogCaptureFix
                 while True:
                     held.append(os.dup(0))
             late.connect(("127.0.0.1", where["port"]))
-            late.sendall(greetings[1])
+            late.sendall(json.dumps({"secret": where["secret"], "group_rank": 2, "node": "late"}).encode() + b"\n")
             began = time.process_time()
             assert not deaths.news.wait(4 * QUIET_S)
             assert time.process_time() - began < QUIET_S
