@@ -93,33 +93,35 @@ def start() -> Iterator[Callable[..., list[Any]]]:
         process.join()
 
 
-@pytest.mark.parametrize(("second", "seconds", "code"), [(_plain, LONG_S, -15), (_ignores_sigterm, 0.3, -9)])
-def test_a_signal_ends_them(
-    second: Callable[[Any], None], seconds: float, code: int, start: Callable[..., list[Any]]
+@pytest.mark.parametrize(
+    ("works", "failed", "seconds", "exit_codes", "least_s"),
+    [
+        ((_plain, _plain), (), LONG_S, [-15, -15], 0.0),
+        ((_plain, _ignores_sigterm), (), 0.3, [-15, -9], 0.3),
+        ((_leaving, _plain), (0,), 0.2, [7, -15], 0.2),
+        ((_ignores_sigterm,), (0,), 0.2, [-9], 2.0),
+    ],
+    ids=["they end", "one ignores it", "one that failed ends by itself", "one that failed does not end"],
+)
+def test_they_are_stopped(  # noqa: PLR0917
+    works: tuple[Callable[[Any], None], ...],
+    failed: tuple[int, ...],
+    seconds: float,
+    exit_codes: list[int],
+    least_s: float,
+    start: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The signal ends processes at once; one that ignores it is killed after the time limit."""
-    processes = start(_plain, second)
+    """The signal ends processes at once; one that ignores it is killed after the time limit.
+
+    A failed worker gets no signal, and its exit handlers have more time than stopped workers.
+    """
+    monkeypatch.setattr(workers, "EXIT_S", 2.0)
+    processes = start(*works)
     began = time.monotonic()
-    stop_processes(processes, signal.SIGTERM, seconds=seconds)
-    assert _exit_codes(processes) == [-15, code]
-    assert (0.3 if code == -9 else 0.0) <= time.monotonic() - began < LONG_S / 2
-
-
-def test_one_that_failed_ends_by_itself(start: Callable[..., list[Any]]) -> None:
-    """A failed worker gets no signal, and its exit handlers have more time than stopped workers."""
-    processes = start(_leaving, _plain)
-    stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
-    assert _exit_codes(processes) == [7, -signal.SIGTERM]
-
-
-def test_one_that_failed_and_does_not_end(start: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose exit hangs is killed."""
-    monkeypatch.setattr(workers, "EXIT_S", 0.5)
-    processes = start(_plain)
-    began = time.monotonic()
-    stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
-    assert time.monotonic() - began >= 0.5
-    assert _exit_codes(processes) == [-signal.SIGKILL]
+    stop_processes(processes, signal.SIGTERM, spare=frozenset(failed), seconds=seconds)
+    assert _exit_codes(processes) == exit_codes
+    assert least_s <= time.monotonic() - began < LONG_S / 2
 
 
 def test_one_that_is_exiting() -> None:
@@ -238,50 +240,32 @@ def _noted(watch: DeathWatch, index: int = 0) -> int:
     return time.monotonic_ns()
 
 
-@pytest.mark.parametrize(
-    ("action", "exit_code", "name"), [("kill", -9, "SIGKILL"), ("exit 3", 3, ""), ("raise", 4, "")]
-)
-def test_a_death(doomed: Callable[..., _Worker], action: str, exit_code: int, name: str) -> None:
-    """A death is noted with local rank, pid, exit code, signal and the moment by both clocks."""
-    workers = [doomed(), doomed()]
+def test_deaths(doomed: Callable[..., _Worker]) -> None:
+    """Deaths are noted in their order, with local rank, pid, exit code, signal and the moment by both clocks.
+
+    A process that exits with 0 has not died, and the watch ends with its last process.
+    """
+    workers = [doomed() for _ in range(4)]
     watch = DeathWatch([worker.process for worker in workers])
     assert _deaths(watch) == []
-    wall_ns, monotonic_ns = workers[1].end(action)
-    workers[1].process.join()  # torch may have waited for it first
-    noted_ns = _noted(watch, 1)
-    (death,) = _deaths(watch)
-    watch.stop()
-    assert (death.local_rank, death.pid, death.exit_code) == (1, workers[1].process.pid, exit_code)
-    assert death.signal == name
-    assert monotonic_ns <= death.monotonic_ns <= noted_ns
-    assert wall_ns <= death.wall_ns
+    moments = []
+    for index, action in ((2, "kill"), (0, "exit 3"), (1, "raise"), (3, "end")):
+        began = workers[index].end(action)
+        workers[index].process.join()  # torch may have waited for it first
+        moments.append((began, _noted(watch, index)))
+    deaths = _deaths(watch)
+    found = [(death.local_rank, death.pid, death.exit_code, death.signal) for death in deaths]
+    pids = [worker.process.pid for worker in workers]
+    assert found == [(2, pids[2], -9, "SIGKILL"), (0, pids[0], 3, ""), (1, pids[1], 4, "")]
+    for death, ((wall_ns, monotonic_ns), noted_ns) in zip(deaths, moments[:3], strict=True):
+        assert monotonic_ns <= death.monotonic_ns <= noted_ns
+        assert wall_ns <= death.wall_ns
+    until(lambda: not watch._thread.is_alive())
 
 
 def test_a_signal_without_a_name() -> None:
     """It is told by its number."""
     assert [signal_name(number) for number in (9, 99)] == ["SIGKILL", "SIG99"]
-
-
-def test_success_is_no_death(doomed: Callable[..., _Worker]) -> None:
-    """A process that exits with 0 has not died, and the watch ends with its last process."""
-    worker = doomed()
-    watch = DeathWatch([worker.process])
-    worker.end("end")
-    worker.process.join()
-    assert _deaths(watch) == []
-    until(lambda: not watch._thread.is_alive())
-
-
-def test_the_order_is_that_of_the_deaths(doomed: Callable[..., _Worker]) -> None:
-    """Deaths come in the order in which they happened, not in that of the ranks."""
-    workers = [doomed() for _ in range(3)]
-    watch = DeathWatch([worker.process for worker in workers])
-    for index in (2, 0, 1):
-        workers[index].end("kill")
-        _noted(watch, index)
-        workers[index].process.join()
-    assert [death.local_rank for death in _deaths(watch)] == [2, 0, 1]
-    watch.stop()
 
 
 def test_a_death_before_the_watch(doomed: Callable[..., _Worker]) -> None:
@@ -369,26 +353,34 @@ def _strange_receipt(spool: Path) -> None:
     (spool / "garbage.pb.receipt.json").write_text('{"durable": true}')
 
 
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """Return the spool of local rank 1."""
+    folder = tmp_path / "node" / "spool" / "0-1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _report(prefix: Prefix, spool: Path, death: Death, stop: Stop | None = None) -> None:
+    """Let the agent report one death."""
+    recording = replace(prefix.recording(), node_folder=str(spool.parents[1]))
+    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    reporter.document(death, stop)
+    reporter.finish((0, 1), None)
+    reporter.drain()
+
+
 @pytest.mark.parametrize("spoil", [_garbage, _truncated, _folder, _strange_receipt])
 @pytest.mark.parametrize("wrote", [True, False])
 def test_a_document_in_the_spool_that_cannot_be_read(
-    spoil: object, wrote: bool, prefix: Prefix, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spoil: Callable[[Path], None], wrote: bool, prefix: Prefix, spool: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An unreadable file in a worker's spool hides neither the worker's other documents nor its death."""
-    assert callable(spoil)
-    spool = tmp_path / "node" / "spool" / "0-1"
-    spool.mkdir(parents=True)
     spoil(spool)
     own = make_error(1, node="worker-0", local_rank=1)
     if wrote:
         (spool / error_key_for(own)).write_bytes(encode(own))
-    recording = replace(prefix.recording(), node_folder=str(tmp_path / "node"))
-    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
-
-    reporter.document(Death(1, 123, -9, time.time_ns(), time.monotonic_ns()), None)
-    reporter.finish((0, 1), None)
-    reporter.drain()
-
+    _report(prefix, spool, Death(1, 123, -9, time.time_ns(), time.monotonic_ns()))
     (failure,) = prefix.failures()
     assert (failure.rank, failure.writer) == (1, Writer.WORKER if wrote else Writer.AGENT)
     (entry,) = prefix.roster()
@@ -400,20 +392,12 @@ def test_a_document_in_the_spool_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("later", [True, False])
-def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, tmp_path: Path) -> None:
+def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, spool: Path) -> None:
     """A worker whose handler exited with 0 was stopped, even if it was not asked before; one that exited before not."""
-    spool = tmp_path / "node" / "spool" / "0-1"
-    spool.mkdir(parents=True)
     now = time.monotonic_ns()
     exited = make_error(1, node="worker-0", local_rank=1, exception="SystemExit", message="0", monotonic_ns=now)
     (spool / error_key_for(exited)).write_bytes(encode(exited))
-    recording = replace(prefix.recording(), node_folder=str(tmp_path / "node"))
-    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
     stop = Stop("another worker of this node had failed", now - 1 if later else now + 1, first=frozenset({0}))
-
-    reporter.document(Death(1, 123, 0, time.time_ns(), now + 2), stop)
-    reporter.finish((0, 1), None)
-    reporter.drain()
-
+    _report(prefix, spool, Death(1, 123, 0, time.time_ns(), now + 2), stop)
     sent = [bool(failure.sent_signals) for failure in prefix.failures()]
     assert sorted(sent) == ([False, True] if later else [False])
