@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from string import Template
 from typing import TYPE_CHECKING, Any, Protocol
 
 from firstfault.errors import UsageError
@@ -33,7 +34,6 @@ _BOTH = 3
 """stdout (1) and stderr (2)."""
 _STREAMS = re.compile(r"[0-3]")
 _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
-_MACRO = re.compile(r"\$(?:(?P<escaped>\$)|(?P<named>group_rank|node)\b|\{(?P<braced>group_rank|node)\})")
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
@@ -237,9 +237,6 @@ def with_node(template: str, values: Mapping[str, object]) -> str:
         template: as for ``string.Template``.
         values: of "group_rank" and "node".
     """
-
-    def fill(match: re.Match[str]) -> str:
-        name = match["named"] or match["braced"]
-        return match[0] if name is None else str(values[name]).replace("$", "$$")
-
-    return _MACRO.sub(fill, template)
+    # torch's own substitution still follows: what is escaped stays so
+    escaped = {name: str(value).replace("$", "$$") for name, value in values.items()}
+    return Template(template.replace("$$", "$$$$")).safe_substitute(escaped)

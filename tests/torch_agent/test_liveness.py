@@ -238,20 +238,13 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
         assert recording.files is not None
-        Recorder(recording.files).roster(SOON_S)  # so that the first poll is answered at once
+        recorder = Recorder(recording.files)
+        recorder.roster(SOON_S)  # so that the first poll is answered at once
 
         def begin(patience: float = 0.0, incarnation: int = OLD) -> queue.Queue[int]:
             heard: queue.Queue[int] = queue.Queue()
-            looks.append(
-                RosterPoll(
-                    replace(recording, incarnation=incarnation),
-                    recording.files,
-                    group_rank=OWN,
-                    nodes=2,
-                    patience_seconds=patience,
-                    on_failure=heard.put,
-                )
-            )
+            own = replace(recording, incarnation=incarnation)
+            looks.append(RosterPoll(recorder, own, OWN, patience, heard.put))
             return heard
 
         yield begin

@@ -26,7 +26,6 @@ from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
 from firstfault.model import Phase
 from firstfault.recorder.budgets import ROSTER_ANSWER_S
-from firstfault.recorder.folder import NodeFolder, Recorder
 from firstfault.text import parse_json
 from firstfault_torch.budgets import (
     CONNECT_PAUSE_S,
@@ -40,6 +39,7 @@ from firstfault_torch.budgets import (
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
+    from firstfault.recorder.folder import Recorder
     from firstfault_torch.context import Recording
 
 _KEY = "firstfault/lifeline"
@@ -235,30 +235,27 @@ class RosterPoll:
     """Polls the roster every few seconds. Make it after the workers were forked.
 
     Args:
+        recorder: the node's, which lists the roster.
         recording: with the round to look for.
-        files: the node's.
         group_rank: this node's.
-        nodes: of the round.
         patience_seconds: how long a failure must be in the roster before `on_failure` is called.
         on_failure: called once, with a group rank, from a thread.
     """
 
-    def __init__(  # noqa: PLR0913 - keywords
+    def __init__(
         self,
+        recorder: Recorder,
         recording: Recording,
-        files: NodeFolder,
-        *,
         group_rank: int,
-        nodes: int,
         patience_seconds: float,
         on_failure: Callable[[int], None],
     ) -> None:
-        self._recorder = Recorder(files)
+        self._recorder = recorder
         self._round = recording.round
         self._incarnation = recording.incarnation
         self._before: frozenset[RosterKey] | None = None
         self._own = group_rank
-        self._every_s = max(ROSTER_POLL_S, nodes / _POLLS_PER_SECOND)
+        self._every_s = max(ROSTER_POLL_S, recording.group_world_size / _POLLS_PER_SECOND)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
         self._ended = threading.Event()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
+from firstfault.recorder.folder import Recorder
 from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, LEAVING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
@@ -67,16 +68,8 @@ class Peers:
         self._listeners: list[Liveness | RosterPoll] = [self.liveness]
         self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
         if recording.files is not None and recording.identity.is_folder_shared:
-            self._listeners.append(
-                RosterPoll(
-                    recording,
-                    recording.files,
-                    group_rank=own,
-                    nodes=nodes,
-                    patience_seconds=patience_seconds,
-                    on_failure=self._take_from_roster,
-                )
-            )
+            recorder = Recorder(recording.files)
+            self._listeners.append(RosterPoll(recorder, recording, own, patience_seconds, self._take_from_roster))
 
     def join(self, copies: Mapping[str, bytes]) -> None:
         """Tell the other agents that this node has joined, and hand in its roster entry."""
