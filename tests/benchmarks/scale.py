@@ -26,7 +26,6 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +49,7 @@ from tests.benchmarks.cascade import Cascade, put_all  # noqa: E402
 from tests.benchmarks.growth import svg  # noqa: E402
 from tests.benchmarks.latency_proxy import S3_LIMITS, latency_proxy  # noqa: E402
 from tests.s3_server import serving  # noqa: E402
-from tests.torch_agent.stores import Counting  # noqa: E402
+from tests.torch_agent.stores import Counting, group_on  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -108,14 +107,7 @@ class Node:
         self.reporter.started({}, {}, self.ranks)
         self.failed = threading.Event()
         self.gave_up = threading.Event()
-        group: Any = SimpleNamespace(
-            store=counting,
-            group_rank=self.number,
-            group_world_size=self.nodes,
-            master_addr="127.0.0.1",
-            master_port=0,
-            spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=lambda: None)),
-        )
+        group = group_on(counting, self.number, self.nodes)
         self.peers = Peers(group, self.recording, patience_seconds=0.1, wake=self.failed.set, gave_up=self.gave_up)
         self.peers.join(self.reporter.report.copies)
 

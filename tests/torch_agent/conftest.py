@@ -1,10 +1,12 @@
 """Fixtures of the agent's tests."""
 
 import pytest
+from torch.distributed import TCPStore
 
 from firstfault_torch import context as node_setup
 from firstfault_torch import verdict as verdicts
 from firstfault_torch.node import document_writer
+from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.worker import process_state
 from tests.prefix import prefix
 
@@ -31,3 +33,10 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
         (process_state, "FILE_SYSTEMS_S"),
     ]:
         monkeypatch.setattr(module, limit, PATIENT_S)
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> RoundStore:
+    """Return the store of a round; without libuv if the parameter is False."""
+    libuv = getattr(request, "param", True)
+    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore
@@ -12,7 +13,7 @@ from torch.distributed import TCPStore
 from firstfault_torch.rounds.failure_broadcast import RoundStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
 Host = tuple[multiprocessing.process.BaseProcess, RoundStore]
@@ -33,6 +34,18 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         self._requests.append(name)
         return getattr(self._store, name)
+
+
+def group_on(store: Any, group_rank: int, nodes: int, set_closed: Callable[[], None] = lambda: None) -> Any:
+    """Return torch's worker group of a node, as far as the agents' connections need it."""
+    return SimpleNamespace(
+        store=store,
+        group_rank=group_rank,
+        group_world_size=nodes,
+        master_addr="127.0.0.1",
+        master_port=0,
+        spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=set_closed)),
+    )
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import DistNetworkError, TCPStore
+from torch.distributed import DistNetworkError
 
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundStore
@@ -61,13 +61,6 @@ class Waited:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
-
-
-@pytest.fixture
-def store(request: pytest.FixtureRequest) -> RoundStore:
-    """Return the store of a round; without libuv if the parameter is False."""
-    libuv = getattr(request, "param", True)
-    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv), 0)
 
 
 @pytest.fixture(autouse=True)

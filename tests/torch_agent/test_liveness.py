@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import TCPStore
 
 from firstfault.layout import roster_key_for
 from firstfault.model import Phase
@@ -24,7 +23,6 @@ from firstfault.recorder.folder import Recorder
 from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import liveness
-from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from tests.waiting import until
 
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from firstfault_torch.rounds.failure_broadcast import RoundStore
     from tests.prefix import Prefix
 
 LONG_S = 60.0
@@ -50,12 +49,6 @@ class Deaths:
         """Record one."""
         self.seen.append((group_rank, node))
         self.news.set()
-
-
-@pytest.fixture
-def store() -> RoundStore:
-    """Return the store of a round."""
-    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
 
 
 def _first(store: RoundStore, deaths: Callable[[int, str], None]) -> tuple[Liveness, dict[str, Any]]:

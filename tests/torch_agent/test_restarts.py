@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +22,7 @@ from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+from tests.torch_agent.stores import group_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,16 +65,8 @@ class Agent:
         self.recording = Recording("evidence", identity)
         self.reporter = Reporter(self.recording, self.place)
         self.gave_up, self.woken = threading.Event(), threading.Event()
-        group: Any = SimpleNamespace(
-            store=self.store,
-            group_rank=self.group_rank,
-            group_world_size=self.nodes,
-            master_addr="127.0.0.1",
-            master_port=0,
-            spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=self.closed.set)),
-        )
         self.peers = Peers(
-            group,
+            group_on(self.store, self.group_rank, self.nodes, self.closed.set),
             self.recording,
             patience_seconds=60.0,
             others_suffice=self.nodes > 1,

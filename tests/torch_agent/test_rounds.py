@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +26,7 @@ from firstfault_torch.rounds.failure_broadcast import (
     begin_round,
 )
 from firstfault_torch.rounds.peers import Peers
+from tests.torch_agent.stores import group_on
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -158,14 +158,7 @@ class Node:
 
     def __init__(self, shared: TCPStore, group_rank: int, prefix: Prefix) -> None:
         self.wake = threading.Event()
-        group: Any = SimpleNamespace(
-            store=PrefixStore("round", shared).clone(),
-            group_rank=group_rank,
-            group_world_size=NODES,
-            master_addr="127.0.0.1",
-            master_port=0,
-            spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=lambda: None)),
-        )
+        group = group_on(PrefixStore("round", shared).clone(), group_rank, NODES)
         self.peers = Peers(
             group, prefix.recording(), patience_seconds=LONG_S, wake=self.wake.set, gave_up=threading.Event()
         )
@@ -250,7 +243,7 @@ def test_the_store_is_gone(
         put_file(prefix.uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
     one = node(0)
     one.outcome.end()
-    one.outcome._outcome = RoundOutcome(lost="Connection reset by peer")
+    one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
     with contextlib.nullcontext() if result else pytest.raises(RendezvousConnectionError, match="Connection reset"):
         assert one.await_all() is None
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import TCPStore
 
 from firstfault.wire.documents import unpack
 from firstfault_torch.rounds import settlement as settlement_module
@@ -83,13 +82,6 @@ class Agent:
                 time.sleep(self.publishes_s)
                 return self.settlement.hand_over(f"sealed by {self.group_rank}".encode(), durable=self.durable)
         return None
-
-
-@pytest.fixture
-def store(request: pytest.FixtureRequest) -> RoundStore:
-    """Return the store of a round; without libuv if the parameter is False."""
-    libuv = getattr(request, "param", True)
-    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv), 0)
 
 
 @pytest.fixture

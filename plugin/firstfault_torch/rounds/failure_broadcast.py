@@ -216,7 +216,8 @@ class FailureBroadcast:
         self._heard = heard
         self._group_rank = group_rank
         self._wake = wake
-        self._outcome: RoundOutcome | None = None
+        self.outcome: RoundOutcome | None = None
+        """How the round ended; None while it is not known."""
         self._is_known = threading.Event()
         self._ended = threading.Event()
         self._sent: FirstFailure | None = None
@@ -226,11 +227,6 @@ class FailureBroadcast:
         """The waiting thread's own."""
         self._thread = threading.Thread(target=self._wait, name="firstfault-outcome", daemon=True)
         self._thread.start()
-
-    @property
-    def outcome(self) -> RoundOutcome | None:
-        """How the round ended; None while it is not known."""
-        return self._outcome
 
     @property
     def failure(self) -> FirstFailure | None:
@@ -260,7 +256,7 @@ class FailureBroadcast:
 
     @property
     def _received(self) -> FirstFailure | None:
-        return self._outcome.failure if self._outcome is not None else None
+        return self.outcome.failure if self.outcome is not None else None
 
     def send(self, failure: FirstFailure) -> None:
         """Tell the other agents; the first failure counts, but a restart never hides a fatal one."""
@@ -285,9 +281,9 @@ class FailureBroadcast:
 
     def accept(self, failure: FirstFailure) -> None:
         """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
-        known = self._outcome
+        known = self.outcome
         if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
-            self._outcome = RoundOutcome(failure=failure)
+            self.outcome = RoundOutcome(failure=failure)
             self._wake()
 
     def fatal_failure(self) -> FirstFailure | None:
@@ -310,7 +306,7 @@ class FailureBroadcast:
         """
         if to_agree:
             self._is_known.wait(STORE_S)
-            is_usable = self._outcome is not None and not self.is_fatal
+            is_usable = self.outcome is not None and not self.is_fatal
         else:
             self._thread.join(STORE_S)
             is_usable = not self._thread.is_alive()
@@ -324,7 +320,7 @@ class FailureBroadcast:
         self._thread.join(STORE_S)
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
-            self._outcome = RoundOutcome(failure=fatal)
+            self.outcome = RoundOutcome(failure=fatal)
             bounded(lambda: self._heard(self._connection, fatal), STORE_S, "telling that this node knows")
 
     def end(self) -> None:
@@ -337,16 +333,16 @@ class FailureBroadcast:
             self._thread.join(STORE_S)
 
     def _is_lost(self) -> bool:
-        return self._outcome is not None and bool(self._outcome.lost)
+        return self.outcome is not None and bool(self.outcome.lost)
 
     def _wait(self) -> None:
         with guarded("waiting for the round's outcome"):
             outcome = self._next_outcome()
             # `accept` may have set it meanwhile
-            self._outcome = self._outcome or outcome
+            self.outcome = self.outcome or outcome
             self._is_known.set()
             self._wake()
-            failure = self._outcome.failure
+            failure = self.outcome.failure
             if failure is not None and not failure.fatal:
                 self._await_a_fatal_failure()
         self._wake()
@@ -357,12 +353,12 @@ class FailureBroadcast:
             while not self._ended.wait(FATAL_LOOK_S):
                 if self._connection.check([_FATAL]):
                     failure = _failure_from(self._connection.get(_FATAL))
-                    self._outcome = RoundOutcome(failure=failure)
+                    self.outcome = RoundOutcome(failure=failure)
                     if failure is not None:
                         self._heard(self._connection, failure)
                     return
         except (dist.DistNetworkError, dist.DistStoreError) as error:
-            self._outcome = RoundOutcome(lost=str(error).splitlines()[0])
+            self.outcome = RoundOutcome(lost=str(error).splitlines()[0])
 
     def _next_outcome(self) -> RoundOutcome:
         while True:
