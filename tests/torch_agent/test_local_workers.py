@@ -268,17 +268,18 @@ def test_a_signal_without_a_name() -> None:
     assert [signal_name(number) for number in (9, 99)] == ["SIGKILL", "SIG99"]
 
 
-def test_a_death_before_the_watch(doomed: Callable[..., _Worker]) -> None:
-    """A process that ended and was reaped before the watch began is recorded."""
-    worker = doomed()
-    worker.end("kill")
-    worker.process.join()
+def test_deaths_before_the_watch(doomed: Callable[..., _Worker]) -> None:
+    """Processes that ended and were reaped before the watch began are recorded, one that SIGTERM ended last."""
+    workers = [doomed(), doomed()]
+    for worker, number in zip(workers, (signal.SIGTERM, signal.SIGKILL), strict=True):
+        os.kill(worker.process.pid or 0, number)
+        worker.process.join()
     began_ns = time.monotonic_ns()
-    watch = DeathWatch([worker.process])
-    (death,) = _deaths(watch)
+    watch = DeathWatch([worker.process for worker in workers])
+    deaths = _deaths(watch)
     watch.stop()
-    assert death.signal == "SIGKILL"
-    assert death.monotonic_ns >= began_ns
+    assert [(death.local_rank, death.signal) for death in deaths] == [(1, "SIGKILL"), (0, "SIGTERM")]
+    assert all(death.monotonic_ns >= began_ns for death in deaths)
 
 
 def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:

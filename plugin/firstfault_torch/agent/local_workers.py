@@ -331,15 +331,19 @@ class DeathWatch:
             self._thread = thread
 
     def ended(self) -> list[Death]:
-        """Return all processes that ended, earliest first."""
+        """Return all processes that ended, earliest first; of those noticed together, the ones that SIGTERM ended last.
+
+        torch may have stopped them because of the others before the watching thread ran.
+        """
         found = []
+        noticed, now = dict(self._ended), (time.time_ns(), time.monotonic_ns())
         for local_rank, process in enumerate(self._processes):
             code = process.exitcode
             if code is None:
                 continue
-            wall_ns, monotonic_ns = self._ended.get(local_rank) or (time.time_ns(), time.monotonic_ns())
+            wall_ns, monotonic_ns = noticed.get(local_rank, now)
             found.append(Death(local_rank, process.pid, code, wall_ns, monotonic_ns))
-        return sorted(found, key=lambda death: (death.monotonic_ns, death.local_rank))
+        return sorted(found, key=lambda death: (death.monotonic_ns, death.signal == "SIGTERM", death.local_rank))
 
     def stop(self) -> None:
         """End the watching thread, which must not run when the agent forks again."""
