@@ -12,7 +12,6 @@ from firstfault.evidence.classification import (
     OF_THE_GPU,
     ClassifiedFailure,
     FailureClass,
-    names_a_peer,
     prints_a_peers_error,
 )
 from firstfault.evidence.diagnosis import ENDS_OF_NODES, FirstFault
@@ -129,13 +128,11 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
 def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> str:
     """Return why a rank counts as one that had met a peer's error before it raised; empty: it does not.
 
-    It handled that error, or had called a collective to which not all members came, or had printed one.
+    It had called a collective to which not all members came, or had printed one.
     """
     exception = judged.failure.exception
     if judged.failure_class > FailureClass.OWN_EXIT or exception is None:
         return ""
-    if exception.causes and names_a_peer(f"{exception.causes[-1].type}: {exception.causes[-1].message}"):
-        return _WHY
     begins = any(frame.function == "init_process_group" for frame in exception.frames)
     if exception.frames and _GROUP in exception.frames[-1].file and not begins:
         return ""

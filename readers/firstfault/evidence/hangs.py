@@ -181,9 +181,8 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
         victims = [item for item in diagnosis.workers if item.waited or item.failure_class is FailureClass.CONSEQUENCE]
         is_cause = len(left) <= min(_MANY, len(victims)) and len(victims) == len(diagnosis.workers)
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
-    workers, has_waits = diagnosis.workers, bool(diagnosis.waits)
-    # `hung` looks for ranks that had returned while others waited
-    stood = [] if has_waits else [(item.failure, where_it_stood(item.failure)) for item in workers]
+    workers = diagnosis.workers
+    stood = [(item.failure, where_it_stood(item.failure)) for item in workers]
     # a victim that handles its peer's error may leave, too
     gone = [
         (failure, where.returned)
@@ -201,7 +200,7 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
         Candidate(f"{returned} when the others lost a peer", failure.rank, failure.node, failure, "exit")
         for failure, returned in gone
     ]
-    meanwhile = "while the others waited for it" if has_waits else "when the others lost a peer"
+    meanwhile = "while the others waited for it" if diagnosis.waits else "when the others lost a peer"
     why = f"it had exited with code 0 {meanwhile}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
@@ -223,10 +222,12 @@ def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
         if not own or _OF_SOME_RANKS.search(f"{own[0].code} {called[-1]}"):
             return []
         calls[judged.failure.rank] = (called[-1], place_of(own[0]))
-    usual, number = Counter(calls.values()).most_common(1)[0] if calls else (("", ""), 0)
+    if len(calls) <= _SEVERAL:
+        return []
+    usual, number = Counter(calls.values()).most_common(1)[0]
     odd = {rank: call for rank, call in calls.items() if call[0] != usual[0]}
-    size = max((judged.failure.place.world_size for judged in diagnosis.workers), default=0)
-    if len(calls) != size or number < _SEVERAL or number + len(odd) != size or len(odd) != 1:
+    size = max(judged.failure.place.world_size for judged in diagnosis.workers)
+    if len(odd) != 1 or number != size - 1:
         return []
     why = {
         rank: [f"it waited in {name or 'a backward pass'} at {at}, the others at {usual[1]}"]
@@ -354,26 +355,21 @@ def _plain(operation: str) -> str:
 
 
 def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> list[tuple[int, str]]:
-    """Return the ranks that were outside of any collective while others waited in one.
+    """Return the few ranks that were outside of any collective while others waited in one.
 
     Args:
         alive: all failures of workers.
         waited: ranks whose collective timed out; their main thread may stand at any wait for the GPU.
     """
-    stood = {failure.rank: where_it_stood(failure) for failure in alive if failure.rank is not None}
-    waiting = [rank for rank, where in stood.items() if where.stood is Stood.COLLECTIVE]
-    timed_out = [failure for failure in alive if failure.exception is not None]
-    # ranks of NCCL wait in a synchronization with their GPU
-    synchronizing = [rank for rank, where in stood.items() if where.stood is Stood.TORCH]
-    away = {rank: where for rank, where in stood.items() if where.stood is Stood.ELSEWHERE and rank not in waited}
-    if len(away) <= _MANY:  # one that had timed out itself may be about to try again
-        by_rank = {failure.rank: failure for failure in alive}
-        away = {rank: where for rank, where in away.items() if not prints_a_timeout(by_rank[rank])}
-    if not away or len(away) > _MANY:
+    stood = {failure.rank: (where_it_stood(failure), failure) for failure in alive if failure.rank is not None}
+    away = {rank: at for rank, at in stood.items() if at[0].stood is Stood.ELSEWHERE and rank not in waited}
+    if len(away) > _MANY:
         return []
-    if not waiting and not timed_out and not waited and len(synchronizing) < _SEVERAL * len(away):
-        return []
-    return [(rank, f"{where.doing} while the others waited for it") for rank, where in sorted(away.items())]
+    return [
+        (rank, f"{where.doing} while the others waited for it")
+        for rank, (where, failure) in sorted(away.items())
+        if not prints_a_timeout(failure)  # it may be about to try again
+    ]
 
 
 def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
@@ -426,7 +422,7 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
         and judged.failure.rank not in waited
         and (judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK)
     }
-    if not others or len(others) > _MANY or len(waited) < _SEVERAL * len(others):
+    if len(others) > _MANY or len(waited) < _SEVERAL * len(others):
         return []
     why = {DUMP_SIGNAL: "it had no collective outstanding", STUCK: "its watchdog could not run"}
     return [
@@ -452,7 +448,7 @@ def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         and not failure.collectives
         and where_it_stood(failure).stood is Stood.UNKNOWN
     }
-    if not frozen or len(frozen) > _MANY or len(frozen) * 2 > len(alive):
+    if len(frozen) > _MANY or len(frozen) * 2 > len(alive):
         return []
     return [(rank, "it answered no signal and was killed by SIGKILL") for rank in sorted(frozen)]
 
