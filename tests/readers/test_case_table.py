@@ -275,13 +275,27 @@ def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("late_s", "warned"), [(-600, "about +600 s"), (-3, "about +3 s"), (-2, ""), (0, ""), (60, ""), (61, "about -61 s")]
+    ("late_s", "delay_s", "warned"),
+    [
+        (-600, 0, "about +600 s"),
+        (-3, 0, "about +3 s"),
+        (-2, 0, ""),
+        (0, 0, ""),
+        (60, 0, ""),
+        (61, 0, "about -61 s"),
+        (600, None, ""),
+        (600, 600, ""),
+    ],
 )
-def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warned: str) -> None:
-    """The recorded time decides (the RFC's rule); a clock that contradicts the storage's is named."""
+def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, delay_s: int | None, warned: str) -> None:
+    """The recorded time decides (the RFC's rule); a clock that contradicts the storage's is named.
+
+    A late upload says nothing about the clock if its writer held it back, or if that is not known.
+    """
     stamp = START_NS + late_s * _S
     document = DocumentRef("a.pb", last_modified_ns=stamp)
-    skewed = make_error(0, node="w-0", upload_delay_ns=0, documents=(document,), group_world_size=1)
+    delay = None if delay_s is None else delay_s * _S
+    skewed = make_error(0, node="w-0", upload_delay_ns=delay, documents=(document,), group_world_size=1)
     verdict = MultiErrorFileOutputReader("unused", strategy="earliest").conclude_from(make_job(skewed)).verdict
     assert verdict.ranks == (0,)
     warnings = [sentence for sentence in verdict.why if "clock" in sentence]

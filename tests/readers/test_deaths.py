@@ -9,14 +9,12 @@ import pytest
 
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.model import (
     CausedBy,
     Collective,
     CollectiveProgress,
     ExceptionInfo,
     FrameInfo,
-    Phase,
     Resources,
     Scope,
     SentSignal,
@@ -283,12 +281,6 @@ def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
 # --- watchdogs --------------------------------------------------------------------------------------------------------
 
 
-def test_the_fingerprint_of_a_stopped_rank_says_whether_it_waited() -> None:
-    """A reader opens some documents of each fingerprint: the one that did not wait must have its own."""
-    prints = [fingerprint_of(stopped(rank, text)) for rank, text in ((1, timed_out(1)), (2, timed_out(2)), (3, ""))]
-    assert prints[0] == prints[1] != prints[2]
-
-
 @pytest.mark.parametrize(
     ("enqueued", "completed", "role"),
     [
@@ -315,20 +307,11 @@ def test_more_memory_than_the_gpu_has(asked: str, role: Role) -> None:
     assert (found.role, found.category) == (role, "cuda_oom")
 
 
-IN_CUDA = (
-    "Current thread 0x1 (most recent call first):\n"
-    '  File "/usr/lib/python3.11/site-packages/torch/cuda/__init__.py", line 985 in synchronize\n'
-    '  File "/job/train.py", line 80 in step\n'
-)
 IN_LOADER = 'Current thread 0x1 (most recent call first):\n  File "/job/data.py", line 31 in next_batch\n'
 REMOTE = (
     "NCCL error in: NCCLUtils.hpp:7, remote process exited or there was a network error, NCCL version 2.21.5\n"
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
     "Last error:\nsocketProgress: Connection closed by remote peer worker-0<4711>"
-)
-STUCK = (
-    "[rank7]:[F314 09:26:53 ProcessGroupNCCL.cpp:1570] [PG ID 0 PG GUID 0(default_pg) Rank 7] Terminating the process "
-    "after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.\n"
 )
 DESYNC = (
     "[rank0]:[E314 ProcessGroupNCCL.cpp:1950] Rank 0\n"
@@ -346,11 +329,6 @@ def signalled(rank: int, completed: int, enqueued: int = 31) -> str:
     )
 
 
-def at(rank: int, stack: str) -> WorkerError:
-    """A worker that was stopped at a stack."""
-    return stopped(rank, stack_dumps=(StackDump(1, rank, stack),))
-
-
 def raised(rank: int, kind: str, message: str, at_ms: float, **more: Any) -> WorkerError:
     """A worker that raised an exception."""
     fields = {"node": f"worker-{rank // PER_NODE}", "at_ms": at_ms, "boot_id": "b", **more}
@@ -359,13 +337,11 @@ def raised(rank: int, kind: str, message: str, at_ms: float, **more: Any) -> Wor
 
 FIRST = died(0, timed_out(0))
 ALL_BUT_ONE = [died(rank, timed_out(rank), at_ms=90_000 + rank, boot_id="b") for rank in range(7)]
-CUDA = "[rank7]:[E3 9:2 ProcessGroupNCCL.cpp:2] Process group watchdog thread terminated with exception: CUDA error: "
 INCONSISTENT = "expects same model across all ranks, but inconsistent 0 params"
 CLEANING = {"in_flight": True, "sent_signals": SENT, "stack_dumps": (StackDump(1, 7, IN_LOADER),)}
 
 
 CASCADES: dict[str, tuple[list[WorkerError], str]] = {
-    "one was stopped": ([*ALL_BUT_ONE, stopped(7)], "hang"),
     "one found the others gone": (
         [*ALL_BUT_ONE, died(7, "NCCL WARN socketProgress: Connection closed by remote peer a<4711>", at_ms=99_000)],
         "hang",
@@ -375,15 +351,6 @@ CASCADES: dict[str, tuple[list[WorkerError], str]] = {
         "hang",
     ),
     "a desync report names one": ([died(0, timed_out(0) + DESYNC), *map(stopped, range(1, 8))], "hang"),
-    "first abort ended the others; one stack is in the loader": (
-        [FIRST, *(at(rank, IN_CUDA) for rank in range(1, 7)), at(7, IN_LOADER)],
-        "hang",
-    ),
-    "one rank had nothing outstanding": (
-        [FIRST, *(stopped(rank, signalled(rank, 30)) for rank in range(1, 7)), stopped(7, signalled(7, 31))],
-        "hang",
-    ),
-    "one watchdog was stuck": ([*ALL_BUT_ONE, died(7, STUCK, at_ms=80_000)], "hang"),
     "one came late": ([*ALL_BUT_ONE, raised(7, "torch.distributed.DistBackendError", REMOTE, 120_000)], "hang"),
     "the abort let a victim run on": (
         [*ALL_BUT_ONE[1:], raised(0, "RuntimeError", INCONSISTENT, 95_000), stopped(7)],
@@ -393,7 +360,6 @@ CASCADES: dict[str, tuple[list[WorkerError], str]] = {
         [*ALL_BUT_ONE, raised(7, "ValueError", "bad batch", 90_400, **CLEANING)],
         "user_code",
     ),
-    "ECC": ([*ALL_BUT_ONE, died(7, CUDA + "uncorrectable ECC error encountered\n", at_ms=90_500)], "gpu_hardware"),
     "OOM killer": ([*ALL_BUT_ONE, died(7, "", "SIGKILL", resources=Resources(oom_kill=1))], "host_oom"),
 }
 
@@ -424,18 +390,6 @@ def test_all_ranks_of_a_node_in_one_collective() -> None:
     aborted = "terminate called without an active exception\n"
     assert evidence(job(died(5, ASSERTED), *(died(rank, aborted) for rank in (0, 1, 2)))).ranks == (5,)
     assert evidence(job(*(died(rank, ASSERTED) for rank in (2, 3)))).ranks == (2, 3)
-
-
-def test_a_lost_node() -> None:
-    """The survivors' adapters get no answer, and the node never reports."""
-    text = "w:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4711> with status=12 opcode=0 len=0 (Recv)\n"
-    text += "w:1:2 [0] NCCL INFO transport/net.cc:1302 -> 6\n"
-    roster = (
-        make_presence(node="worker-0", nodes=2, ranks=(0, 1, 2, 3)),
-        make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(4, 5, 6, 7)),
-    )
-    verdict = evidence(make_job(*(died(rank, text, group_world_size=2) for rank in range(4)), roster=roster))
-    assert (verdict.scope, verdict.node, verdict.category) == (Scope.NODE, "worker-1", "node_lost")
 
 
 # --- flight recorders ------------------------------------------------------------------------------------------------

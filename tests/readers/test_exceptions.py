@@ -13,8 +13,9 @@ import pytest
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.tracebacks import format_exception, place_of, runs
-from firstfault.model import ExceptionInfo, FrameInfo, Subject
+from firstfault.model import ExceptionInfo, ExpiredDeadline, FrameInfo, SentSignal, StackDump, Subject
 from firstfault.testing import make_error
+from tests.readers.scenes import IN_SLEEP
 
 # --- fingerprints -----------------------------------------------------------------------------------------------------
 
@@ -24,6 +25,9 @@ _FRAMES = tuple(FrameInfo(f"/job/lib/module_{name}.py", 10, name) for name in "a
 
 _LONG = "rank {} failed: " + "one two three four five six seven eight nine ten; " * 20
 _DEAD: dict[str, Any] = {"exception": None}
+_KILLED: dict[str, Any] = {"exception": None, "signal": "SIGKILL", "exit_code": -9}
+_STOPPED = {**_KILLED, "sent_signals": (SentSignal("SIGKILL", "rank 3 failed"),)}
+_STEP = ExpiredDeadline("train step", 30.0)
 _WHOLE = ExceptionInfo("E", "", frames=_FRAMES)
 
 
@@ -63,8 +67,16 @@ def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
         ({**_DEAD, "exit_code": 1}, {**_DEAD, "exit_code": 1, "subject": Subject.AGENT}),
         ({**_DEAD, "message": "a"}, {**_DEAD, "message": "b"}),
         ({**_DEAD, "code": "a"}, {**_DEAD, "code": "b"}),
+        # a reader opens some documents of each fingerprint: the rank that hung must have its own
+        ({**_STOPPED, "log_tail": "Watchdog caught collective operation timeout: Work"}, _STOPPED),
+        ({**_STOPPED, "stack_dumps": (StackDump(1, 0, IN_SLEEP),)}, _STOPPED),
+        ({**_KILLED, "expired": _STEP}, _KILLED),
+        ({**_KILLED, "expired": _STEP}, {**_KILLED, "expired": replace(_STEP, scope="")}),
     ],
-    ids=["message", "type", "frames", "signal", "exit code", "subject", "stock message", "stock code"],
+    ids=[
+        *("message", "type", "frames", "signal", "exit code", "subject", "stock message", "stock code"),
+        *("waited", "position", "deadline", "another deadline"),
+    ],
 )
 def test_another_fault_has_another_fingerprint(one: dict[str, Any], other: dict[str, Any]) -> None:
     """A different fault has a different fingerprint."""

@@ -133,6 +133,8 @@ def test_ten_thousand_frames(function: str) -> None:
 _SHAPES = (
     *(" \n", ": ", "\x1b[1", "/a", "USER:X: error=", "\nMessage:", "https://a:b", "terminated by SIG", "a-1-worker-"),
     *("0x1f ", '  File "/job/a.py", line 1, in f\n    x\n', "Thread 0x1 (most recent call first):\n"),
+    *("[PG ID 1 PG GUID 1 ", "WorkNCCL(SeqNum=3, OpType=", "work: 3, ", "  File \n"),
+    "[PG ID 1 PG GUID 1 Rank 0] work: 3, last enqueued work: 4, last completed work: ",
     "\nDuring handling of the above exception, another exception occurred:\n\n",
     "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n",
 )

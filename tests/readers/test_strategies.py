@@ -120,15 +120,6 @@ def test_the_same_fault_later_is_no_victim() -> None:
     assert "2 more recorded the same fault and are not counted as victims" in verdict.why
 
 
-@pytest.mark.parametrize(("delay_s", "is_wrong"), [(0, True), (None, False), (600, False)])
-def test_a_clock_is_judged_only_if_the_upload_was_measured(delay_s: int | None, is_wrong: bool) -> None:
-    """A late upload says nothing about the clock if its writer held it back, or if that is not known."""
-    delay = None if delay_s is None else delay_s * 10**9
-    document = DocumentRef("a.pb", last_modified_ns=START_NS + 600 * 10**9)
-    verdict = _verdict("earliest", make_error(0, upload_delay_ns=delay, documents=(document,)))
-    assert any("clock of" in sentence for sentence in verdict.why) is is_wrong
-
-
 # --- the verdict ----------------------------------------------------------------------------------------------------
 
 
