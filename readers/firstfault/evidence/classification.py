@@ -412,11 +412,7 @@ def left_no_reason(failure: WorkerError) -> bool:
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
     """Whether a process exited while its agent stopped it, after it had printed the timeout of a wait of its own."""
-    if failure.signal or not failure.exit_code:
-        return False
-    has_traceback = last_printed(failure.printed) is not None
-    log = _classified(text_of_death(failure.printed, "") if has_traceback else last_line(failure.printed))
-    return _is_a_wait(log)
+    return not failure.signal and bool(failure.exit_code) and _is_a_wait(_log_of_death(failure, ""))
 
 
 def prints_a_peers_error(stderr: str) -> bool:
