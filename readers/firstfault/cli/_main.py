@@ -38,12 +38,7 @@ class _Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
-        for point in _entry_points():
-            if point.name == cmd_name:
-                return _loaded(point)
-        return None
+        return own or next((_loaded(point) for point in _entry_points() if point.name == cmd_name), None)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

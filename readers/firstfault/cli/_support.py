@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,17 +228,12 @@ def write_file(path: str | Path, text: str) -> None:
             target.write_bytes(data)  # a device or a pipe must not be replaced
             return
         whole = target.resolve()
-        handle, beside = tempfile.mkstemp(dir=whole.parent, prefix=".firstfault-")
+        beside = whole.with_name(f".firstfault-{uuid.uuid4().hex}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with beside.open("xb") as file:
                 file.write(data)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(beside, 0o666 & ~mask)  # noqa: PTH101 - mkstemp makes it private
-            Path(beside).replace(whole)
-        except OSError:
-            with contextlib.suppress(OSError):
-                Path(beside).unlink(missing_ok=True)
-            raise
+            beside.replace(whole)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {_reason(error)}; name another file") from error
