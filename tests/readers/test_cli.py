@@ -210,16 +210,17 @@ def test_an_error_of_the_tool(
 
 
 def test_json(attempt: Attempt, run: Run) -> None:
-    """With --json stdout is one object of the schema, and stderr is empty."""
-    attempt.write(make_error(3, node="w-1", message="bad"), make_error(0, node="w-0", at_ms=30, message="peer"))
-    attempt.join(make_presence(node="w-1", nodes=2), make_presence(node="w-0", group_rank=1, nodes=2))
-    ran = run("show", attempt.uri, "--json")
+    """With --json stdout is one object of the schema, and stderr is empty; the reader gets the other options."""
+    attempt.write(make_error(0, kind=Kind.RECOVERABLE, message="bad"), make_error(1, at_ms=5))
+    ran = run("show", attempt.uri, "--strategy", "earliest", "--expected-nodes", "7", "--json")
     assert ran.err == ""
     (line,) = ran.out.splitlines()
     document = json.loads(line)
     assert list(document)[:3] == ["schema", "verdict", "decision"]
-    assert (document["root"]["rank"], document["root"]["message"], document["uri"]) == (3, "bad", attempt.uri)
+    assert (document["root"]["rank"], document["root"]["message"], document["uri"]) == (0, "bad", attempt.uri)
     assert document["schema"] == "firstfault.verdict/v1"
+    verdict = document["verdict"]
+    assert (verdict["strategy"], verdict["ranks"], verdict["coverage"]["expected"]) == ("earliest", [0], 7)
 
 
 def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
@@ -253,19 +254,14 @@ def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...
     assert ("source: " in ran.out) is (options == ("-v",))
 
 
-def test_the_options_reach_the_reader(attempt: Attempt, run: Run) -> None:
-    """--strategy and --expected-nodes reach the reader."""
-    attempt.write(make_error(0, kind=Kind.RECOVERABLE), make_error(1, at_ms=5))
-    ran = run("show", attempt.uri, "--strategy", "earliest", "--expected-nodes", "7", "--json")
-    verdict = json.loads(ran.out)["verdict"]
-    assert (verdict["strategy"], verdict["ranks"], verdict["coverage"]["expected"]) == ("earliest", [0], 7)
-
-
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
 def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -> None:
-    """With --html FILE the page is in the file, its path is printed, and no other file is left."""
+    """With --html FILE the page is in the file, its path is printed, and no other file is left.
+
+    The output of another form on stdout stays the same.
+    """
     attempt.write(make_error(3, node="w-1", message="caf\u00e9 <b>"))
     file = tmp_path / "pages" / "report.html"
     file.parent.mkdir()
@@ -275,17 +271,12 @@ def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -
     page = file.read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
     assert "caf\u00e9 &lt;b&gt;" in page
-    assert list(file.parent.iterdir()) == [file]
-
-
-@pytest.mark.parametrize("option", ["--json", "--markdown"])
-def test_html_beside_another_form(attempt: Attempt, run: Run, tmp_path: Path, option: str) -> None:
-    """--html FILE does not change the other output on stdout."""
-    attempt.write(make_error(3, node="w-1"))
-    alone = run("show", attempt.uri, option)
-    ran = run("show", attempt.uri, option, "--html", str(tmp_path / "report.html"))
-    assert ran == Ran(EXIT.ROOT_CAUSE, alone.out, f"report: {tmp_path / 'report.html'}\n")
-    assert (tmp_path / "report.html").exists()
+    for option in ("--json", "--markdown"):
+        file.unlink()
+        alone = run("show", attempt.uri, option)
+        ran = run("show", attempt.uri, option, "--html", str(file))
+        assert ran == Ran(EXIT.ROOT_CAUSE, alone.out, f"report: {file}\n")
+        assert list(file.parent.iterdir()) == [file]
 
 
 _DENIED = "permission denied; name a file where you may write" if os.geteuid() else "No such file or directory"
@@ -344,18 +335,8 @@ def _attempts(attempt: Attempt) -> None:
         attempt.at(number).write(make_error(rank, node=f"w-{rank}", attempt=number, message="bad"))
 
 
-@pytest.mark.parametrize("options", [("-v",), ("--markdown",), ("--html", "-")])
-def test_the_attempts_are_side_by_side(attempt: Attempt, run: Run, options: tuple[str, ...]) -> None:
-    """-v, --html and --markdown show the other attempts."""
-    _attempts(attempt)
-    assert "on rank 1 after 3" in run("show", attempt.at(1).uri, *options).out
-
-
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_the_answer_costs_one_attempt(
-    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
-) -> None:
-    """--json and a plain pipe do not read the other attempts."""
+def test_which_forms_read_the_other_attempts(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-v, --html and --markdown show the other attempts; --json and a plain pipe do not read them."""
     _attempts(attempt)
     listed: list[str] = []
     listing = FsspecStore.list
@@ -365,21 +346,14 @@ def test_the_answer_costs_one_attempt(
         return listing(self, folder)
 
     monkeypatch.setattr(FsspecStore, "list", spy)
-    run("show", attempt.at(1).uri, *options)
-    assert set(listed) <= {attempt.at(1).uri}
-    run("show", attempt.at(1).uri, "-v")
-    assert attempt.at(0).uri in listed
+    for options in ((), ("--json",)):
+        run("show", attempt.at(1).uri, *options)
+    assert set(listed) == {attempt.at(1).uri}
+    for options in (("-v",), ("--markdown",), ("--html", "-")):
+        assert "on rank 1 after 3" in run("show", attempt.at(1).uri, *options).out
 
 
 # --- the group ------------------------------------------------------------------------------------------------------
-
-
-def test_the_help_documents_the_exit_codes(run: Run) -> None:
-    """The command's help lists the codes that it exits with."""
-    assert run("-h").out.startswith("Usage: firstfault")
-    text = run("show", "--help").out
-    for code in (EXIT.OK, EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE, EXIT.NOTHING_FOUND, EXIT.USAGE):
-        assert f"{code.value} " in text
 
 
 def _examples(text: str) -> list[list[str]]:
@@ -395,10 +369,13 @@ def _examples(text: str) -> list[list[str]]:
     "command", ["", "ls", "show", "watch", "classify", pytest.param("run", marks=pytest.mark.flyte)]
 )
 def test_help_has_examples(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """The help of the group and of each command has examples that the parser accepts."""
+    """The help of the group and of each command has examples that the parser accepts; show's has its exit codes."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    text = run(*([command] if command else []), "--help").out
+    text = run(*([command, "--help"] if command else ["-h"])).out
+    assert text.startswith("Usage: firstfault")
     assert "\\b" not in text, "click's mark of lines to keep"
+    for code in EXIT if command == "show" else ():
+        assert f"{code.value} " in text or code in {EXIT.TIMEOUT, EXIT.INTERRUPTED}
     examples = _examples(text)
     assert len(examples) >= 2
     for name, *arguments in examples:
