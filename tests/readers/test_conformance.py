@@ -64,12 +64,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_the_names(installed: Callable[..., None]) -> None:
     """The names are the built-in ones, then the registered, then the installed, each once.
 
-    Registering gives back the strategy, which is found by its name until it is unregistered.
+    Registering gives back the strategy, which is found by its name until it is unregistered. An unknown name is a usage
+    error, whose text is plain and names the alternatives.
     """
     installed(theirs="a:b", mine="c:d")
     assert strategy_names() == (*_BUILT_IN, "mine", "theirs")
     installed()
     assert get_strategy("mine") is mine
+    with pytest.raises(UnknownStrategyError) as caught:
+        get_strategy("earlyest")
+    assert str(caught.value) == "there is no strategy 'earlyest'; known are evidence, earliest, mine"
+    assert isinstance(caught.value, UsageError)
+    assert isinstance(caught.value, KeyError)
     unregister_strategy("mine")
     with pytest.raises(UnknownStrategyError):
         get_strategy("mine")
@@ -77,18 +83,14 @@ def test_the_names(installed: Callable[..., None]) -> None:
 
 
 @pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("name", ["mine", "earliest"])
-def test_a_name_is_registered_once(name: str) -> None:
-    """Neither a registered nor a built-in strategy can be replaced."""
-    with pytest.raises(StrategyError, match=f"'{name}' already"):
-        register_strategy(name, mine)
-
-
-@pytest.mark.parametrize("name", ["", "two words", "a-b", "1st", "../x"])
-def test_a_name_is_a_word(name: str) -> None:
-    """A name that could not be typed in a configuration is refused."""
-    with pytest.raises(StrategyError, match="must be a word"):
-        register_strategy(name, mine)
+def test_a_name_is_registered_once() -> None:
+    """Neither a registered nor a built-in strategy can be replaced, and a name is a word, to be typed in a setting."""
+    for name in ("mine", "earliest"):
+        with pytest.raises(StrategyError, match=f"'{name}' already"):
+            register_strategy(name, mine)
+    for name in ("", "two words", "a-b", "1st", "../x"):
+        with pytest.raises(StrategyError, match="must be a word"):
+            register_strategy(name, mine)
 
 
 async def _coroutine(job: JobErrors) -> Verdict:
@@ -119,17 +121,6 @@ def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
 def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
     """A partial, or a lambda with defaults, is a strategy as it is."""
     assert run_strategy(get_strategy(strategy), make_job(make_error())).strategy == "mine"
-
-
-@pytest.mark.usefixtures("registered")
-def test_an_unknown_name_lists_what_is_known() -> None:
-    """An unknown name is a usage error, whose text is plain and names the alternatives."""
-    with pytest.raises(UnknownStrategyError) as caught:
-        get_strategy("earlyest")
-    assert str(caught.value).startswith("there is no strategy 'earlyest'; known are evidence, earliest")
-    assert "mine" in str(caught.value)
-    assert isinstance(caught.value, UsageError)
-    assert isinstance(caught.value, KeyError)
 
 
 def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
