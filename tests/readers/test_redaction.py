@@ -72,19 +72,20 @@ def _left(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("sample", _SAMPLES)
-@pytest.mark.parametrize(
-    "around", ["{}", "denied: {}\nand after", '  File "train.py", line 3\n    {}\nRuntimeError: x']
-)
-def test_no_part_of_a_secret_is_left(sample: str, around: str) -> None:
+def test_no_part_of_a_secret_is_left(sample: str) -> None:
     """A credential is replaced completely, wherever it stands, and what stands around it stays."""
     assert _left(sample)
-    redacted = redact(around.replace("{}", sample))
-    assert not _left(redacted), redacted
-    assert "***" in redacted
-    before, after = around.split("{}")
-    assert redacted.startswith(before)
-    assert redacted.endswith(after)
-    assert redact(redacted) == redacted
+    for before, after in (
+        ("", ""),
+        ("denied: ", "\nand after"),
+        ('  File "train.py", line 3\n    ', "\nRuntimeError: x"),
+    ):
+        redacted = redact(f"{before}{sample}{after}")
+        assert not _left(redacted), redacted
+        assert "***" in redacted
+        assert redacted.startswith(before)
+        assert redacted.endswith(after)
+        assert redact(redacted) == redacted
 
 
 @pytest.mark.parametrize("text", _KEPT)

@@ -213,20 +213,20 @@ _HUGE: dict[str, Callable[[], WorkerError]] = {
     "escaped everywhere": lambda: filled(WorkerError, "\udc80" * 20_000),
     "wide": lambda: make_error(exception=_wide(_FIRE * 1_000)),
     "deep": lambda: make_error(exception=_nested(500)),
-    "stacks": lambda: make_error(stack_dumps=(StackDump(7, 3, _FIRE * 70_000),) * 70),
+    "stacks": lambda: make_error(exception=None, stack_dumps=(StackDump(7, 3, _FIRE * 70_000),) * 70),
 }
 
 
 @pytest.mark.parametrize("what", _HUGE)
 def test_a_document_is_never_larger_than_readers_take(what: str) -> None:
-    """The document of a huge failure is below the limit, decodes, and says who failed."""
+    """The document of a huge failure is below the limit, decodes, names who failed, and has its exception if any."""
     error = _HUGE[what]()
     data = encode(error)
     assert len(data) < MAX_DOCUMENT_BYTES
     read = decode(data, _REF)
     assert isinstance(read, WorkerError)
     assert (read.rank, read.timestamp_ns) == (error.rank, error.timestamp_ns)
-    assert read.exception is not None
+    assert (read.exception is None) is (error.exception is None)
 
 
 def test_a_setup_that_no_version_wrote() -> None:
@@ -238,13 +238,7 @@ def test_a_setup_that_no_version_wrote() -> None:
 
 
 def test_what_tells_least_is_left_out_first() -> None:
-    """A document that is too large because of its notes loses the notes, and keeps frames, bases and causes.
-
-    A failure without an exception has none after the limit removed its stacks.
-    """
-    bare = make_error(exception=None, stack_dumps=(StackDump(7, 3, "\U0001f525" * 100_000),) * 64)
-    read = decode(encode(bare), _REF)
-    assert (read.exception, read.stack_dumps) == (None, ())
+    """A document that is too large because of its notes loses the notes, and keeps frames, bases and causes."""
     frame = FrameInfo("train.py", 7, "train", "step()")
     cause = ExceptionInfo("OSError", "disk", relation="cause")
     small = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), causes=(cause,))

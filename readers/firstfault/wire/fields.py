@@ -152,7 +152,7 @@ EXPIRED = Table(
 
 def _expired_from_pb(expired: Any) -> model.ExpiredDeadline | None:
     # a writer of ours writes no other number, and JSON has no NaN
-    return forms.interned(EXPIRED.read(expired)) if 0 <= expired.seconds <= MAX_SECONDS else None
+    return EXPIRED.read(expired) if 0 <= expired.seconds <= MAX_SECONDS else None
 
 
 STACK_DUMP = Table(model.StackDump, (Field("pid", COUNT), Field("rank", RANK, "global_rank"), Field("text", NAME)))
@@ -179,7 +179,6 @@ _VERSIONS = Form(
     is_redacted=True,
     cap=MAX_NAMES,
 )
-_LOG = Form(forms.text(_MAX_LOG_TAIL).write, forms.end_of_text(_MAX_LOG_TAIL).read, is_redacted=True, cap=_MAX_LOG_TAIL)
 
 
 # --- exceptions and failed threads ----------------------------------------------------------------------------------
@@ -367,7 +366,7 @@ FAILURE = Table(
         Field("stack_dumps", _DUMPS, json="stack", meaning=_STACKS),
         Field(
             "log_tail",
-            _LOG,
+            forms.end_of_text(_MAX_LOG_TAIL),
             json="log",
             meaning="the end of the process's stderr, if its agent wrote the document; at most 32 KiB",
         ),
@@ -379,8 +378,8 @@ FAILURE = Table(
             label="last collective",
             meaning=_COLLECTIVES,
         ),
-        Field("resources", forms.part_or(Resources(), RESOURCES), json="memory", label="memory", meaning=_MEMORY),
-        Field("system", forms.part_or(SystemState(), SYSTEM), meaning=_SYSTEM),
+        Field("resources", forms.part(RESOURCES, empty=Resources()), json="memory", label="memory", meaning=_MEMORY),
+        Field("system", forms.part(SYSTEM, empty=SystemState()), meaning=_SYSTEM),
         Field("versions", _VERSIONS, json="versions"),
     ),
 )
@@ -437,7 +436,7 @@ PRESENCE = Table(
         Field("first_failure", forms.part(CAUSED_BY)),
         Field("first_failure_reason", LINE),
         Field("log_tails", forms.many(forms.whole(LOG_TAIL), _MAX_LOGS)),
-        Field("setup", forms.part_or(NodeSetup(), SETUP, _setup_from_pb)),
+        Field("setup", forms.part(SETUP, _setup_from_pb, empty=NodeSetup())),
     ),
 )
 """A roster entry, without its workers: on the wire each has two ranks."""

@@ -157,13 +157,8 @@ def one_of(numbers: Mapping[Any, int], unknown: Any) -> Form:
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-def part(table: Table, read: Callable[[Any], Any] | None = None) -> Form:
-    """Return the form of a part that may be None."""
-    return Form(lambda value: None if value is None else table.write(value), read or table.read, is_optional=True)
-
-
-def part_or(empty: Any, table: Table, read: Callable[[Any], Any] | None = None) -> Form:
-    """Return the form of a part that is left out if it equals `empty`."""
+def part(table: Table, read: Callable[[Any], Any] | None = None, *, empty: Any = None) -> Form:
+    """Return the form of a part that is left out if it equals `empty`; without `read` the table reads it."""
     reads = read or table.read
     return Form(
         lambda value: None if value == empty else table.write(value),
