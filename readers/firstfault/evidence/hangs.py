@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -93,8 +93,7 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     # a rank that met an error about a peer stood where it handled that
     met = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
     elsewhere = _elsewhere(alive, {item.failure.rank for item in (*diagnosis.waits, *met)})
-    reasons: dict[int, list[str]] = defaultdict(list)
-    for rank, why in (
+    reasons = [
         *elsewhere,
         *_apart(recorded, printed),
         *_behind(known),
@@ -103,22 +102,23 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
         *_frozen(alive),
         *_did_not_time_out(diagnosis.workers),
         *_reported(classified),
-    ):
-        reasons[rank].append(why)
+    ]
     if elsewhere:
         # a rank that itself timed out waiting is not the one that the others waited for, whatever its counters
-        for judged in diagnosis.waits:
-            if judged.failure.rank not in dict(elsewhere):
-                reasons.pop(judged.failure.rank or 0, None)
+        waited = {judged.failure.rank for judged in diagnosis.waits} - dict(elsewhere).keys()
+        reasons = [(rank, why) for rank, why in reasons if rank not in waited]
     return _candidates(diagnosis, reasons)
 
 
-def _candidates(diagnosis: Diagnosis, reasons: Mapping[int, Sequence[str]], category: str = "hang") -> list[Candidate]:
+def _candidates(diagnosis: Diagnosis, reasons: Iterable[tuple[int, str]], category: str = "hang") -> list[Candidate]:
     """Return the ranks that have reasons as candidates, each with its document, if it left one."""
     by_rank = {failure.rank: failure for failure in _sorted(diagnosis)}
+    found: dict[int, list[str]] = defaultdict(list)
+    for rank, why in reasons:
+        found[rank].append(why)
     return [
         Candidate("; ".join(why), rank, getattr(by_rank.get(rank), "node", ""), by_rank.get(rank), category, len(why))
-        for rank, why in sorted(reasons.items())
+        for rank, why in sorted(found.items())
     ]
 
 
@@ -145,7 +145,7 @@ def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
     receiver = receivers[0].rank
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
         odd = {receiver: "it received a message longer than it expects, and the others' sizes agree"}
-    return _candidates(diagnosis, {rank: [why] for rank, why in odd.items()}, "user_code") if len(odd) == 1 else []
+    return _candidates(diagnosis, odd.items(), "user_code") if len(odd) == 1 else []
 
 
 def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
@@ -167,7 +167,7 @@ def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     failed = {judged.failure.rank for judged in misled}
     recorded, _ = progress_by_group([judged.failure for judged in workers])
-    return _candidates(diagnosis, {rank: [why] for rank, why in _behind(recorded) if rank not in failed})
+    return _candidates(diagnosis, [(rank, why) for rank, why in _behind(recorded) if rank not in failed])
 
 
 def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
@@ -229,11 +229,9 @@ def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
     size = max(judged.failure.place.world_size for judged in diagnosis.workers)
     if len(odd) != 1 or number != size - 1:
         return []
-    why = {
-        rank: [f"it waited in {name or 'a backward pass'} at {at}, the others at {usual[1]}"]
-        for rank, (name, at) in odd.items()
-    }
-    return _candidates(diagnosis, why)
+    ((rank, (name, at)),) = odd.items()
+    why = f"it waited in {name or 'a backward pass'} at {at}, the others at {usual[1]}"
+    return _candidates(diagnosis, [(rank, why)])
 
 
 def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
@@ -386,20 +384,20 @@ def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     ]
 
 
-def _failed_checkpoints(workers: Sequence[ClassifiedFailure]) -> dict[int, list[str]]:
+def _failed_checkpoints(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the ranks with a thread that failed by itself in torch's checkpoint, in which the others' threads wait.
 
     It does not matter where the main threads stand: each waits for its own thread, or trains on.
     """
-    return {
-        failure.rank: [_why_ended(thread)]
+    return [
+        (failure.rank, _why_ended(thread))
         for judged in workers
         for failure in (judged.failure,)
         for thread in failure.thread_failures
         if failure.rank is not None
         and is_own_fault(thread.exception)
         and any(_CHECKPOINT in frame.file for link in all_links(thread.exception) for frame in link.frames)
-    }
+    ]
 
 
 def _why_ended(thread: ThreadFailure) -> str:
