@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from tests.cascades.nccl_words import VERSIONS
 
-__all__ = ["CASES", "NCCL", "NOT_KNOWN", "PROGRAMS", "Case", "Way"]
-
 NCCL = "nccl-"
 """How the names of faults under NCCL begin."""
 

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     import datetime as dt
     from pathlib import Path
 
-__all__ = ["Gpu", "install"]
-
 POLL_S = 0.1
 DUMP_S = 1.0
 CLOSED_S = 1.0

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["clock_variables", "descendants", "end_node", "hang_in_c", "marks", "rank", "truth"]
-
 RENDEZVOUS_S = 15.0
 """The rendezvous drops a node whose clock is further off, so such a clock is set after the rendezvous."""
 

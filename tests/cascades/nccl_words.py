@@ -5,15 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
-__all__ = [
-    "VERSIONS",
-    "Failure",
-    "cuda_error",
-    "printed_at_dump_signal",
-    "printed_at_error",
-    "printed_at_stuck_watchdog",
-]
-
 VERSIONS = ("2.1", "2.4", "2.7", "2.13", "nccl2")
 _USUALLY = (
     "This is most likely caused by incorrect usages of collectives, e.g., wrong sizes used across ranks, the order of "

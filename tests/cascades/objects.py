@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from firstfault.reading.assemble import Snapshot
     from firstfault.strategies import AggregationStrategy
 
-__all__ = ["Objects", "looked_at"]
-
 _PAGE = 1000
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tests.cascades.cases import Case
     from tests.cascades.replay import Files
 
-__all__ = ["complaints_of", "faketime", "files_of", "in_folder", "run_program", "truth_of"]
-
 HERE = Path(__file__).parent
 _KILLED_AGENTS = ("agent-killed", "store-killed", "node-killed")
 

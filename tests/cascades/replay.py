@@ -24,7 +24,6 @@ from firstfault.strategies import undetermined as nothing_said
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
-from tests.cascades.calibration import Calibration
 from tests.cascades.cases import NCCL, NOT_KNOWN, PROGRAMS
 
 if TYPE_CHECKING:
@@ -36,6 +35,9 @@ OF_PROGRAMS = RECORDED / "torchrun"
 TORCH = "ChildFailedError"
 LAST_WRITTEN = "last_written"
 STRATEGIES = ("evidence", "earliest", LAST_WRITTEN, TORCH)
+TARGETS = {"high": 0.995, "medium": 0.90}
+"""Least share of right verdicts, by confidence; `low` promises nothing."""
+_CONFIDENCES = ("high", "medium", "low")
 Files: TypeAlias = "dict[str, tuple[bytes, int | None]]"
 """Content and time, nanoseconds, of files below an output prefix; None: a copy that another node has handed over."""
 
@@ -203,6 +205,45 @@ class Tally:
         counts["sure"] += outcome == "wrong" and verdict is not None and verdict.confidence == "high"
         self.decisions[strategy] += decided
         return decided and outcome == ("undetermined" if cascade.name in NOT_KNOWN else "right")
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Counts of verdicts that name a rank, ranks or a node: a confidence means something only if it is counted."""
+
+    counts: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+    """By source, confidence, and whether the verdict was right."""
+
+    def add(self, source: str, confidence: str, outcome: str) -> None:
+        """Count a verdict by where its cascade comes from; one that names nothing claims nothing."""
+        if outcome in {"right", "wrong"}:
+            self.counts[source, confidence, outcome == "right"] += 1
+
+    def of(self, confidence: str, source: str = "") -> tuple[int, int]:
+        """Return how many verdicts were right, and how many there were; of all sources unless one is given."""
+        chosen = {key: count for key, count in self.counts.items() if key[1] == confidence and source in {"", key[0]}}
+        return sum(count for key, count in chosen.items() if key[2]), sum(chosen.values())
+
+    def missed(self) -> list[str]:
+        """Return the confidences whose verdicts are right less often than they have to be."""
+        shares = {level: self.of(level) for level in TARGETS}
+        return [level for level, (right, count) in shares.items() if count and right < TARGETS[level] * count]
+
+    def table(self) -> str:
+        """Return the table, a row for each source."""
+        rows = [*dict.fromkeys(source for source, _, _ in self.counts), ""]
+        lines = [f"{'right of those with a confidence of':36}" + "".join(f"{level:>24}" for level in _CONFIDENCES)]
+        lines += [
+            f"{source or 'all':36}" + "".join(_share(*self.of(level, source)) for level in _CONFIDENCES)
+            for source in rows
+        ]
+        targets = "".join(f"{f'{100 * TARGETS[level]:g} %' if level in TARGETS else '':>24}" for level in _CONFIDENCES)
+        return "\n".join([*lines, f"{'at least':36}{targets}"])
+
+
+def _share(right: int, count: int) -> str:
+    text = f"{right} of {count}, {100 * right / count:.1f} %" if count else "-"
+    return f"{text:>24}"
 
 
 def _count(calibration: Calibration, cascade: Cascade, verdict: Verdict | None) -> None:

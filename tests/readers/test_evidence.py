@@ -326,6 +326,14 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             SHARD, *(own(rank, 0, "RuntimeError", "stop: rank 2: shard 8 is corrupt") for rank in (0, 1, 3))
         ),
     },
+    "external worker-1 high: preemption, terminated-node": {
+        "a worker was killed with its terminated node": done(
+            agent(1, "preemption"), died(3, at_ms=10), victim(0), stopped(1)
+        ),
+    },
+    "node worker-1 high: node_lost, lost-node": {
+        "a worker was killed with its lost node": done(agent(1, "node_lost"), died(3, at_ms=10), victim(0), stopped(1)),
+    },
     "external worker-1 medium: preemption, terminated-node": {
         "a terminated node without a document": done(
             *(replace(stopped(rank), **TO_GO) for rank in (2, 3)), victim(0), stopped(1)

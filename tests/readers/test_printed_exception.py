@@ -142,9 +142,8 @@ def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: 
     assert (verdict.category, report.answers.code) == ("user_code", "train.py:8 in step")
     assert report.answers.steps[0].text.endswith("train.py:8 in step")
     assert not any("why it exited" in text for text in report.answers.unknown)
-    plain = _run(_PRINTING["raised"], tmp_path)
     if way in {"print_exc", "logging", "rich"}:
-        assert fingerprint_of(failure) == fingerprint_of(plain)
+        assert fingerprint_of(failure) == fingerprint_of(_run(_PRINTING["raised"], tmp_path))
 
 
 def test_prefixes_of_launchers(tmp_path: Path) -> None:
