@@ -103,7 +103,7 @@ def record_error(
         file = bounded(lambda: spool.add(target.name, data), wait, "spooling an error document", local=True)
     if held:
         return data, target.failed("held back until the node fails")
-    return data, _upload(target, file, data, recording, deadline, spool=spool)
+    return data, _upload(target, file, data, recording, deadline)
 
 
 def document_path(name: str) -> str:
@@ -182,18 +182,10 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     run_sync(put())
 
 
-def _upload(  # noqa: PLR0913
-    target: Target,
-    file: Path | None,
-    data: bytes,
-    recording: Recording,
-    deadline: float,
-    *,
-    spool: Spool | None = None,
-) -> Receipt:
+def _upload(target: Target, file: Path | None, data: bytes, recording: Recording, deadline: float) -> Receipt:
     """Let the node's recorder upload `file`; without one, or without the file, this process uploads `data`.
 
-    A failed upload is logged. A receipt of this process goes into `spool`; the recorder writes its own.
+    A failed upload is logged. The receipt lies beside the file, written by the process that uploads.
     """
     files, receipt = _files(recording), None
     if files is not None and file is not None:
@@ -203,7 +195,8 @@ def _upload(  # noqa: PLR0913
             logger.debug("no recorder on this node; this process uploads: %s", error)
     if receipt is None:
         own = receipt = _by_this_process(target, data, recording, max(deadline - time.monotonic(), 0.0))
-        if spool is not None:
+        if file is not None:
+            spool = Spool(file.parent)
             bounded(lambda: spool.add_receipt(own), RECEIPT_S, "writing a receipt", local=True)
     if not receipt.durable:
         logger.warning("%s was not uploaded: %s", join(recording.output_prefix, target.path), receipt.error)
@@ -211,22 +204,18 @@ def _upload(  # noqa: PLR0913
 
 
 def _by_this_process(target: Target, data: bytes, recording: Recording, seconds: float) -> Receipt:
-    failures: list[str] = []
     asked = threading.Event()
 
-    def upload() -> Receipt | None:
+    def upload() -> tuple[None, BaseException | None]:
         asked.set()
-        _, error = caught(lambda: put_file(recording.output_prefix, target.path, data), Exception)
+        return caught(lambda: put_file(recording.output_prefix, target.path, data), Exception)
+
+    answer = bounded(upload, seconds, "uploading an error document")
+    if answer is not None:
+        error = answer[1]
         if error is None:
             return target.done()
-        failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
-        return None
-
-    receipt = bounded(upload, seconds, "uploading an error document")
-    if receipt is not None:
-        return receipt
-    if failures:
-        return target.failed(failures[0])
+        return target.failed(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
     if asked.is_set() or not seconds:  # without any time a thread may not have begun
         return target.failed(f"the storage did not answer within {seconds:.1f} s")
     return target.failed("the system allows no further thread")

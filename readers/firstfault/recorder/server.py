@@ -110,8 +110,6 @@ class _Server:
     async def _prepare(self) -> None:
         await self._uploads.warm()
         await asyncio.sleep(IDLE_S)
-        while self._uploads.in_progress:  # noqa: ASYNC110 - not urgent
-            await asyncio.sleep(SAMPLE_S)
         await asyncio.to_thread(importlib.import_module, "firstfault.wire.documents")  # before the agent dies
 
     async def _watch_memory_and_folder(self) -> None:
@@ -321,11 +319,6 @@ class Uploads:
         self._in_progress: dict[str, asyncio.Task[Receipt]] = {}
         self._began: dict[str, float] = {}
         """When the last upload of each path in progress began, by the monotonic clock."""
-
-    @property
-    def in_progress(self) -> list[str]:
-        """The paths of uploads in progress."""
-        return list(self._in_progress)
 
     async def warm(self) -> None:
         """Open the store and keep it open. If that fails, every upload fails with the same error."""
