@@ -82,11 +82,12 @@ def bounded(  # noqa: PLR0913 - keywords
         local: it needs this process and its disk only. If the system allows no further thread, it runs in this one.
     """
     results: list[T] = []
-    deadline = time.monotonic() + max(seconds, 0)
     # not join(): after a signal handler raised in it, Python takes the thread for dead
-    done = begun(lambda: results.append(call()), doing, local=local)
+    done = threading.Event()
     with guarded(doing):
+        deadline = time.monotonic() + max(seconds, 0)
         try:
+            _start(lambda: results.append(call()), done, doing, local=local)
             while give_up is not None and not give_up.is_set() and time.monotonic() < deadline:
                 if done.wait(GIVE_UP_POLL_S):
                     break
@@ -100,29 +101,31 @@ def bounded(  # noqa: PLR0913 - keywords
     return results[0] if results else None
 
 
-def begun(call: Callable[[], object], doing: str, *, local: bool = False) -> threading.Event:
-    """Begin a call in a daemon thread; return an event that is set when it has ended or could not begin.
-
-    If the system allows no further thread, a `local` call runs in this one.
-    """
+def begun(call: Callable[[], object], doing: str) -> threading.Event:
+    """Begin a call in a daemon thread; return an event that is set when it has ended or could not begin."""
     ended = threading.Event()
+    with guarded(doing):
+        _start(call, ended, doing)
+        return ended
+    ended.set()
+    return ended
+
+
+def _start(call: Callable[[], object], ended: threading.Event, doing: str, *, local: bool = False) -> None:
+    """Start a daemon thread that makes a call and then sets `ended`; without a thread make a `local` call here."""
 
     def run() -> None:
         with guarded(doing):
             call()
         ended.set()
 
-    with guarded(doing):
-        try:
-            threading.Thread(target=run, name="firstfault-call", daemon=True).start()
-        except RuntimeError as refused:
-            if not local:
-                raise
-            logger.info("%s while %s; doing that without a limit of time", refused, doing)
-            run()
-        return ended
-    ended.set()
-    return ended
+    try:
+        threading.Thread(target=run, name="firstfault-call", daemon=True).start()
+    except RuntimeError as refused:
+        if not local:
+            raise
+        logger.info("%s while %s; doing that without a limit of time", refused, doing)
+        run()
 
 
 class NonBlocking(Generic[T]):

@@ -170,13 +170,17 @@ LINES = st.lists(
             "... 12 characters left out ...",
             "text of the program",
         ]
-    )
+    ),
+    max_size=30,
 )
 
 
 @settings(max_examples=40)
 @given(
-    LINES, st.lists(st.builds(ExceptionInfo, st.sampled_from(["KeyError", "a._RemoteTraceback"]), LINES.map("\n".join)))
+    LINES,
+    st.lists(
+        st.builds(ExceptionInfo, st.sampled_from(["KeyError", "a._RemoteTraceback"]), LINES.map("\n".join)), max_size=3
+    ),
 )
 def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
     """Whatever the lines are, there is an exception and a traceback, and what was raised here comes last."""
