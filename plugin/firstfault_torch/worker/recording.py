@@ -5,8 +5,8 @@ cause is recorded before any peer fails. The way of an exception:
 
     recorded()                  the block around the task function
       WorkerMonitor.fails()     is it a failure, or an answer to the agent's signal?
-        describe_and_record()   exception -> ExceptionInfo -> WorkerError -> bytes; torch's error.json
-          record_error()        `node.document_writer`: spool, recorder, storage; returns the receipt
+        describe_and_record()   exception -> ExceptionInfo -> WorkerError; torch's error.json
+          record_error()        `node.document_writer`: bytes; spool, recorder, storage; returns the receipt, too
 """
 
 from __future__ import annotations
@@ -155,12 +155,13 @@ class WorkerMonitor:
     def __init__(self, engine: Engine, alone: tuple[Recording, Place] | None = None) -> None:
         self._engine = engine
         self._has_agent = alone is None
-        recording = Recording.from_environment() if alone is None else alone[0]
-        self.recording = recording
+        self.recording = Recording.from_environment() if alone is None else alone[0]
         """None: recording is off."""
-        self.place = alone[1] if alone is not None else worker_place(recording) if recording is not None else Place()
-        """This process's; without ranks if recording is off."""
-        node, local_rank = recording.files if recording is not None else None, self.place.local_rank
+        self.place = Place() if alone is None else alone[1]
+        """This process's; empty if recording is off."""
+        if alone is None and self.recording is not None:
+            self.place = worker_place(self.recording)
+        node, local_rank = self.recording.files if self.recording is not None else None, self.place.local_rank
         self._files = node.worker(self.place.round, local_rank) if node is not None and local_rank is not None else None
         self._channel: WorkerChannel | None = None
         self._undo: list[Callable[[], None]] = []
