@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,21 +16,17 @@ from firstfault.render.html import page
 from firstfault.render.plain import terminal_text
 from firstfault.render.terminal import print_report
 from firstfault.report import markdown, report_of
-from firstfault.report.data import AttemptSummary, summary_of, with_attempts
+from firstfault.report.data import summary_of, with_attempts
 from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
-from tests.reports.scenes import HARD_SCENES, SCENES, report_on
+from tests.reports.scenes import HARD_SCENES, SCENES, cascade, process, report_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from firstfault.model import WorkerError
     from firstfault.report import Report
 
-_URI = "s3://bucket/metadata/f00/n0/data/0"
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
     FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
@@ -40,26 +35,10 @@ _FRAMES = (
 )
 
 
-def _report(*failures: WorkerError, attempts: Iterable[AttemptSummary] = (), **snapshot: Any) -> Report:
-    job = make_job(*failures, **snapshot)
-    verdict = run_strategy(get_strategy("evidence"), job)
-    return with_attempts(report_of(job, verdict, decide(verdict), uri=_URI), tuple(attempts))
-
-
 def _usual(**root: Any) -> Report:
-    """Two nodes of two ranks: one raises, one loses it, two are stopped."""
-    stopped = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
-    exception = ExceptionInfo("KeyError", "'labels'", frames=_FRAMES)
-    return _report(
-        make_error(3, **{"node": "w-1", "local_rank": 1, "host": "node-7", "pid": 99, "exception": exception, **root}),
-        make_error(0, node="w-0", at_ms=31, exception="RuntimeError", message="Connection closed by peer [10.0.0.7]:1"),
-        make_error(1, node="w-0", at_ms=40, **stopped),
-        make_error(2, node="w-1", at_ms=40, **stopped),
-        roster=(
-            make_presence(node="w-0", nodes=2, ranks=(0, 1)),
-            make_presence(node="w-1", group_rank=1, nodes=2, ranks=(2, 3)),
-        ),
-    )
+    """Return the report on two nodes of two ranks: rank 3 raises, one loses it, two are stopped."""
+    root = {"exception": ExceptionInfo("KeyError", "'labels'", frames=_FRAMES), **root}
+    return report_on(cascade(process(3, 0, **root)))
 
 
 def _printed(report: Report, width: int = 80, *, verbose: bool = False, **options: Any) -> str:
@@ -88,13 +67,13 @@ def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
 def test_what_there_is_room_for() -> None:
     """Further groups are counted; the first reason and the changes of attempts are shown; -v has all groups."""
     failures = [make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error") for rank in range(9)]
-    many, one = _report(*failures), _usual()
+    many, one = report_on(make_job(*failures)), _usual()
     assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(many))
     assert "more groups" not in _printed(many, verbose=True)
-    assert f"Why      {one.verdict.why[0]}\n" in _printed(one)
+    assert f"Why      {one.verdict.why[0]}\n" in _printed(one, 160)
     own = summary_of(1, one.job, one.verdict, one.decision)
     again = with_attempts(one, (replace(own, number=0), own))
-    assert "Attempts attempt 0 to 1: the same fault again" in _printed(again)
+    assert "Attempts attempt 0 to 1: the same fault again" in _printed(again, 160)
     assert "Attempts" not in _printed(one)
     assert "firstfault show" not in _printed(replace(one, uri=""))
 
@@ -185,12 +164,11 @@ def test_any_width(width: int, verbose: bool) -> None:
 
 def test_a_command_can_be_copied() -> None:
     """A command that does not fit stands from the first column, and a shell takes its rows for one line."""
-    pod = "a-very-long-execution-name-n0-0-worker-1"
-    lines = _printed(_usual(node=pod), 40).splitlines()
-    start = next(index for index, line in enumerate(lines) if line.startswith("kubectl"))
-    rows = [*itertools.takewhile(lambda line: line.endswith("\\"), lines[start:])]
-    assert len(rows) == 1
-    assert rows[0][:-1] + lines[start + 1] == f"kubectl logs {pod}"
+    report = _usual(node="a-very-long-execution-name-n0-0-worker-1")
+    text = _printed(report, 40)
+    command = next(step.command for step in report.answers.steps if step.command)
+    assert text.count("\\\n") == 1
+    assert f"\n{command}\n" in text.replace("\\\n", "")
 
 
 # --- colours and encodings ------------------------------------------------------------------------------------------
@@ -243,9 +221,11 @@ _BAD = {
         log_tail=f"{_DEEP}step",
     ),
     "no frames": lambda: _usual(exception=ExceptionInfo("KeyError", "")),
-    "an agent": lambda: _report(make_error(None, node="", exception=None)),
-    "a node without a report": lambda: _report(
-        roster=(make_presence(Phase.JOINED, node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2))
+    "an agent": lambda: report_on(make_job(make_error(None, node="", exception=None))),
+    "a node without a report": lambda: report_on(
+        make_job(
+            roster=(make_presence(Phase.JOINED, node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2))
+        )
     ),
     "another's retryable": lambda: _usual(kind=Kind.RECOVERABLE, category="a category that is not ours"),
 }
@@ -294,7 +274,7 @@ def test_the_blocks_of_plain_lines() -> None:
     """The stack of a root without a traceback, and the end of its log, are blocks; longer ones with -v."""
     own = "\n".join(f"frame {number}" for number in range(50))
     log = "\n".join(f"step {number}" for number in range(50))
-    report = _usual(exception=None, exit_code=1, stack_dumps=(StackDump(99, 3, own),), log_tail=log)
+    report = _usual(exception=None, exit_code=1, stack_dumps=(StackDump(4203, 3, own),), log_tail=log)
     text = terminal_text(report)
     assert "\nwhere it stood:\n  frame 0\n" in text
     assert "\n  frame 29\n  ... 20 more lines\n" in text
@@ -307,7 +287,8 @@ def test_the_blocks_of_plain_lines() -> None:
 def test_many_groups_in_plain_lines() -> None:
     """Twenty groups are lines of their own and the others are counted; with -v all of them are."""
     kinds = [f"{chr(65 + at // 26)}{chr(65 + at % 26)}Error" for at in range(60)]
-    report = _report(*(make_error(rank, at_ms=rank, exception=kind) for rank, kind in enumerate(kinds)))
+    failures = (make_error(rank, at_ms=rank, exception=kind) for rank, kind in enumerate(kinds))
+    report = report_on(make_job(*failures))
     groups = [line for line in terminal_text(report).splitlines() if line.startswith("group: ")]
     assert len(groups) == 21
     assert re.fullmatch(r"group: and \d+ more", groups[-1])

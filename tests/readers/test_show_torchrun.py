@@ -150,15 +150,6 @@ def test_the_logs_tell_more(show: Show, logs: Callable[..., Path]) -> None:
 
 
 @pytest.mark.jobs
-def test_a_script_that_records_nothing(show: Show, logs: Callable[..., Path]) -> None:
-    """Without error.json the traceback at the end of stderr tells the exception and its cause."""
-    _, found = show(logs("-r", "3", fault="raise", recorded="plain"))
-    assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "KeyError")
-    assert "KeyError: 'labels'" in found["verdict"]["message"]
-    assert found["root"]["time"] is None
-
-
-@pytest.mark.jobs
 def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
     """After a restart only the last attempt of a node is read."""
     folder = _ran(tmp_path, "--max-restarts=1", fault="early")
@@ -173,7 +164,10 @@ def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[..., Path]) -> None:
-    """The folders of the nodes of one run are read together; an earlier run with the same id is not."""
+    """The folders of the nodes of one run are read together; an earlier run with the same id is not.
+
+    Without error.json the traceback at the end of stderr tells the exception and its cause.
+    """
     (earlier,) = logs(fault="SIGKILL").iterdir()
     old = tmp_path / "logs" / "job_abcd1234"
     shutil.copytree(earlier, old)
@@ -183,12 +177,14 @@ def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[...,
         port = free.getsockname()[1]
     options = ["--rdzv-backend=c10d", "--rdzv-id=job", "--nnodes=2", "--nproc-per-node=1", "-r", "3"]
     options.append(f"--rdzv-endpoint=127.0.0.1:{port}")
-    nodes = [_torchrun(tmp_path, *options, fault="raise") for _ in range(2)]
+    nodes = [_torchrun(tmp_path, *options, fault="raise", recorded="plain") for _ in range(2)]
     for started in nodes:
         started.wait(150)
     _, found = show(tmp_path / "logs")
     assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
     assert "2 folders of the run 'job' are taken for its nodes" in found["verdict"]["coverage"]["notes"]
+    assert (found["root"]["type"], found["root"]["time"]) == ("KeyError", None)
+    assert "KeyError: 'labels'" in found["verdict"]["message"]
 
 
 def test_a_run_without_a_failure(tmp_path: Path, run: Callable[..., Ran]) -> None:
@@ -199,18 +195,6 @@ def test_a_run_without_a_failure(tmp_path: Path, run: Callable[..., Ran]) -> Non
     assert "no worker left an error.json, and no stderr.log ends with a traceback" in ran.err
 
 
-@pytest.mark.jobs
-def test_an_error_file_of_another_format(show: Show, tmp_path: Path, logs: Callable[..., Path]) -> None:
-    """A damaged error.json is named, and the others are still read."""
-    folder = tmp_path / "logs"
-    shutil.copytree(logs(fault="raise"), folder)
-    (path,) = folder.glob("*/attempt_0/0/error.json")
-    path.write_text("[1", encoding="utf-8")
-    _, found = show(folder)
-    assert (found["verdict"]["ranks"], found["verdict"]["coverage"]["unreadable"]) == ([1], 1)
-    assert any("no error.json of torchrun" in note for note in found["verdict"]["coverage"]["notes"])
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -218,11 +202,12 @@ def test_an_error_file_of_another_format(show: Show, tmp_path: Path, logs: Calla
         '{"message": {"message": "boom", "extraInfo": {"timestamp": "99999999999999"}}}',
         '{"message": {"message": "boom", "extraInfo": {"timestamp": "' + "9" * 3000 + '"}}}',
         "[" * 200_000,
+        "[1",
     ],
-    ids=["extraInfo", "14 digits", "3,000 digits", "deep"],
+    ids=["extraInfo", "14 digits", "3,000 digits", "deep", "damaged"],
 )
-def test_an_error_file_with_odd_values(show: Show, tmp_path: Path, text: str) -> None:
-    """An error.json with values that torchrun never writes is named, and the other worker is still read."""
+def test_an_error_file_of_another_format(show: Show, tmp_path: Path, text: str) -> None:
+    """An error.json that torchrun never writes is named, and the other worker is still read."""
     for rank, said in enumerate((text, '{"message": "ValueError: boom"}')):
         _worker(tmp_path, rank=rank, error=said)
     _, found = show(tmp_path)

@@ -1,13 +1,17 @@
-"""A real browser: the machine's own chromium, driven by playwright."""
+"""A real browser: the machine's own chromium, driven by playwright; and the pages of the scenes, made once."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from firstfault.render.html import page
+from tests.reports.scenes import PAGE_SCENES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,3 +68,20 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
     for context in contexts:
         context.close()
     assert problems == []
+
+
+@cache
+def page_of(scene: str) -> str:
+    """Return the page of a scene."""
+    return page(PAGE_SCENES[scene]())
+
+
+def until(page: Page, condition: str) -> None:
+    """Wait for a condition; the page's security policy forbids `wait_for_function`."""
+    page.evaluate(
+        f"""() => new Promise((done, fail) => {{
+          const look = async () => ((await ({condition})) ? done() : requestAnimationFrame(look));
+          setTimeout(fail, 60000);
+          look();
+        }})"""
+    )

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors, Verdict
 
-__all__ = ["CATEGORY_SCENES", "HARD_SCENES", "SCENES", "SCOPE_SCENES", "URI", "report_on"]
-
 URI = "s3://bucket/metadata/propeller/project-development-a7xk2m9qp4vd8wz3hj6t/n0/data/0"
 _NODES = tuple(f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{index}" for index in range(4))
 _HERE = {
@@ -167,7 +165,7 @@ def report_on(
     return with_attempts(report_of(job, verdict, decide(verdict, None, context), uri=uri), attempts)
 
 
-def _cascade(root: WorkerError) -> JobErrors:
+def cascade(root: WorkerError) -> JobErrors:
     """Return a job in which rank 3 fails, rank 2 loses its connection, and the others are stopped."""
     told = f"rank 3 on {_NODES[1]} failed: {root.what}"
     return job_of(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
@@ -175,7 +173,7 @@ def _cascade(root: WorkerError) -> JobErrors:
 
 def _of_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
-        return report_on(_cascade(process(3, 0, raised(exception, message), category=category, **fields)))
+        return report_on(cascade(process(3, 0, raised(exception, message), category=category, **fields)))
 
     return scene
 
@@ -186,7 +184,7 @@ def _death(signal: str, exit_code: int, **fields: Any) -> Callable[[], Report]:
         if not signal:
             message = f"rank 3 exited with code {exit_code} by itself, without an exception"
         root = process(3, 0, None, signal=signal, exit_code=exit_code, writer=Writer.AGENT, message=message, **fields)
-        return report_on(_cascade(root))
+        return report_on(cascade(root))
 
     return scene
 
@@ -362,7 +360,7 @@ def messages(count: int) -> Report:
 
 
 def _one_long_line() -> Report:
-    return report_on(_cascade(process(3, 0, raised("ValueError", "x" * 1_000_000))))
+    return report_on(cascade(process(3, 0, raised("ValueError", "x" * 1_000_000))))
 
 
 def _long_names() -> Report:
@@ -377,8 +375,8 @@ def _no_times() -> Report:
 
 
 def _three_attempts() -> Report:
-    first = report_on(_cascade(process(3, 0, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
-    now = report_on(_cascade(process(3, 9_000, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
+    first = report_on(cascade(process(3, 0, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
+    now = report_on(cascade(process(3, 9_000, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
     attempts = (
         summary_of(0, first.job, first.verdict, first.decision),
         AttemptSummary(1, note="could not be read: access denied"),
@@ -387,26 +385,29 @@ def _three_attempts() -> Report:
     return report_on(now.job, attempts=attempts)
 
 
-def nodes_of(count: int) -> Report:
-    """Return an attempt of many nodes with eight ranks each, of which one failed by itself."""
+def nodes_of(count: int, *, lost: int | None = None, name: str = _POD) -> Report:
+    """Return an attempt of many nodes with eight ranks each, of which one failed by itself, or one node was lost."""
     root = count * 8 * 4_321 // 10_000
     failures = []
     for rank in range(count * 8):
-        here = {"node": _POD.format(rank // 8), "local_rank": rank % 8, "group_rank": rank // 8}
-        if rank == root:
+        here = {"node": name.format(rank // 8), "local_rank": rank % 8, "group_rank": rank // 8}
+        if rank // 8 == lost:
+            continue
+        if rank == root and lost is None:
             failures.append(make_error(rank, exception=raised("ValueError", "batch 17 has 3 columns"), **here))
         elif rank % 3:
             peer = "Connection closed by peer [10.0.0.8]:29500"
             failures.append(make_error(rank, at_ms=30 + rank / 11, exception="RuntimeError", message=peer, **here))
         else:
-            sent = (SentSignal("SIGTERM", f"rank {root} on {_POD.format(root // 8)} failed: ValueError"),)
+            sent = (SentSignal("SIGTERM", f"rank {root} on {name.format(root // 8)} failed: ValueError"),)
             at = {"at_ms": 400 + rank / 7, "exception": None, "writer": Writer.AGENT, "category": "stopped"}
             failures.append(make_error(rank, **here, **at, sent_signals=sent, signal="SIGTERM", message=""))
-    roster = (
-        make_presence(node=_POD.format(node), group_rank=node, nodes=count, ranks=tuple(range(8 * node, 8 * node + 8)))
-        for node in range(count)
-    )
-    return report_on(make_job(*failures, roster=tuple(roster)))
+    roster = []
+    for node in range(count):
+        phase, ranks = Phase.JOINED if node == lost else Phase.FAILED, tuple(range(8 * node, 8 * node + 8))
+        roster.append(make_presence(phase, node=name.format(node), group_rank=node, nodes=count, ranks=ranks))
+    context = RetryContext(pods_alive=False) if lost is not None else None
+    return report_on(make_job(*failures, roster=tuple(roster)), context=context)
 
 
 HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
@@ -422,6 +423,22 @@ HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
     }
 )
 """Reports that are hard to show, by name."""
+
+_HOST = "w{}.gpunode0123456789.rack17.datacenter3.research.examplecompany.internal"
+PAGE_SCENES: dict[str, Callable[[], Report]] = {
+    **SCOPE_SCENES,
+    **CATEGORY_SCENES,
+    **HARD_SCENES,
+    **_kept(
+        {
+            "64x8": lambda: nodes_of(64),
+            "lost-node": lambda: nodes_of(64, lost=37),
+            "long-host": lambda: nodes_of(64, name=_HOST),
+            "longest-host": lambda: nodes_of(64, name="w{}" + "x" * 250),
+        }
+    ),
+}
+"""Those of the page's own tests."""
 
 SCENES: dict[str, Callable[[], Report]] = {
     **SCOPE_SCENES,

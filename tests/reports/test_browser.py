@@ -13,10 +13,9 @@ from firstfault.render.html import deck_html, page
 from firstfault.render.plain import json_report
 from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
-from tests.reports.conftest import SCREENSHOTS
+from tests.reports.conftest import SCREENSHOTS, page_of, until
 from tests.reports.every_field import report_full_of
-from tests.reports.pages import page_of, report_of_scene, until
-from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, PAGE_SCENES, SCOPE_SCENES, report_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ _AT_ONCE_MS = 1_000
 
 
 def _answers(name: str) -> tuple[str, ...]:
-    return _ANSWERS if report_of_scene(name).answers.unknown else _ANSWERS[:-1]
+    return _ANSWERS if PAGE_SCENES[name]().answers.unknown else _ANSWERS[:-1]
 
 
 def _is_whole(page: Page, selector: str) -> bool:
@@ -149,7 +148,7 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None
 @pytest.mark.parametrize("name", ["rank", "hang", "ranks", "external"])
 def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[..., Page]) -> None:
     """A number after a sentence of the evidence links to its document, which has its address."""
-    report = report_of_scene(name)
+    report = PAGE_SCENES[name]()
     opened = open_page(page_of(name))
     links = opened.locator("#ff-evidence + ol li").first.locator("a")
     assert links.count() >= 1
@@ -161,7 +160,7 @@ def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[...,
 
 def test_copy_and_download(open_page: Callable[..., Page]) -> None:
     """The clipboard gets the Markdown, a command its own text; the download is firstfault.verdict/v1."""
-    report = report_of_scene("rank")
+    report = PAGE_SCENES["rank"]()
     opened = open_page(page_of("rank"), permissions=["clipboard-read", "clipboard-write"])
     opened.click("#ff-copy")
     until(opened, "document.querySelector('#ff-said').textContent === 'copied'")
@@ -280,7 +279,7 @@ def test_what_a_rank_said_is_seen_where_it_is_chosen(height: int, open_page: Cal
     box = detail.bounding_box()
     assert box is not None
     assert 0 <= box["y"] < box["y"] + box["height"] <= height
-    assert "rank 399 (local_rank 7) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-49; victim" in detail.inner_text()
+    assert "rank 299 (local_rank 3) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37; victim" in detail.inner_text()
     opened.keyboard.press("Home")
     for _ in range(12):
         opened.keyboard.press("ArrowDown")
@@ -347,7 +346,7 @@ def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
         assert opened.locator("#ff-shown").inner_text() == "ranks 0 to 99; 100 of 201 that match"
         clear()
         until(opened, "document.querySelector('#ff-count').textContent === '512 of 512 ranks'")
-        assert first.inner_text().split()[0] == "300"
+        assert first.inner_text().split()[0] == "200"
     assert opened.locator(".ff-filter").get_attribute("autocomplete") == "off"
     opened.evaluate("document.querySelector('[name=state]').value = 'root'; dispatchEvent(new Event('pageshow'))")
     assert opened.locator("#ff-count").inner_text() == "1 of 512 ranks"
@@ -357,14 +356,14 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
     """On the last page the button keeps the focus and is marked as disabled; ranks are counted as they are named."""
     opened = open_page(page_of("64x8"))
     button, shown = opened.locator(".ff-pages [data-to='1']"), opened.locator("#ff-shown")
-    assert shown.inner_text() == "ranks 300 to 399; 100 of 512"
+    assert shown.inner_text() == "ranks 200 to 299; 100 of 512"
     opened.evaluate("document.querySelector('.ff-pages').scrollIntoView()")
     button.focus()
     above, below = opened.locator("#ff-detail").bounding_box(), button.bounding_box()
     assert above is not None
     assert below is not None
     assert above["y"] + above["height"] <= below["y"]
-    for _ in range(3):
+    for _ in range(4):
         opened.keyboard.press("Enter")
         assert opened.evaluate("document.activeElement.dataset.to") == "1"
     assert (shown.inner_text(), button.get_attribute("aria-disabled")) == ("ranks 500 to 511; 12 of 512", "true")
@@ -404,8 +403,8 @@ def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
     opened.fill("[name=ranks]", "0-200")
     opened.select_option("[name=state]", "victim")
     opened.emulate_media(media="print")
-    assert opened.locator("#ff-shown").inner_text() == "ranks 0 to 99; 100 of 201 that match"
-    assert opened.locator("#ff-filtered").inner_text() == "Only ranks 0-200; victim: 201 of 512 ranks."
+    assert opened.locator("#ff-shown").inner_text() == "ranks 1 to 149; 100 of 134 that match"
+    assert opened.locator("#ff-filtered").inner_text() == "Only ranks 0-200; victim: 134 of 512 ranks."
     assert not opened.locator("#ff-detail").is_visible()
     plain = open_page(page_of("64x8"), java_script_enabled=False, width=400)
     plain.emulate_media(media="print")
@@ -475,7 +474,7 @@ def _deck_page(*tabs: tuple[str, str]) -> str:
 @pytest.mark.flyte
 def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
     """In the console's sandboxed frame of 880 x 720, the answers are visible and scripts run."""
-    inner = _deck_page(("firstfault", deck_html(report_of_scene("rank"))), ("Input", "<p>1</p>"))
+    inner = _deck_page(("firstfault", deck_html(PAGE_SCENES["rank"]())), ("Input", "<p>1</p>"))
     escaped = inner.replace("&", "&amp;").replace('"', "&quot;")
     sandbox = "allow-scripts allow-downloads"
     frame = f'<iframe sandbox="{sandbox}" width="880" height="720" style="border:0" srcdoc="{escaped}"></iframe>'
@@ -498,5 +497,5 @@ def test_the_deck_leaves_other_tabs_alone(open_page: Callable[..., Page]) -> Non
     """Another tab looks the same with our tab beside it and without."""
     other = f'<div id="other">{_OTHER_TAB}</div>'
     alone = open_page(_deck_page(("x", "<p>x</p>"), ("mine", other))).evaluate(_LOOKS)
-    beside = open_page(_deck_page(("firstfault", deck_html(report_of_scene("rank"))), ("mine", other))).evaluate(_LOOKS)
+    beside = open_page(_deck_page(("firstfault", deck_html(PAGE_SCENES["rank"]())), ("mine", other))).evaluate(_LOOKS)
     assert beside == alone

@@ -64,57 +64,53 @@ def _message(verdict: Verdict, decision: Decision = _NO, uri: str = _URI) -> str
 _LONG_POD = "a-very-long-execution-name-of-54-characters-n0-0-worker-12"
 
 
+def _of_rank_3(**fields: Any) -> Verdict:
+    return _verdict(make_error(3, **{"message": "bad", "node": "w-1", **fields}))
+
+
 @pytest.mark.parametrize(
-    ("decision", "fields", "line"),
+    ("decision", "verdict", "line"),
     [
-        (_NO, {"node": "f00-n0-0-worker-1"}, "ValueError rank 3 worker-1 no retry: bad"),
-        (_NO, {"node": _LONG_POD}, "ValueError rank 3 worker-12 no retry: bad"),
+        (_NO, _of_rank_3(node="f00-n0-0-worker-1"), "ValueError rank 3 worker-1 no retry: bad"),
+        (_NO, _of_rank_3(node=_LONG_POD), "ValueError rank 3 worker-12 no retry: bad"),
         (
             _NO,
-            {"node": _LONG_POD, "exception": "E" * 90, "message": "it is bad\nmore"},
+            _of_rank_3(node=_LONG_POD, exception="E" * 90, message="it is bad\nmore"),
             "EEEEEEEEEEEEEEEEEEEEEE... rank 3 worker-12 no retry: it is bad",
         ),
-        (_YES, {"node": "w-1"}, "ValueError rank 3 w-1 retry: bad"),
+        (_YES, _of_rank_3(), "ValueError rank 3 w-1 retry: bad"),
         # a machine, not a pod of Flyte's
-        (_YES, {"node": "dgx-a-worker-1"}, "ValueError rank 3 dgx-a-worker-1 retry: bad"),
-        (_SPENT, {"node": "w-1"}, "ValueError rank 3 w-1 retry spent: bad"),
-        (_SPENT, {"exception": "FlyteRecoverableException"}, "recoverable rank 3 worker-0 retry spent: bad"),
-        (_NO, {"node": ""}, "ValueError rank 3 no retry: bad"),
+        (_YES, _of_rank_3(node="dgx-a-worker-1"), "ValueError rank 3 dgx-a-worker-1 retry: bad"),
+        (_SPENT, _of_rank_3(), "ValueError rank 3 w-1 retry spent: bad"),
+        (_SPENT, _of_rank_3(exception="FlyteRecoverableException"), "recoverable rank 3 w-1 retry spent: bad"),
+        (_NO, _of_rank_3(node=""), "ValueError rank 3 no retry: bad"),
         (
             _NO,
-            {"exception": None, "signal": "SIGKILL", "message": ""},
-            "SIGKILL rank 3 worker-0 no retry: sender unknown, OOM kills could not be counted",
+            _of_rank_3(exception=None, signal="SIGKILL", message=""),
+            "SIGKILL rank 3 w-1 no retry: sender unknown, OOM kills could not be counted",
+        ),
+        # ranks with one fault are listed or counted
+        (_NO, _verdict(*map(make_error, range(4)), strategy="evidence"), "ValueError 4 ranks worker-0 no retry: boom"),
+        (
+            _NO,
+            _verdict(*map(make_error, range(2)), strategy="evidence"),
+            "ValueError ranks 0-1 worker-0 no retry: boom",
         ),
         (
             _NO,
-            {"exception": "torch.OutOfMemoryError", "message": "CUDA\nmore"},
-            "OutOfMemoryError rank 3 worker-0 no retry: CUDA",
-        ),
-    ],
-)
-def test_the_first_line(decision: Decision, fields: dict[str, Any], line: str) -> None:
-    """The first line has the error, rank, node, retry decision and message."""
-    assert first_line(_verdict(make_error(3, **{"message": "bad", **fields})), decision) == line
-
-
-@pytest.mark.parametrize(
-    ("verdict", "line"),
-    [
-        (_verdict(*map(make_error, range(4)), strategy="evidence"), "ValueError 4 ranks worker-0 no retry: boom"),
-        (_verdict(*map(make_error, range(2)), strategy="evidence"), "ValueError ranks 0-1 worker-0 no retry: boom"),
-        (
             undetermined(make_job(), "earliest"),
             "undetermined no retry: a node reported a failure, but its error documents are missing",
         ),
         (
+            _NO,
             _verdict(make_error(None, node="", writer=Writer.STOCK, exception=None, code="red", message="hi")),
             "red undetermined no retry: hi",
         ),
     ],
 )
-def test_the_first_line_about_several_ranks_or_none(verdict: Verdict, line: str) -> None:
-    """Ranks with one fault are listed or counted; without a rank and a node the line says so."""
-    assert first_line(verdict, _NO) == line
+def test_the_first_line(decision: Decision, verdict: Verdict, line: str) -> None:
+    """The first line has the error, rank, node, retry decision and message; without rank and node it says so."""
+    assert first_line(verdict, decision) == line
 
 
 @given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7), st.booleans())

@@ -12,8 +12,8 @@ from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.render.html import page, source_lines
 from firstfault.report.data import AttemptSummary, with_attempts
 from firstfault.testing import make_error, make_job
-from tests.reports.pages import page_of, report_of_scene
-from tests.reports.scenes import report_on
+from tests.reports.conftest import page_of
+from tests.reports.scenes import PAGE_SCENES, report_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_parts_are_in_the_order_of_questions(name: str, open_page: Callable[...,
 def test_no_raw_values_outside_of_their_part(name: str, open_page: Callable[..., Page]) -> None:
     """Nanoseconds, process ids, boot ids and names of documents are seen in folded parts only."""
     opened = open_page(page_of(name))
-    report = report_of_scene(name)
+    report = PAGE_SCENES[name]()
     raw = opened.locator("details.ff-part").last
     opened.evaluate("document.querySelectorAll('details:not(.ff-part)').forEach(part => { part.open = true; })")
     seen = opened.locator("main").inner_text()
@@ -91,7 +91,7 @@ def test_a_mark_that_does_not_fit_marks_nothing(marked: tuple[int, int]) -> None
 )
 def test_no_other_address_becomes_a_link(url: str, open_page: Callable[..., Page]) -> None:
     """An address in a document that is no plain web address is not linked."""
-    report = report_of_scene("rank")
+    report = PAGE_SCENES["rank"]()
     hostile = replace(report, identity=replace(report.identity, source_url=url))
     opened = open_page(page(hostile))
     assert opened.locator(".ff-own a").count() == 0
@@ -115,7 +115,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
     assert "attempt 0 to 2:" in panels.last.inner_text()
     plain = open_page(page_of("three-attempts"), java_script_enabled=False)
     assert [panel.is_visible() for panel in plain.locator(".ff-attempt").all()] == [True] * 3
-    report = report_of_scene("three-attempts")
+    report = PAGE_SCENES["three-attempts"]()
     saved = replace(report, attempts=(*report.attempts[:2], AttemptSummary(2, note="succeeded")))
     green = open_page(page(saved)).locator("#ff-tab-2")
     assert green.inner_text() == "attempt 2: succeeded"
@@ -124,7 +124,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
 
 def test_the_tab_of_this_report_is_always_there(open_page: Callable[..., Page]) -> None:
     """Of many attempts the newest have tabs, and this report's own; the others are counted, with what changed."""
-    report = report_of_scene("rank")
+    report = PAGE_SCENES["rank"]()
     attempts = [AttemptSummary(each, report.verdict, report.decision) for each in range(40)]
     opened = open_page(page(with_attempts(replace(report, number=3), attempts)))
     assert opened.locator("[role=tab]").count() == 13
