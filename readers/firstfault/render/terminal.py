@@ -14,8 +14,8 @@ from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.render.plain import encodable, one_row
 from firstfault.report.data import Report, Sections, log_lines, quoted_failures, sections_of
-from firstfault.report.words import State, duration, few
-from firstfault.text import counted, elide, one_line, printable
+from firstfault.report.words import State, few
+from firstfault.text import elide, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +63,6 @@ _SHOW = "firstfault show "
 _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
 _WITH_WHERE = ("host", "exit code", "time")
-_NS = 1_000_000_000
 _LABEL = 9
 """Columns of the labels."""
 _NARROW = 50
@@ -112,7 +111,7 @@ def _print_screen(printer: _Printer, report: Report, parts: Sections, limits: Ma
     if has_more:
         printer.beside(more)
     printer.labelled("Unknown", few(answers.unknown, limits["Unknown"], _COUNTED))
-    printer.labelled("Job", [_short_job(report)] if limits["Job"] else [])
+    printer.labelled("Job", [report.identity.brief(report.engine)] if limits["Job"] else [])
     printer.labelled("Attempts", few(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1])
     printer.gap()
     _print_code(printer, report, parts, limits["Code"])
@@ -140,15 +139,6 @@ def _print_next(printer: _Printer, texts: Sequence[str], commands: Sequence[str]
     for command in commands:
         if not command.startswith(_SHOW):
             printer.command(command)
-
-
-def _short_job(report: Report) -> str:
-    """Return what ran in few words; the rest is the same for every attempt of it."""
-    job = report.identity
-    after = f"failed after {duration(int(job.seconds * _NS))}" if job.seconds is not None else ""
-    nodes = f"{counted(job.ranks, 'rank')} on {counted(job.nodes, report.engine.node)}" if job.nodes else ""
-    gpus = f"{job.gpus} {job.gpu_model}" if job.gpus else ""
-    return ", ".join(filter(None, [job.task or job.execution, nodes, gpus, after]))
 
 
 def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) -> None:

@@ -75,21 +75,29 @@ class JobIdentity:
         found = _COMMIT.search(self.source_url)
         return found[0] if found else ""
 
+    def _size(self, engine: EngineWords) -> str:
+        ranks = counted(self.ranks, "rank") if self.ranks else ""
+        return " on ".join(filter(None, [ranks, counted(self.nodes, engine.node) if self.nodes else ""]))
+
+    @property
+    def _after(self) -> str:
+        return f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+
+    def brief(self, engine: EngineWords) -> str:
+        """Return what ran in few words; the rest is the same for every attempt of it."""
+        gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
+        return ", ".join(filter(None, [self.task or self.execution, self._size(engine), gpus, self._after]))
+
     def parts(self, engine: EngineWords) -> tuple[str, ...]:
         """Return what is known, in the order in which a person asks for it."""
         start = f"started {shown_time(self.started_ns)[:19]} UTC" if self.started_ns is not None else ""
-        after = f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
-        size = (
-            counted(self.ranks, "rank") if self.ranks else "",
-            counted(self.nodes, engine.node) if self.nodes else "",
-        )
         parts = (
             self.task,
             f"execution {self.execution}" if self.execution else "",
             self.image,
             f"commit {self.commit[:7]}" if self.commit else "",
-            ", ".join(filter(None, [start, after])),
-            " on ".join(filter(None, size)),
+            ", ".join(filter(None, [start, self._after])),
+            self._size(engine),
             ": ".join(filter(None, [counted(self.gpus, "GPU") if self.gpus and self.all_gpus else "", self.gpu_model])),
             ", ".join(f"{name} {version}" for name, version in self.versions),
         )
