@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.cli import EXIT
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.readers.commands import Ran
 
 _LAZY = ("flytekit", "torch", "numpy", "rich", "jinja2", "firstfault.strategies", "firstfault.output_reader")
 
@@ -27,12 +28,10 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
-@pytest.mark.parametrize("command", ["", "show"])
-def test_help_is_that_of_the_option(command: str) -> None:
+@pytest.mark.parametrize("names", [(), ("show",)])
+def test_help_is_that_of_the_option(names: tuple[str, ...], run: Callable[..., Ran]) -> None:
     """`firstfault help COMMAND` prints what `firstfault COMMAND --help` prints."""
-    names = [command] if command else []
-    ran = _run("help", *names)
-    assert (ran.returncode, ran.stdout) == (EXIT.OK, _run(*names, "--help").stdout)
+    assert run("help", *names) == run(*names, "--help")
 
 
 @pytest.mark.parametrize("commands", [("", "show", "ls", "watch", "classify", "help"), _RUN])

@@ -172,17 +172,10 @@ def test_times(timestamp_ns: int | None, text: str | None) -> None:
         assert parse_timestamp(text[:-11] + "Z") == parse_timestamp(text[:-9] + "Z") == timestamp_ns
 
 
-_DAY = "2023-11-14"
-
-
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("", "yesterday", _DAY, f"{_DAY}T22:13:20", f"{_DAY}T22:13:20+01:00", "2023-13-14T22:13:20Z"),
-        f"{_DAY}T22:13:20.1234567890Z",
-    ],
+    "text", ["", "yesterday", "2023-11-14", "2023-11-14T22:13:20", "2023-13-14T22:13:20Z", f"20{'2' * 5_000}Z"]
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
-    """A text that is not a time in UTC raises a ValueError."""
-    with pytest.raises(ValueError, match="time"):
+    """A text that is not a time of RFC 3339 raises a ValueError."""
+    with pytest.raises(ValueError, match=r"time|Time|day"):
         parse_timestamp(text)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Suspect, Verdict
@@ -32,7 +33,6 @@ _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Rec
 _NANO = 1_000_000_000
 _MAX_COUNT = 2**32
 _MAX_SECONDS = 100 * 366 * 86_400.0
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -136,15 +136,13 @@ def parse_timestamp(text: str | None) -> int | None:
     """Return nanoseconds since the Unix epoch; None for None.
 
     Raises:
-        ValueError: `text` is not RFC 3339 in UTC.
+        ValueError: `text` is not RFC 3339.
     """
     if text is None:
         return None
-    match = _RFC3339.fullmatch(text)
-    if match is None:
-        raise ValueError(f"not an RFC 3339 time in UTC: {text!r}")
-    moment = dt.datetime.strptime(match[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=dt.timezone.utc)
-    return int(moment.timestamp()) * _NANO + int((match[2] or "0").ljust(9, "0"))
+    stamp = Timestamp()
+    stamp.FromJsonString(text)
+    return stamp.ToNanoseconds()
 
 
 _TEXT = Kind({"type": "string"}, lambda value: _checked(str, value))
