@@ -181,24 +181,14 @@ class TestEarliest(StrategyTests):
     strategy = "earliest"
 
 
-class TestLocalFolder(StoreTests):
-    @pytest.fixture(autouse=True)
-    def _folder(self, tmp_path: Path) -> None:
-        self.folder = tmp_path / "out"
+class TestFsspec(StoreTests):
+    @pytest.fixture(autouse=True, params=["folder", "memory"])
+    def _folder(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.uri = str(tmp_path / "out") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
 
     def open_store(self) -> FsspecStore:
-        """Return the store for a path."""
-        return open_store(str(self.folder))
-
-
-class TestMemory(StoreTests):
-    @pytest.fixture(autouse=True)
-    def _folder(self) -> None:
-        self.folder = uuid.uuid4().hex
-
-    def open_store(self) -> FsspecStore:
-        """Return the store for a folder in memory."""
-        return open_store(f"memory://{self.folder}")
+        """Return the store for a path, or for a folder in memory."""
+        return open_store(self.uri)
 
 
 # --- the suites notice ----------------------------------------------------------------------------------------------
