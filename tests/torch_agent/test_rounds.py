@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,75 +58,50 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 # --- the rendezvous -------------------------------------------------------------------------------------------------
 
 
-class Handler:
-    """A rendezvous that answers when it may."""
-
-    def __init__(self) -> None:
-        self.may_answer = threading.Event()
-        self.may_answer.set()
-        self.answered = threading.Semaphore(0)
-        self.asked = 0
-        self.waiting = 0
-        self.error: Exception | None = None
-
-    def num_nodes_waiting(self) -> int:
-        """Answer, or raise."""
-        self.asked += 1
-        number = self.asked, self.waiting
-        assert self.may_answer.wait(LONG_S)
-        self.answered.release()
-        if self.error is not None:
-            raise self.error
-        return number[1]
-
-    def get_run_id(self) -> str:
-        """Return another attribute."""
-        return "a run"
-
-
 def test_a_healthy_rendezvous_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call has its own answer, and all other attributes are the handler's."""
     monkeypatch.setattr("firstfault_torch.guard.ANSWER_S", LONG_S)
-    handler = Handler()
+    handler = SimpleNamespace(num_nodes_waiting=iter([0, 1, 2]).__next__, get_run_id=lambda: "a run")
     rendezvous = Rendezvous(handler)
-    for number in range(3):
-        handler.waiting = number
-        assert rendezvous.num_nodes_waiting() == number
-    assert handler.asked == 3
+    assert [rendezvous.num_nodes_waiting() for _ in range(3)] == [0, 1, 2]
     assert rendezvous.get_run_id() == "a run"
 
 
 def test_a_frozen_host_blocks_nothing() -> None:
     """If there is no answer, no caller waits. Only one question is asked at a time, and a late answer counts."""
-    handler = Handler()
-    handler.may_answer.clear()
-    handler.waiting = 2
-    rendezvous = Rendezvous(handler)
+    may_answer, asked = threading.Event(), []
+
+    def answer() -> int:
+        asked.append(1)
+        assert may_answer.wait(LONG_S)
+        return 2
+
+    rendezvous = Rendezvous(SimpleNamespace(num_nodes_waiting=answer))
     assert rendezvous.num_nodes_waiting() == 0
     began = time.monotonic()
     assert [rendezvous.num_nodes_waiting() for _ in range(200)] == [0] * 200
     assert time.monotonic() - began < SOON_S, "each would wait for half a second"
-    assert handler.asked == 1
-    handler.may_answer.set()
-    assert handler.answered.acquire(timeout=LONG_S)
+    assert len(asked) == 1
+    may_answer.set()
     until(lambda: rendezvous.num_nodes_waiting() == 2)
 
 
 def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost rendezvous fails the agent as torch means it, also if the question ended later."""
-    monkeypatch.setattr("firstfault_torch.guard.ANSWER_S", LONG_S)
-    handler = Handler()
-    handler.error = RendezvousConnectionError("the connection is lost")
-    rendezvous = Rendezvous(handler)
-    with pytest.raises(RendezvousConnectionError):
-        rendezvous.num_nodes_waiting()
-    handler.may_answer.clear()
+    may_answer = threading.Event()
+
+    def fail() -> int:
+        may_answer.wait(LONG_S)
+        raise RendezvousConnectionError("the connection is lost")
+
+    rendezvous = Rendezvous(SimpleNamespace(num_nodes_waiting=fail))
     monkeypatch.setattr("firstfault_torch.guard.ANSWER_S", 0.1)
     assert rendezvous.num_nodes_waiting() == 0
-    handler.may_answer.set()
-    assert handler.answered.acquire(timeout=LONG_S)
-    with pytest.raises(RendezvousConnectionError):
-        [rendezvous.num_nodes_waiting() for _ in iter(lambda: time.sleep(0.01), 1)]
+    may_answer.set()
+    monkeypatch.setattr("firstfault_torch.guard.ANSWER_S", LONG_S)
+    for _ in range(2):  # the late one, then one in time
+        with pytest.raises(RendezvousConnectionError):
+            until(lambda: rendezvous.num_nodes_waiting() != 0)
 
 
 # --- the number -----------------------------------------------------------------------------------------------------

@@ -121,31 +121,34 @@ class Liveness:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hold the connection of an agent, whose greeting has the secret from the store; close a stranger's."""
-        try:
-            greeting = parse_json(await asyncio.wait_for(reader.readline(), RECONNECT_S))
-            if not secrets.compare_digest(greeting["secret"], self._secret):
-                raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
-            group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
-            writer.write(json.dumps({"node": self._node}).encode() + b"\n")
-        except (OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError) as error:
-            logger.debug("dropped a connection that is not an agent's: %s", error)
-            writer.close()
-            return
-        self._latest[group_rank] = writer
-        if await _breaks(reader, writer):
-            await asyncio.sleep(RECONNECT_S)
-            # the old connection's end may be read after the new one was accepted
-            if self._latest[group_rank] is writer:
-                self._on_death(group_rank, node)
+        with contextlib.closing(writer):
+            try:
+                greeting = parse_json(await asyncio.wait_for(reader.readline(), RECONNECT_S))
+                if not secrets.compare_digest(greeting["secret"], self._secret):
+                    raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
+                group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
+                writer.write(json.dumps({"node": self._node}).encode() + b"\n")
+            except (OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError) as error:
+                logger.debug("dropped a connection that is not an agent's: %s", error)
+                return
+            self._latest[group_rank] = writer
+            if await _breaks(reader, writer):
+                await asyncio.sleep(RECONNECT_S)
+                # the old connection's end may be read after the new one was accepted
+                if self._latest[group_rank] is writer:
+                    self._on_death(group_rank, node)
 
-    def _warn_once(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log what asyncio cannot do: most likely accept a connection, which it tries again every second."""
-        if not self._has_warned:
+    def _warn_once(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log that the system refuses a connection, once: asyncio tries again every second."""
+        error = context.get("exception")
+        if not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "the first agent cannot take the connection of another agent (%s); it tries again every second. "
                 "Raise the limit of open files (ulimit -n): the agent needs one for each node",
-                context.get("exception") or context["message"],
+                error,
             )
 
     # --- the other agents ---------------------------------------------------------------------------------------
