@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Suspect, Verdict
 from firstfault.text import clean
@@ -140,6 +138,8 @@ def parse_timestamp(text: str | None) -> int | None:
     """
     if text is None:
         return None
+    from google.protobuf.timestamp_pb2 import Timestamp  # noqa: PLC0415 - who only writes reports need not load it
+
     stamp = Timestamp()
     stamp.FromJsonString(text)
     return stamp.ToNanoseconds()
