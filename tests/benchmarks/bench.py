@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def read(s3: S3, repeat: int, out: Path) -> list[dict[str, Any]]:
             flush=True,
         )
     (out / "growth.svg").write_text(reading.drawing(rows))
-    return [row.as_dict() for row in rows]
+    return [asdict(row) for row in rows]
 
 
 def memory(s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
@@ -112,7 +113,7 @@ def fail(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
                     for what in ("durable", "verdict", "ended")
                 )
                 right = sum(sample.right for sample in taken)
-                found += [{"store": store, "method": method, **sample.as_dict()} for sample in taken]
+                found += [{"store": store, "method": method, **asdict(sample)} for sample in taken]
                 line = f"{name:14} {store:7} {method:8} {durable:8.3f} {verdict:8.2f} {ended:11.2f}"
                 print(f"{line}  {right} of {len(taken)}", flush=True)
     return found
@@ -128,7 +129,7 @@ def succeed(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
     for what, ratios, field in (("wall", walls, "ended"), ("CPU", cpus, "cpu")):
         one, other = (statistics.median(getattr(sample, field) for sample in taken) for taken in (ours, stock))
         print(f"{what:5} median ratio {statistics.median(ratios):.3f} ({one:.2f} s to {other:.2f} s)")
-    return [sample.as_dict() for taken in samples.values() for sample in taken]
+    return [asdict(sample) for taken in samples.values() for sample in taken]
 
 
 def imports(_s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:

@@ -14,13 +14,17 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch.distributed as dist
-from torch.distributed.elastic.utils.distributed import get_free_port
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # started as a script
+
+import torch.distributed as dist  # noqa: E402 - only now all is found
+from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: E402
+
+from tests.benchmarks.launching import TORCHS, started  # noqa: E402
 
 WAITS_S = 30
 FAULTS = ("raise", "kill", "exit", "agent-killed", "first-agent-killed")
 OURS = ("-m", "firstfault", "torchrun")
-TORCHS = ("-m", "torch.distributed.run")
 
 
 def train(fault: str, raised: str) -> None:
@@ -51,16 +55,9 @@ def train(fault: str, raised: str) -> None:
 
 def ended(folder: Path, fault: str, launcher: tuple[str, ...]) -> tuple[list[float], dict[int, str]]:
     """Run a job; return the seconds from the fault to each node's end, and what is left 3 s after the last."""
-    port, raised, nodes = get_free_port(), folder / "raised", []
-    for node in range(2):
-        own = folder / f"node-{node}"
-        own.mkdir()
-        options = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=job"]
-        options += [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf=is_host={int(node == 0)}"]
-        environment = {**os.environ, "FIRSTFAULT_NODE": f"host-{node}", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
-        command = [sys.executable, *launcher, *options, __file__, fault, str(raised)]
-        with (own / "output").open("w") as output:
-            nodes.append(subprocess.Popen(command, cwd=own, env=environment, stdout=output, stderr=output))
+    port, raised = get_free_port(), folder / "raised"
+    program = [__file__, fault, str(raised)]
+    nodes = [started(folder, node, port, program, launcher, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="2") for node in range(2)]
     ends: dict[int, float] = {}
     while len(ends) < len(nodes):
         for number, node in enumerate(nodes):

@@ -17,7 +17,7 @@ import resource
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,36 +51,16 @@ class Sample:
     right: bool
     cpu: float = 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
 
-
-@dataclass
-class _Files:
-    """Records when error files could first be listed below an output prefix, nanoseconds since the Unix epoch."""
-
-    prefix: str
-    document_ns: int = 0
-    verdict_ns: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-
-    def watch(self) -> None:
-        """List the files repeatedly, until `stop`."""
-        run_sync(self._watch())
-
-    async def _watch(self) -> None:
-        async with open_store(self.prefix) as store:
-            while not self._stop.is_set():
-                if not self.document_ns and await store.list(ERRORS):
-                    self.document_ns = time.time_ns()
-                if not self.verdict_ns and any(is_stock_error_file(item.name) for item in await store.list()):
-                    self.verdict_ns = time.time_ns()
-                self._stop.wait(_LOOK_S)
-
-    def stop(self) -> None:
-        """Stop listing."""
-        self._stop.set()
+async def _watch(prefix: str, seen: dict[str, int], stop: threading.Event) -> None:
+    """Note when error files can first be listed below an output prefix, nanoseconds since the Unix epoch."""
+    async with open_store(prefix) as store:
+        while not stop.is_set():
+            if "document" not in seen and await store.list(ERRORS):
+                seen["document"] = time.time_ns()
+            if "verdict" not in seen and any(is_stock_error_file(item.name) for item in await store.list()):
+                seen["verdict"] = time.time_ns()
+            stop.wait(_LOOK_S)
 
 
 def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings: Mapping[str, str] = {}) -> Sample:
@@ -104,8 +84,9 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
         "RAISED_AT": str(raised_at),
         "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
     }
-    files = _Files(prefix)
-    watcher = threading.Thread(target=files.watch)
+    files: dict[str, int] = {}
+    stop = threading.Event()
+    watcher = threading.Thread(target=lambda: run_sync(_watch(prefix, files, stop)))
     succeeds = name in SUCCEEDING
     if not succeeds:
         watcher.start()
@@ -119,7 +100,7 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
                 time.sleep(0.01)
             ended_ns = time.time_ns()
     finally:
-        files.stop()
+        stop.set()
         if not succeeds:
             watcher.join()
     if succeeds:
@@ -127,16 +108,12 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
         return Sample(name, 0, 0, (ended_ns - began_ns) / 1e9, right, _cpu_seconds() - cpu_before)
     raised_ns = int(raised_at.read_text())
 
-    def after(moment_ns: int) -> float:
-        return (moment_ns - raised_ns) / 1e9 if moment_ns else LONGEST_S
-
-    return Sample(
-        name,
-        after(files.document_ns or files.verdict_ns),
-        after(files.verdict_ns),
-        after(ended_ns),
-        seen is not None and SENTENCE in seen.message,
+    verdict_ns = files.get("verdict", 0)
+    durable, verdict, ended = (
+        (moment_ns - raised_ns) / 1e9 if moment_ns else LONGEST_S
+        for moment_ns in (files.get("document", verdict_ns), verdict_ns, ended_ns)
     )
+    return Sample(name, durable, verdict, ended, seen is not None and SENTENCE in seen.message)
 
 
 def _tasks(name: str) -> Any:

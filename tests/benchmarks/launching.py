@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from tests.benchmarks.soak import processes
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
 NODES = 2
+TORCHS = ("-m", "torch.distributed.run")
 WAYS = {"firstfault": "1", "torchrun": "0"}
 """The values of FIRSTFAULT."""
 HEALTHY_S = 600.0
@@ -30,7 +33,7 @@ _LONG_S = 60.0
 """From this length on, a training is looked at less often."""
 _LOOK_S = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
-_RECORDER = b"firstfault.recorder"
+_RECORDER = "firstfault.recorder"
 PROGRAM = """
 import time
 BEGAN = time.time()
@@ -89,7 +92,9 @@ def run(way: str, seconds: float) -> Sample:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text(PROGRAM)
         began, port = time.time(), get_free_port()
-        nodes = [_node(way, node, port, Path(folder), seconds) for node in range(NODES)]
+        (Path(folder) / "began").mkdir()
+        program = [f"{folder}/train.py", f"{folder}/began", str(seconds)]
+        nodes = [started(Path(folder), node, port, program, FIRSTFAULT=WAYS[way]) for node in range(NODES)]
         used: list[Usage] = []
         start_cpu: list[float] = []
         while any(node.poll() is None for node in nodes):
@@ -102,22 +107,25 @@ def run(way: str, seconds: float) -> Sample:
                         used = found
             time.sleep(_LOOK_S if seconds < _LONG_S else 1.0)
         wall = time.time() - began
-        assert [node.returncode for node in nodes] == [0] * NODES, (Path(folder) / "err-0").read_text()
+        assert [node.returncode for node in nodes] == [0] * NODES, (Path(folder) / "node-0" / "err").read_text()
         first = max(float(file.read_text()) for file in (Path(folder) / "began").iterdir()) - began
         return Sample(way, wall, first, tuple(_output(Path(folder), node) for node in range(NODES)), tuple(used))
 
 
-def _node(way: str, node: int, port: int, folder: Path, seconds: float) -> subprocess.Popen[bytes]:
-    (folder / "began").mkdir(exist_ok=True)
-    variables = {"FIRSTFAULT": WAYS[way], "FIRSTFAULT_NODE": f"host-{node}", "OMP_NUM_THREADS": "1"}
+def started(
+    folder: Path, node: int, port: int, program: list[str], launcher: Sequence[str] = TORCHS, **variables: str
+) -> subprocess.Popen[bytes]:
+    """Start a node of two workers in a folder of its own, with what it writes in `out` and `err` there."""
+    own = folder / f"node-{node}"
+    own.mkdir()
     options = [f"--nnodes={NODES}", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
     options += ["--rdzv-id=job", f"--rdzv-conf=is_host={int(node == 0)}"]
-    program = [str(folder / "train.py"), str(folder / "began"), str(seconds)]
-    with (folder / f"out-{node}").open("wb") as out, (folder / f"err-{node}").open("wb") as err:
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "FIRSTFAULT_NODE": f"host-{node}"}
+    with (own / "out").open("wb") as out, (own / "err").open("wb") as err:
         return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *options, *program],
-            cwd=folder,
-            env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", **variables},
+            [sys.executable, *launcher, *options, *program],
+            cwd=own,
+            env={**os.environ, **environment, **variables},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -126,13 +134,13 @@ def _node(way: str, node: int, port: int, folder: Path, seconds: float) -> subpr
 
 def _output(folder: Path, node: int) -> tuple[str, str]:
     """Return what a node wrote; its workers write in any order."""
-    out, err = ("\n".join(sorted((folder / f"{name}-{node}").read_text().splitlines())) for name in ("out", "err"))
+    out, err = ("\n".join(sorted((folder / f"node-{node}" / name).read_text().splitlines())) for name in ("out", "err"))
     return out, err
 
 
 def _usage(launcher: int, start_cpu: float) -> Usage:
-    children = [pid for pid in _children(launcher) if _RECORDER in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    pids = [launcher, *children]
+    found = processes().items()
+    pids = [launcher, *(pid for pid, one in found if one.parent == launcher and _RECORDER in one.command)]
     rss = pss = cpu = threads = 0.0
     for pid in pids:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -142,8 +150,3 @@ def _usage(launcher: int, start_cpu: float) -> Usage:
         cpu += (int(fields[11]) + int(fields[12])) / _TICKS
         threads += int(fields[17])
     return Usage(rss / 1024, pss / 1024, start_cpu, cpu - start_cpu, int(threads), len(pids))
-
-
-def _children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())

@@ -15,4 +15,4 @@ def ours_default() -> float:
 @task(task_config=Elastic(**training.SAME))
 def ours_good() -> float:
     """No rank fails."""
-    return training.good()
+    return training.loop(fails=False)

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import botocore.session
@@ -53,10 +53,6 @@ class Row:
     requests: int
     scaled: bool = False
     """Whether it was extrapolated from a part."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
 
 
 def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]:

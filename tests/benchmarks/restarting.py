@@ -39,7 +39,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: E
 
 from firstfault_torch import inprocess  # noqa: E402
 from tests.benchmarks.soak import Held, held  # noqa: E402
-from tests.inprocess.training import FAULTY, fail, run, train  # noqa: E402
+from tests.inprocess.training import FAULTY, Run, fail, run, train  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,13 +67,18 @@ STEP_SIZES = {256: 21, 512: 15, 768: 9}
 
 
 def _ours(kind: str, ranks: int) -> tuple[float, int]:
-    ended = run(kind, ranks, **TIMEOUTS)
-    return _result({rank: event.seconds for rank, event in ended.of("enter", 1).items()}, _fault(ended), kind, ranks)
+    return _of_run(run(kind, ranks, **TIMEOUTS), kind, ranks)
 
 
-def _fault(ended: Any) -> float:
-    (fault,) = ended.of("fault").values()
-    return float(fault.seconds)
+def _nvrx(kind: str, ranks: int) -> tuple[float, int]:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # a rank that its wrapper cannot interrupt would wait for its peers
+    return _of_run(run(kind, ranks, worker=_nvrx_worker, most_s=5 * HARD_S, groups_port=server.port), kind, ranks)
+
+
+def _of_run(ended: Run, kind: str, ranks: int) -> tuple[float, int]:
+    fault = max(event.seconds for event in ended.of("fault").values())
+    return _result({rank: event.seconds for rank, event in ended.of("enter", 1).items()}, fault, kind, ranks)
 
 
 def _result(entered: dict[int, float], fault: float, kind: str, ranks: int) -> tuple[float, int]:
@@ -83,10 +88,11 @@ def _result(entered: dict[int, float], fault: float, kind: str, ranks: int) -> t
     return seconds, len(healthy - entered.keys())
 
 
-def _nvrx_worker(rank: int, world: int, ports: tuple[int, int], kind: str, events: Any) -> None:
+def _nvrx_worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], events: Any) -> None:
     from nvidia_resiliency_ext import inprocess as nvrx  # noqa: PLC0415 - only this way needs it
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    kind, given = work
 
     def say(what: str, value: Any = None) -> None:
         events.put((rank, what, value, time.monotonic()))
@@ -95,45 +101,13 @@ def _nvrx_worker(rank: int, world: int, ports: tuple[int, int], kind: str, event
     options |= {"completion_timeout": dt.timedelta(seconds=60), "last_call_wait": dt.timedelta(seconds=0.2)}
 
     def store() -> Any:
-        return dist.TCPStore("127.0.0.1", ports[1], wait_for_workers=False)
+        return dist.TCPStore("127.0.0.1", given["groups_port"], wait_for_workers=False)
 
     def function(call: Any = None) -> Any:
         return train(call, kind, say, store)
 
     function.__annotations__["call"] = nvrx.CallWrapper
-    say("done", nvrx.Wrapper(store_kwargs={"port": ports[0]}, **options)(function)())
-
-
-def _nvrx(kind: str, ranks: int) -> tuple[float, int]:
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    events = context.SimpleQueue()
-    ports = (get_free_port(), server.port)
-    workers = [context.Process(target=_nvrx_worker, args=(rank, ranks, ports, kind, events)) for rank in range(ranks)]
-    return _watched(workers, events, kind, ranks)
-
-
-def _watched(workers: list[Any], events: Any, kind: str, ranks: int) -> tuple[float, int]:
-    """Start processes, wait until they have called the function again or have ended, and end them."""
-    for worker in workers:
-        worker.start()
-    entered: dict[int, float] = {}
-    fault, deadline = 0.0, time.monotonic() + 120
-    healthy = set(range(ranks)) - ({FAULTY} if kind in LEAVES else set())
-    while time.monotonic() < deadline and not healthy <= entered.keys():
-        while not events.empty():
-            rank, what, value, moment = events.get()
-            if what == "fault":
-                fault = moment
-            if what == "enter" and value == 1:
-                entered[rank] = moment
-        if fault and time.monotonic() > fault + 2.5 * HARD_S:
-            break
-        time.sleep(0.02)
-    for worker in workers:
-        worker.kill()
-        worker.join()
-    return _result(entered, fault, kind, ranks)
+    say("done", nvrx.Wrapper(store_kwargs={"port": port}, **options)(function)())
 
 
 # --- torch elastic, and a new attempt -------------------------------------------------------------------------------
@@ -254,7 +228,6 @@ def steps(size: int, rounds: int) -> None:
     def wrapped(call: inprocess.CallWrapper | None = None) -> tuple[float, float]:
         return _steps(call, size)
 
-    wrapped.__annotations__["call"] = inprocess.CallWrapper
     with_restarts = inprocess.Wrapper()(wrapped)
     plain, ours = [], []
     for number in range(rounds):
@@ -289,7 +262,6 @@ def _leaking(rank: int, port: int, faults: int, answers: Any) -> None:
         dist.all_reduce(torch.ones(10))
         dist.destroy_process_group()
 
-    function.__annotations__["call"] = inprocess.CallWrapper
     inprocess.Wrapper(last_call_wait=0.01)(function)()
     answers.put((rank, seen))
 

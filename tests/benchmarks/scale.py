@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,6 @@ class Node:
     requests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-
         identity = Identity(self.uri, "plain", 0, f"worker-{self.number}")
         started = time.time_ns() // 1_000_000
         recording = Recording("evidence", identity, self.limit_s, incarnation=started, node_folder=self.folder)
@@ -177,21 +177,19 @@ class Node:
         }
 
     def _failure(self, local_rank: int, *, root: bool) -> WorkerError:
-
         place = self.place(local_rank)
-        error = make_error(place.rank, node=place.node, at_ms=None, message="a batch without labels")
-        error = replace(error, place=place, timestamp_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
-        if root:
-            return error
-        return replace(
-            error,
-            exception=None,
-            writer=Writer.AGENT,
-            signal="SIGTERM",
-            message="stopped by its agent",
-            sent_signals=(SentSignal("SIGTERM", "another node had failed"),),
-            stack_dumps=(StackDump(place.pid, place.rank, _STACK),),
-        )
+        fields: dict[str, Any] = {"message": "a batch without labels"}
+        if not root:
+            fields = {
+                "message": "stopped by its agent",
+                "exception": None,
+                "writer": Writer.AGENT,
+                "signal": "SIGTERM",
+                "sent_signals": (SentSignal("SIGTERM", "another node had failed"),),
+                "stack_dumps": (StackDump(place.pid, place.rank, _STACK),),
+            }
+        moment = {"timestamp_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        return make_error(place.rank, node=place.node, place=place, **moment, **fields)
 
 
 class _Killed(PlainEngine):
@@ -213,21 +211,13 @@ def _agents(options: dict[str, Any]) -> None:
     shared = {name: options[name] for name in ("nodes", "workers", "uri", "store_port", "case")}
     nodes = [Node(number, folder=str(recorder.folder.path), **shared) for number in options["numbers"]]
     fault = threading.Event()
-    lock = threading.Lock()
-
-    def run(node: Node) -> None:
-        result = node.run(fault)
-        with lock:
-            print(json.dumps(result), flush=True)
-
-    threads = [threading.Thread(target=run, args=(node,), daemon=True) for node in nodes]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(len(nodes))
+    results = [pool.submit(node.run, fault) for node in nodes]
     print(json.dumps({"ready": len(nodes)}), flush=True)
     sys.stdin.readline()
     fault.set()
-    for thread in threads:
-        thread.join(_DEADLINE_S)
+    for result in as_completed(results):
+        print(json.dumps(result.result()), flush=True)
     sys.stdin.readline()
     recorder.end()
     os._exit(0)

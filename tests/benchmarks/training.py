@@ -14,24 +14,14 @@ SAME: dict[str, Any] = {"nnodes": 2, "nproc_per_node": 2, "increase_shared_mem":
 SAME["start_method"] = os.environ.get("BENCH_START_METHOD", "spawn")
 
 
-def loop() -> float:
-    """Reduce ones until rank 3 raises."""
+def loop(*, fails: bool = True) -> float:
+    """Reduce ones in every step; rank 3 raises if it `fails`."""
     dist.init_process_group("gloo")
     total = torch.ones(1)
     for step in range(20):
-        if step == FAULT_AT and dist.get_rank() == RANK:
+        if fails and step == FAULT_AT and dist.get_rank() == RANK:
             Path(os.environ["RAISED_AT"]).write_text(str(time.time_ns()))
             raise ValueError("loss is nan at step 5")
-        dist.all_reduce(total)
-        total /= dist.get_world_size()
-    return float(total)
-
-
-def good() -> float:
-    """Reduce ones in every step."""
-    dist.init_process_group("gloo")
-    total = torch.ones(1)
-    for _ in range(20):
         dist.all_reduce(total)
         total /= dist.get_world_size()
     dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 import sys
 
-from training import FRAMEWORKS
+from training import run
 
 if __name__ == "__main__":
-    FRAMEWORKS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    run(sys.argv[1], sys.argv[2], int(sys.argv[3]))

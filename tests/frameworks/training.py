@@ -322,32 +322,12 @@ def _folder() -> Path:
     return folder
 
 
-FRAMEWORKS: dict[str, Callable[[str, int], None]] = {
-    function.__name__: function
-    for function in (
-        plain,
-        exits,
-        exits_later,
-        wraps,
-        tidies_up,
-        hydra,
-        lightning,
-        after_lightning,
-        transformers,
-        accelerate,
-        ddp,
-        fsdp,
-        tensor_parallel,
-        compiled,
-        checkpoint,
-    )
-}
 JOB: dict[str, Any] = {"nnodes": 2, "nproc_per_node": 2, "start_method": "fork", "increase_shared_mem": False}
 
 
 def run(framework: str, fault: str, rank: int) -> int:
-    """Train under a framework; fail as `fault` says on `rank`; return this process's rank."""
-    FRAMEWORKS[framework](fault, rank)
+    """Train with the function of a framework; fail as `fault` says on `rank`; return this process's rank."""
+    getattr(sys.modules[__name__], framework)(fault, rank)
     return int(os.environ["RANK"])
 
 

@@ -50,6 +50,7 @@ FAST = {
 """Options of a restart in which no rank hangs: a machine that stalls for seconds changes nothing."""
 BLOCKED = {**FAST, "soft_timeout": 5.0, "hard_timeout": 10.0}
 """Options where a rank that hangs is interrupted, or is ended if it cannot be interrupted."""
+_LONGEST_S = 120.0
 FAULTY = 1
 """The rank that fails in the first iteration."""
 
@@ -179,7 +180,8 @@ class Event(NamedTuple):
     seconds: float
 
 
-def _worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], events: Any) -> None:
+def worker_of_ours(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], events: Any) -> None:
+    """Train with our wrapper, and say what happens."""
     kind, options = work
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
@@ -229,14 +231,23 @@ class Run(NamedTuple):
         return max(event.seconds for event in self.of("enter", iteration).values()) - fault
 
 
-def run(kind: str, world: int = 4, seconds: float = 120, port: int = 0, **options: Any) -> Run:
+def run(
+    kind: str,
+    world: int = 4,
+    port: int = 0,
+    *,
+    worker: Callable[..., None] = worker_of_ours,
+    most_s: float = 0,
+    **options: Any,
+) -> Run:
     """Train on so many processes, of which one fails; return what happened. One that freezes itself is killed.
 
     Args:
         kind: of the fault; empty: none.
         world: number of processes.
-        seconds: longest time.
         port: of the store; 0: a free one.
+        worker: what a process does.
+        most_s: after so many seconds, processes that are left are killed; 0: in the end there must be none.
         options: of the restart.
     """
     context = forkserver()
@@ -246,11 +257,11 @@ def run(kind: str, world: int = 4, seconds: float = 120, port: int = 0, **option
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
     processes = [
-        context.Process(target=_worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
+        context.Process(target=worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
     ]
     for process in processes:
         process.start()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (most_s or _LONGEST_S)
     for process in [one for rank, one in enumerate(processes) if kind != "frozen" or rank != FAULTY]:
         process.join(max(deadline - time.monotonic(), 0.1))
     if kind == "frozen":
@@ -266,5 +277,5 @@ def run(kind: str, world: int = 4, seconds: float = 120, port: int = 0, **option
     for event in found:
         if event.what == "monitor" and event.rank == FAULTY:
             os.kill(event.value, signal.SIGKILL)
-    assert not late, f"{len(late)} ranks did not end: {found}"
+    assert most_s or not late, f"{len(late)} ranks did not end: {found}"
     return Run(sorted(found, key=lambda event: event.seconds), [process.exitcode for process in processes], port)
