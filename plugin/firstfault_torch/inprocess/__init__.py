@@ -9,7 +9,7 @@ from firstfault_torch.inprocess import exception, hooks, rank_assignment, state,
 from firstfault_torch.inprocess.hooks import Compose
 from firstfault_torch.inprocess.job import InProcessRestart
 from firstfault_torch.inprocess.state import FrozenState, Mode, State
-from firstfault_torch.inprocess.wrap import CallWrapper, Interruption, Observer, Wrapper, current_call
+from firstfault_torch.inprocess.wrap import CallWrapper, Wrapper, current_call
 
 abort = finalize = health_check = initialize = hooks
 """NVRx's modules of hooks, such as ``inprocess.initialize.RetryController``."""
@@ -19,9 +19,7 @@ __all__ = [
     "Compose",
     "FrozenState",
     "InProcessRestart",
-    "Interruption",
     "Mode",
-    "Observer",
     "State",
     "Wrapper",
     "abort",

@@ -6,12 +6,15 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
 from firstfault_torch.inprocess.hooks import AbortTorchDistributed, Compose
-from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks
-from firstfault_torch.inprocess.state import State
+from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, ShiftRanks
+
+if TYPE_CHECKING:
+    from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx
+    from firstfault_torch.inprocess.state import State
 
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
@@ -26,20 +29,7 @@ _ORDER = (
 )
 """Pairs of options of which the first must be shorter."""
 _KINDS: dict[str, type] = {"store_kwargs": dict, "monitor_process_logfile": str, "enabled": bool}
-_HOOKS = (
-    "initialize",
-    "abort",
-    "finalize",
-    "health_check",
-    "rank_assignment",
-    "rank_filter",
-    "completion",
-    "terminate",
-)
 _ALL_SHIFTED = Compose(ActivateAllRanks(), ShiftRanks())
-
-Hook: TypeAlias = Callable[[State], Any]
-RankAssignment: TypeAlias = Callable[[RankAssignmentCtx], RankAssignmentCtx]
 
 
 @dataclass(frozen=True)
@@ -57,17 +47,17 @@ class InProcessOptions:
     first rank."""
     store_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR, MASTER_PORT)."""
-    initialize: Hook | None = None
+    initialize: Callable[[State], Any] | None = None
     """Called on each rank before each iteration. `RetryController` limits the iterations."""
-    abort: Hook | None = field(default_factory=AbortTorchDistributed)
+    abort: Callable[[State], Any] | None = field(default_factory=AbortTorchDistributed)
     """Called in a thread of each rank when an iteration is interrupted; it unblocks the main thread."""
-    finalize: Hook | None = None
+    finalize: Callable[[State], Any] | None = None
     """Called on each rank that continues, when it has left the function."""
-    health_check: Hook | None = None
+    health_check: Callable[[State], Any] | None = None
     """Called on each rank before each iteration and after each fault. A rank whose check raises does not continue."""
-    rank_assignment: RankAssignment = _ALL_SHIFTED
+    rank_assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx] = _ALL_SHIFTED
     """Gives the ranks that continue their new ranks, the world size, and whether they are active."""
-    rank_filter: RankAssignment | None = None
+    rank_filter: Callable[[RankAssignmentCtx], RankAssignmentCtx] | None = None
     """Applied after `rank_assignment`; NVRx's older way to keep ranks in reserve."""
     monitor_thread_interval: dt.timedelta | float = 0.05
     """Time between two tries to get the main thread out of the function."""
@@ -97,9 +87,9 @@ class InProcessOptions:
     """Absolute path of the monitor process's log; ``{rank}`` stands for the initial rank."""
     enabled: bool = True
     """False: the function is called as it is."""
-    completion: Hook | None = None
+    completion: Callable[[State], Any] | None = None
     """Called with the state when all ranks have completed."""
-    terminate: Hook | None = None
+    terminate: Callable[[State], Any] | None = None
     """Called with the state when this rank ends without having completed."""
 
     def __post_init__(self) -> None:
@@ -108,12 +98,13 @@ class InProcessOptions:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UsageError(f"{name} must be an instance of {kind.__name__}, not {value!r}")
-        for name in ("store_factory", *_HOOKS):
+        for name in _fields_of("Callable"):
             value = getattr(self, name)
-            is_class = isinstance(value, type) and name in _HOOKS  # such as RetryController without parentheses
+            # RetryController without parentheses can be called, but is not a hook
+            is_class = isinstance(value, type) and name != "store_factory"
             if value is not None and (is_class or not callable(value)):
                 raise UsageError(f"{name} must be callable, not {value!r}")
-        for name in _durations():
+        for name in _fields_of("timedelta"):
             value = getattr(self, name)
             is_number = isinstance(value, int | float | dt.timedelta) and not isinstance(value, bool)
             if not (is_number and 0 < _seconds(value) < float("inf")) and not (
@@ -133,8 +124,9 @@ class InProcessOptions:
         return float("inf") if value is None else _seconds(value)
 
 
-def _durations() -> list[str]:
-    return [item.name for item in fields(InProcessOptions) if "timedelta" in str(item.type)]
+def _fields_of(kind: str) -> list[str]:
+    """Return the names of the options whose type mentions a kind."""
+    return [item.name for item in fields(InProcessOptions) if kind in str(item.type)]
 
 
 def _seconds(value: dt.timedelta | float) -> float:

@@ -512,12 +512,10 @@ class Wrapper:
     def __init__(self, **options: Any) -> None:
         self.options = InProcessOptions(**options)
 
-    def __call__(self, function: Callable[..., Any], observer: Observer | None = None) -> Callable[..., Any]:
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with restarts; the function itself if they are not enabled.
 
-        Args:
-            function: it may be called again, but not within a call, nor after a rank was lost.
-            observer: learns of this rank's faults.
+        It may be called again, but not within a call, nor after a rank was lost.
         """
         if not self.options.enabled:
             return function
@@ -525,7 +523,7 @@ class Wrapper:
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with CallWrapper(self.options, observer) as call:
+            with CallWrapper(self.options) as call:
                 bound = inspect.signature(function).bind_partial(*args, **kwargs)
                 bound.arguments.update(dict.fromkeys(names, call))
                 return call(function, bound.args, bound.kwargs)
