@@ -87,7 +87,7 @@ class Data(torch.utils.data.Dataset[Any]):
         return {"x": sample} if self.named else sample
 
 
-def batches(kind: str, rank: int) -> Any:
-    """Return an iterator over batches that other processes read."""
+def loader(kind: str, rank: int) -> Any:
+    """Return a loader of batches, which another process reads if that is what fails."""
     workers = 1 if kind.startswith("loader") else 0
-    return iter(torch.utils.data.DataLoader(Data(kind, rank), batch_size=BATCH, num_workers=workers))
+    return torch.utils.data.DataLoader(Data(kind, rank), batch_size=BATCH, num_workers=workers)

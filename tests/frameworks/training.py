@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from failing import BATCH, FAULT_AT, FEATURES, STEPS, Data, batches, fail, is_faulty, timeout_of
+from failing import BATCH, FAULT_AT, FEATURES, STEPS, Data, fail, is_faulty, loader, timeout_of
 from flytekit import task
 
 from flytekitplugins.firstfault import Elastic
@@ -28,7 +28,7 @@ def loop(kind: str, rank: int) -> None:
     """Train without a framework."""
     dist.init_process_group("gloo", timeout=timeout_of(kind))
     weights = torch.zeros(FEATURES)
-    data = batches(kind, rank)
+    data = iter(loader(kind, rank))
     for step in range(STEPS):
         gradient = next(data).mean(0)
         fail(kind, rank, step)
@@ -132,8 +132,6 @@ def _fit(kind: str, rank: int) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    workers = 1 if kind.startswith("loader") else 0
-    data = torch.utils.data.DataLoader(Data(kind, rank), batch_size=BATCH, num_workers=workers)
     trainer = light.Trainer(
         accelerator="cpu",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
@@ -146,7 +144,7 @@ def _fit(kind: str, rank: int) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(), data)
+    trainer.fit(Model(), loader(kind, rank))
     if kind == "checkpoint":
         trainer.save_checkpoint(_folder() / "last.ckpt")
 
@@ -215,9 +213,8 @@ def accelerate(kind: str, rank: int) -> None:
     patience = fast.InitProcessGroupKwargs(backend="gloo", timeout=timeout_of(kind))
     accelerator = fast.Accelerator(cpu=True, kwargs_handlers=[patience])
     model = torch.nn.Linear(FEATURES, 1)
-    workers = 1 if kind.startswith("loader") else 0
-    data = torch.utils.data.DataLoader(Data(kind, rank), batch_size=BATCH, num_workers=workers)
-    model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader(kind, rank))
     for step, batch in enumerate(data):
         fail(kind, rank, step)
         accelerator.backward(model(batch).mean())
@@ -232,22 +229,24 @@ def accelerate(kind: str, rank: int) -> None:
 # --- torch's own ------------------------------------------------------------------------------------------------------
 
 
-def _sharded(kind: str, rank: int, prepare: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
+def _train_model(
+    kind: str,
+    rank: int,
+    prepare: Callable[[torch.nn.Module], torch.nn.Module],
+    save: Callable[[torch.nn.Module], object] = lambda _: None,
+) -> None:
     dist.init_process_group("gloo", timeout=timeout_of(kind))
     layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.ReLU(), torch.nn.Linear(16, FEATURES))
     model = prepare(layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = batches(kind, rank)
+    data = iter(loader(kind, rank))
     for step in range(STEPS):
         batch = next(data)
         fail(kind, rank, step)
         model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model
-
-
-def _leave() -> None:
+    save(model)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -263,8 +262,7 @@ def fsdp(kind: str, rank: int) -> None:
             fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
 
-    _sharded(kind, rank, shard)
-    _leave()
+    _train_model(kind, rank, shard)
 
 
 def tensor_parallel(kind: str, rank: int) -> None:
@@ -280,22 +278,19 @@ def tensor_parallel(kind: str, rank: int) -> None:
         mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
         return parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
-    _sharded(kind, rank, split)
-    _leave()
+    _train_model(kind, rank, split)
 
 
 def ddp(kind: str, rank: int) -> None:
     """Train with DDP."""
-    _sharded(kind, rank, torch.nn.parallel.DistributedDataParallel)
-    _leave()
+    _train_model(kind, rank, torch.nn.parallel.DistributedDataParallel)
 
 
 def compiled(kind: str, rank: int) -> None:
     """Train a compiled model with DDP."""
-    _sharded(
+    _train_model(
         kind, rank, lambda model: torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="aot_eager")
     )
-    _leave()
 
 
 def checkpoint(kind: str, rank: int) -> None:
@@ -310,9 +305,10 @@ def checkpoint(kind: str, rank: int) -> None:
                 time.sleep(120)
             return super().write_data(plan, planner)
 
-    model = _sharded(kind, rank, torch.nn.parallel.DistributedDataParallel)
-    dcp.save({"model": model.state_dict()}, storage_writer=Writer(_folder() / "checkpoint"))
-    _leave()
+    def save(model: torch.nn.Module) -> None:
+        dcp.save({"model": model.state_dict()}, storage_writer=Writer(_folder() / "checkpoint"))
+
+    _train_model(kind, rank, torch.nn.parallel.DistributedDataParallel, save)
 
 
 def _folder() -> Path:
