@@ -197,7 +197,7 @@ def _wide(text: str) -> ExceptionInfo:
     """Return an exception with more parts than a document has room for."""
     frame = FrameInfo(text, 7, text, text)
     leaf = ExceptionInfo(text, text, (text,) * 100, (frame,) * 200, (text,) * 100)
-    return replace(leaf, causes=(leaf,) * 20, members=(leaf,) * 20)
+    return replace(leaf, causes=(leaf,) * 2, members=(leaf,) * 2)
 
 
 def _nested(depth: int) -> ExceptionInfo:
@@ -209,7 +209,6 @@ def _nested(depth: int) -> ExceptionInfo:
 
 _FIRE = "\U0001f525"
 _HUGE: dict[str, Callable[[], WorkerError]] = {
-    "everywhere": lambda: filled(WorkerError, "word " * 20_000),
     "escaped everywhere": lambda: filled(WorkerError, "\udc80" * 20_000),
     "wide": lambda: make_error(exception=_wide(_FIRE * 1_000)),
     "deep": lambda: make_error(exception=_nested(500)),
@@ -313,7 +312,6 @@ _THREAD = model.ThreadFailure("t", 1, ExceptionInfo("E", ""))
         (make_error(node=_LONG), lambda read: len(read.place.node), 500),
         (make_error(log_tail=_LONG), lambda read: len(read.log_tail), 32 * 1024),
         (make_error(message=_LONG), lambda read: len(read.exception.message), 16 * 1024),
-        (_raised(frames=(_FRAME,) * 10_000), lambda read: len(read.exception.frames), 100),
         (_raised(frames=(_FRAME,)), lambda read: len(read.exception.frames[0].context), 5),
         (_raised(text_frames=(_FRAME,) * 999), lambda read: len(read.exception.text_frames), 100),
         (_raised(bases=("B",) * 999), lambda read: len(read.exception.bases), 50),
@@ -358,14 +356,11 @@ def _depth(exception: ExceptionInfo) -> int:
 @pytest.mark.parametrize(
     ("change", "size", "cap"),
     [
-        (lambda it: it.exception.members.extend(_MANY), lambda read: len(read.exception.members), 1_999),
         (lambda it: it.exception.causes.extend(_MANY), lambda read: len(read.exception.causes), 1_999),
         (lambda it: setattr(it, "signal", "x" * 10_000), lambda read: len(read.signal), MAX_READ_LINE),
         (lambda it: it.sent_signals.extend([pb.SentSignal()] * 500), lambda read: len(read.sent_signals), 50),
         (_nest, lambda read: _depth(read.exception), 6),
-        (lambda it: it.exception.frames.extend([pb.Frame()] * 3_000), lambda read: len(read.exception.frames), 1_000),
         (lambda it: it.exception.text_frames.extend([pb.Frame()] * 999), lambda e: len(e.exception.text_frames), 100),
-        (lambda it: it.thread_failures.extend([pb.ThreadFailure()] * 500), lambda read: len(read.thread_failures), 100),
         (lambda it: it.stack_dumps.extend([pb.StackDump()] * 100_000), lambda read: len(read.stack_dumps), 64),
         (lambda it: it.collectives.extend([pb.CollectiveProgress()] * 999), lambda read: len(read.collectives), 50),
         (lambda it: it.collectives.add(last=[pb.Collective()] * 50_000), lambda e: len(e.collectives[0].last), 10),
