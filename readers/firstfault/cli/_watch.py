@@ -126,41 +126,40 @@ def _next_of(uri: str) -> str:
 
 async def _decided(progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None) -> None:
     """Show each change of an attempt until it is decided or the next one has begun."""
+    followed = asyncio.ensure_future(_followed(progress, interval))
     begins = asyncio.ensure_future(_begun(successor, _NEXT_LOOKS * interval))
     try:
-        while True:
-            async with contextlib.aclosing(progress.reader.follow(interval)) as jobs:
-                while (job := await _next(jobs, begins, _SEALING_S if progress.is_sealed else None)) is not None:
-                    progress.show(job)
-            # every node has reported: what is left is the verdict that one of them seals
-            ends = time.monotonic() + _SEALING_S
-            while progress.awaits_seal and not begins.done() and time.monotonic() < ends:
-                await asyncio.sleep(interval)
-                if (job := await _job_of(progress.reader)) is not None:
-                    progress.show(job)
-            if not progress.runs_again or begins.done():
-                return
+        ended, _ = await asyncio.wait((followed, begins), return_when=asyncio.FIRST_COMPLETED)
+        progress.is_superseded = begins in ended
+        for task in ended:
+            task.result()  # raise what it raised
     finally:
-        progress.is_superseded = begins.done() and begins.exception() is None
+        followed.cancel()
         begins.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await begins
+        await asyncio.gather(followed, begins, return_exceptions=True)
 
 
-async def _next(
-    jobs: AsyncIterator[JobErrors], begins: asyncio.Future[None], seconds: float | None
-) -> JobErrors | None:
-    """Return the next change; None if there is none within `seconds`, or if the next attempt has begun."""
-    change = asyncio.ensure_future(anext(jobs, None))
+async def _followed(progress: _Progress, interval: float) -> None:
+    """Show each change of an attempt until it is decided."""
+    progress.runs_again = True
+    while progress.runs_again:
+        async with contextlib.aclosing(progress.reader.follow(interval)) as jobs:
+            while (job := await _next(jobs, _SEALING_S if progress.is_sealed else None)) is not None:
+                progress.show(job)
+        # every node has reported: what is left is the verdict that one of them seals
+        ends = time.monotonic() + _SEALING_S
+        while progress.awaits_seal and time.monotonic() < ends:
+            await asyncio.sleep(interval)
+            if (job := await _job_of(progress.reader)) is not None:
+                progress.show(job)
+
+
+async def _next(jobs: AsyncIterator[JobErrors], seconds: float | None) -> JobErrors | None:
+    """Return the next change; None if there is none within `seconds`."""
     try:
-        awaited: set[asyncio.Future[Any]] = {change, begins}
-        await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return change.result() if change.done() else None
-    finally:
-        if not change.done():
-            change.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await change
+        return await asyncio.wait_for(anext(jobs, None), seconds)
+    except asyncio.TimeoutError:
+        return None
 
 
 async def _begun(reader: MultiErrorFileOutputReader | None, interval: float) -> None:
