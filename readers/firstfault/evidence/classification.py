@@ -16,10 +16,10 @@ from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stoo
 from firstfault.exceptions.stderr import (
     exception_of,
     first_try,
-    has_native_text,
     is_second_try,
     last_line,
     last_printed,
+    native_lines,
     text_of_death,
 )
 from firstfault.exceptions.tracebacks import short_name
@@ -407,7 +407,7 @@ def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal
 def left_no_reason(failure: WorkerError) -> bool:
     """Whether a process aborted without a reason: no text of native code, no stack of a thread that Python knows."""
     in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
-    return failure.signal == "SIGABRT" and not in_python and not has_native_text(failure.printed)
+    return failure.signal == "SIGABRT" and not in_python and not native_lines(failure.printed.splitlines())
 
 
 def _left_after_a_wait(failure: WorkerError) -> bool:

@@ -158,7 +158,8 @@ def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, accusation
     first = contenders[0]
     # ranks may raise the same exception, or exit with the same text, at any time; a signal is the same fault only if it
     # came at the same time
-    tells = first.failure_class is not FailureClass.OWN_EXIT or _has_own_text(first)
+    has_called_exit = first.failure.exception is not None
+    tells = first.failure_class is not FailureClass.OWN_EXIT or (has_called_exit and message_of(first.failure).text)
     alike = faults if tells else contenders
     same = tuple(fault for fault in alike if _is_same(fault, first))
     are_same = set(map(id, same))
@@ -252,11 +253,6 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
     if text.exception is not fault.failure.exception or of_first.exception is not first.failure.exception:
         return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
     return fault.failure.exception is not None or fault.signature == first.signature
-
-
-def _has_own_text(fault: ClassifiedFailure) -> bool:
-    """Whether a worker called ``sys.exit`` and had written why."""
-    return fault.failure.exception is not None and bool(message_of(fault.failure).text)
 
 
 # --- ranks that were stopped where the first fault was raised -------------------------------------------------------

@@ -143,7 +143,7 @@ def text_of_death(stderr: str, signal: str) -> str:
     if signal == "SIGKILL":
         return ""  # the kernel ends it between two instructions: it writes nothing
     if signal:
-        native = _native(lines)
+        native = native_lines(lines)
         # an abort may follow a text of any form; a crash follows what it likes
         last = [line for line in lines[-_LAST_WORDS:] if line not in native] if signal == "SIGABRT" else []
         return "\n".join((*native, *last))
@@ -180,12 +180,7 @@ def _bare(line: str) -> str:
     return _PREFIX.sub("", printable(line))
 
 
-def has_native_text(stderr: str) -> bool:
-    """Whether native code printed anything: its reason for an abort, most often."""
-    return bool(_native(stderr.splitlines()))
-
-
-def _native(lines: list[str]) -> list[str]:
+def native_lines(lines: list[str]) -> list[str]:
     """Return the lines that native code printed, with the indented lines after each and NCCL's last error."""
     kept: list[str] = []
     continues = False
@@ -245,7 +240,7 @@ def _before_end(failure: WorkerError) -> ExceptionInfo | None:
     if signal and (hooked := _thrown_exception(failure.printed)):
         return hooked
     # native code printed why it aborted, not only that it did
-    if signal and any(not _ONLY_AN_END.search(line) for line in _native(failure.printed.splitlines())):
+    if signal and any(not _ONLY_AN_END.search(line) for line in native_lines(failure.printed.splitlines())):
         return raised
     printed = last_printed(failure.printed)
     if printed is None or (signal and _is_aborted_elsewhere(failure, printed.exception)):
