@@ -169,24 +169,19 @@ def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
 
 
 def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
-    """The file has all decks after `look_now` and after `end`."""
+    """The file has a deck seconds after it was added, and all decks after `look_now` and after `end`."""
     assert _kept(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
-    keeper.look_now(LONG_S)
+    until(lambda: _kept(tmp_path), seconds=LONG_S)
     assert _kept(tmp_path) == [("loss", "<b>1</b>")]
     decks[0].append("<b>½</b>")
+    keeper.look_now(LONG_S)
+    assert _kept(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>")]
     decks.append(_deck("samples", "a \udc80 b"))
     keeper.end()
     assert _kept(tmp_path) == [("loss", "<b>1</b>\n<b>½</b>"), ("samples", "a ? b")]
     assert _kept(tmp_path, 1) == []
     assert [path.name for path in tmp_path.iterdir()] == ["decks-0.json"]
-
-
-def test_decks_are_kept_while_the_training_runs(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
-    """The keeper's thread finds an added deck within seconds."""
-    decks.append(_deck("loss", "1"))
-    until(lambda: _kept(tmp_path), seconds=LONG_S)
-    assert _kept(tmp_path) == [("loss", "1")]
 
 
 def test_nothing_to_keep(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import Any
@@ -54,6 +55,11 @@ _DEEPEST = 3
 """Exceptions within exceptions."""
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, _NAMES)
+
+
 def filled(kind: Any, text: str, depth: int = 0) -> Any:
     """Return a value of a type in which every string is `text`, every optional part is there, and lists have one item.
 
@@ -75,14 +81,12 @@ def filled(kind: Any, text: str, depth: int = 0) -> Any:
         return (filled(parts[0], text, depth),) if parts[-1] is ... else tuple(filled(part, text) for part in parts)
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"say in every_field.py what a value of {kind} is")
-    hints = typing.get_type_hints(kind, _NAMES)
     values = {}
     for field in dataclasses.fields(kind):
-        hint = hints[field.name]
         if kind is ExceptionInfo and field.name in {"causes", "members"}:
             values[field.name] = (filled(ExceptionInfo, text, depth + 1),) if depth < _DEEPEST else ()
         elif field.init:
-            values[field.name] = filled(hint, text, depth)
+            values[field.name] = filled(_hints(kind)[field.name], text, depth)
     return kind(**values)
 
 
@@ -116,9 +120,7 @@ KINDS_OF_ROOT: dict[str, dict[str, Any]] = {
 
 def report_full_of(text: str, root: str = "raised", scope: Scope = Scope.RANK) -> Report:
     """Return a report on an attempt in which every text is `text`."""
-    first = _failure(text, 3, 0)
-    changes = dict(KINDS_OF_ROOT[root])
-    first = dataclasses.replace(first, **changes)
+    first = dataclasses.replace(_failure(text, 3, 0), **KINDS_OF_ROOT[root])
     sent = (SentSignal(text, TERMINATED), SentSignal(text, text))
     others = (_failure(text, 1, 40), _failure(text, 2, 90, exception=None, sent_signals=sent, expired=None))
     own_dump = StackDump(first.place.pid, first.rank, f'File "/job/{text}.py", line 7 in {text}\n{text}')

@@ -260,8 +260,9 @@ def test_the_time_line_is_within_its_drawing() -> None:
         if timeline is None:
             continue
         places = [lane.point for lane in timeline.lanes if lane.point is not None]
-        bands = [*timeline.bars, *(lane.band for lane in timeline.lanes if lane.band)]
-        places += [end for band in bands for end in (band.x, band.x + band.width)]
+        bands = [(bar.x, bar.width) for bar in timeline.bars]
+        bands += [lane.band for lane in timeline.lanes if lane.band is not None]
+        places += [end for x, width in bands for end in (x, x + width)]
         assert 222 <= min(places) <= max(places) <= timeline.text
         later = max((len(lane.later) for lane in timeline.lanes), default=0)
         assert later * _CHARACTER <= timeline.width - timeline.text

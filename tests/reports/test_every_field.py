@@ -67,7 +67,7 @@ def _report(text: str, root: str = "raised", scope: Scope = Scope.RANK) -> Repor
 def test_every_form_of_every_text(root: str, scope: Scope) -> None:
     """No text makes a form raise, whatever the root cause is, and the JSON is JSON."""
     for text in (EVIL["steering"] + EVIL["lines"] + EVIL["markup"] + EVIL["surrogates"], EVIL["spaces"], ""):
-        report = report_full_of(text, root, scope)
+        report = _report(text, root, scope)
         for draw in FORMS.values():
             draw(report)
         json.loads(FORMS["json"](report), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -137,7 +137,7 @@ def test_markup_is_text(kind: str, root: str) -> None:
         "javascript:owned()",
         "data:text/html,<script>owned()</script>",
     ):
-        found = _Elements(FORMS[kind](report_full_of(text, root)))
+        found = _Elements(FORMS[kind](_report(text, root)))
         assert found.names.keys() <= harmless.keys()
         assert found.names["<script>"] == harmless["<script>"]
         assert not [link for link in found.links if not link.startswith("#")]
@@ -165,7 +165,7 @@ _BLOCKS = {
 def test_markdown_has_no_markup_of_others(text: str, root: str) -> None:
     """Parsed as Markdown, the report has no links, images, HTML, titles or table cells beyond its own."""
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    tokens = parser.parse(FORMS["markdown"](report_full_of(EVIL[text], root)))
+    tokens = parser.parse(FORMS["markdown"](_report(EVIL[text], root)))
     assert {token.type for token in tokens} <= _BLOCKS
     inline = {child.type for token in tokens for child in token.children or []}
     assert inline <= _INLINE

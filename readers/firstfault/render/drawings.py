@@ -36,14 +36,6 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """The bounds of a failure's time, as far as the clocks tell."""
-
-    x: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
     """One failure."""
 
@@ -57,7 +49,8 @@ class Lane:
     """x of its time; None: it has none, or may be before or after the origin."""
     is_sure: bool
     """False: its clock could not be compared with the others."""
-    band: Band | None
+    band: tuple[float, float] | None
+    """x and width of the bounds of its time; None: they are too close to be seen."""
     later: str
     is_origin: bool
     """Times are counted from it."""
@@ -194,15 +187,15 @@ def _lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> 
     is_open = event.state is State.ROOT and not event.from_root
     low, high = _bounds(event)
     left = _LEFT if is_open else scale.x(low)
-    band = Band(left, round(scale.x(high) - left, 1))
+    width = round(scale.x(high) - left, 1)
     return Lane(
         y=_TOP + (index + 0.5) * _LANE_HEIGHT,
         label=f"{node} {who}".strip(),
         name=f"{failure.node} {who}".strip(),
         state=event.state,
-        point=scale.x(event.at_ns or 0) if not is_open and (event.is_ordered or band.width < 1) else None,
+        point=scale.x(event.at_ns or 0) if not is_open and (event.is_ordered or width < 1) else None,
         is_sure=event.bounds is not None,
-        band=band if band.width >= 1 else None,
+        band=(left, width) if width >= 1 else None,
         later="since before that" if is_open else event.brief,
         is_origin=event.is_origin,
     )
