@@ -23,6 +23,7 @@ from firstfault.model import (
     SentSignal,
     StackDump,
     Subject,
+    Suspect,
     ThreadFailure,
     Verdict,
     WorkerError,
@@ -130,6 +131,7 @@ def test_the_first_line_is_one_short_line_of_ascii(
 # --- the whole message ----------------------------------------------------------------------------------------------
 
 _LONG_TEXT = "\U0001f525 line\n" * 100_000
+_LONG_NAMES = tuple(Suspect("it is silent", node=f"{number}{'n' * 3_000}") for number in range(4))
 
 
 def _cascade() -> Verdict:
@@ -151,7 +153,6 @@ def _cascade() -> Verdict:
         (_verdict(make_error()), _NO, "pods reported: 1 of an unknown number, incomplete"),
         (replace(_cascade(), coverage=Coverage(None, 3)), _NO, "pods reported: 3 of an unknown number, incomplete"),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
-        (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9, pid=7)), _NO, "exit code: -9"),
         (_verdict(make_error(), notes=("x was refused",)), _NO, "unknown: x was refused"),
         (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "victims: 1"),
     ],
@@ -183,8 +184,9 @@ def test_long_lists_are_counted() -> None:
         replace(_cascade(), headline="h" * 100_000, category="c" * 100_000, node="n" * 100_000),
         _verdict(make_error(node="n" * 100_000, host="h" * 100_000, exception="E" * 100_000)),
         _verdict(make_error(exception=None, log_tail=_LONG_TEXT, stack_dumps=(StackDump(7, 0, _LONG_TEXT),))),
+        replace(_cascade(), scope=Scope.UNDETERMINED, node=None, category="node_lost", suspects=_LONG_NAMES),
     ],
-    ids=["letters", "emoji", "notes", "why", "facts", "names", "stack and log"],
+    ids=["letters", "emoji", "notes", "why", "facts", "names", "stack and log", "commands"],
 )
 def test_the_message_is_bounded(verdict: Verdict) -> None:
     """A message on large documents is below 16 KB, and its first and last lines are the answer."""

@@ -10,7 +10,7 @@ import pytest
 
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.render.html import page, source_lines
-from firstfault.report.data import AttemptSummary, with_attempts
+from firstfault.report.data import AttemptSummary
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import page_of
 from tests.reports.scenes import PAGE_SCENES, report_on
@@ -120,16 +120,6 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
     green = open_page(page(saved)).locator("#ff-tab-2")
     assert green.inner_text() == "attempt 2: succeeded"
     assert green.evaluate("tab => getComputedStyle(tab).backgroundColor") == "rgb(220, 242, 227)"
-
-
-def test_the_tab_of_this_report_is_always_there(open_page: Callable[..., Page]) -> None:
-    """Of many attempts the newest have tabs, and this report's own; the others are counted, with what changed."""
-    report = PAGE_SCENES["rank"]()
-    attempts = [AttemptSummary(each, report.verdict, report.decision) for each in range(40)]
-    opened = open_page(page(with_attempts(replace(report, number=3), attempts)))
-    assert opened.locator("[role=tab]").count() == 13
-    assert opened.locator("[role=tab][aria-selected=true]").inner_text() == "attempt 3: user_code"
-    assert opened.locator("summary", has_text="27 more attempts").count() == 1
 
 
 def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:

@@ -24,7 +24,7 @@ from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import chain, format_exception, runs
 from firstfault.render.drawings import node_map, timeline_of
 from firstfault.render.plain import json_report, markdown
-from firstfault.report.data import AttemptSummary, Report, log_lines, message_text, recovered_lines
+from firstfault.report.data import Report, log_lines, message_text, recovered_lines
 from firstfault.report.words import State, is_retried, line_of, ranks_text, short_names, short_pod, shown_time
 from firstfault.strategies import who
 from firstfault.text import elide, printable
@@ -44,8 +44,6 @@ _EXAMPLES = 8
 """Groups whose first failure is quoted."""
 _OTHERS = 16
 """Processes whose stacks or logs are shown."""
-_CHANGED = 12
-"""Attempts with a tab of their own; the newest."""
 _TEXT = 64_000
 _QUOTE = 16_000
 _LOG_LINES = 200
@@ -132,7 +130,7 @@ def _shown(report: Report) -> dict[str, Any]:
         "identity": report.identity.parts(report.engine),
         "where": where,
         "full_name": name if where != report.answers.where else "",
-        "attempts": _attempts(report),
+        "attempts": list(zip(report.attempts, ("", *report.changes), strict=False)),
         "history": recovered_lines(report.job, _ROWS),
         "links": chain(raised) if raised is not None else [],
         "open_at": _open_at(raised) if raised is not None else None,
@@ -322,13 +320,6 @@ def _logs(report: Report) -> list[_Quoted]:
         if failure.log_tail.strip()
     )
     return list(itertools.islice((quoted for quoted in found if quoted.text), _OTHERS))
-
-
-def _attempts(report: Report) -> list[tuple[AttemptSummary, str]]:
-    """Return the newest attempts and this one, each with what changed since the one before it."""
-    changes = dict(zip((attempt.number for attempt in report.attempts[1:]), report.changes, strict=False))
-    earlier = [attempt for attempt in report.attempts[:-_CHANGED] if attempt.number == report.number]
-    return [(attempt, changes.get(attempt.number, "")) for attempt in (*earlier, *report.attempts[-_CHANGED:])]
 
 
 def _documents(report: Report) -> tuple[_Document, ...]:
