@@ -304,8 +304,6 @@ def _answers(report: Report) -> Iterator[Fact]:
     if not decision.enforced or not report.engine.enforcer:
         yield Fact(*report.engine.enforced(decision))
     yield Fact("fault", answers.fault_owner.value)
-    if verdict.node and not any(fact.name == report.engine.node for fact in report.facts):
-        yield Fact(report.engine.node, verdict.node)
     yield from report.facts
     if answers.code:
         yield Fact("code", answers.code)
