@@ -141,14 +141,13 @@ async def _decided(progress: _Progress, interval: float, successor: MultiErrorFi
 
 async def _followed(progress: _Progress, interval: float) -> None:
     """Show each change of an attempt until it is decided."""
-    progress.runs_again = True
-    while progress.runs_again:
+    while progress.is_running:
         async with contextlib.aclosing(progress.reader.follow(interval)) as jobs:
             while (job := await _next(jobs, _SEALING_S if progress.is_sealed else None)) is not None:
                 progress.show(job)
         # every node has reported: what is left is the verdict that one of them seals
         ends = time.monotonic() + _SEALING_S
-        while progress.awaits_seal and time.monotonic() < ends:
+        while progress.last is not None and not progress.is_sealed and time.monotonic() < ends:
             await asyncio.sleep(interval)
             if (job := await _job_of(progress.reader)) is not None:
                 progress.show(job)
@@ -191,8 +190,8 @@ class _Progress:
         """The last answer; None: the attempt has not failed."""
         self.is_superseded = False
         """Whether the task's next attempt has begun."""
-        self.runs_again = False
-        """Whether the attempt has restarted after its failure, and runs."""
+        self.is_running = True
+        """Whether the attempt runs, perhaps again after a failure."""
         self._as_json = as_json
         self._nodes = ""
 
@@ -201,17 +200,12 @@ class _Progress:
         """Whether the pods have sealed their verdict."""
         return self.last is not None and bool(self.last.job.seals)
 
-    @property
-    def awaits_seal(self) -> bool:
-        """Whether every node has reported a failure, and the pods' verdict is not there."""
-        return self.last is not None and not self.is_sealed
-
     def show(self, job: JobErrors) -> None:
         """Print what has changed."""
         from firstfault.model.job import nodes_done  # noqa: PLC0415 - as above
 
         conclusion = self.reader.conclude_from(job)
-        self.runs_again = conclusion is None and not nodes_done(job.roster, job.coverage.expected)
+        self.is_running = conclusion is None and not nodes_done(job.roster, job.coverage.expected)
         if conclusion is None:
             if self.last is not None:
                 self._note("the job recovered from the failed round; still watching")
