@@ -62,17 +62,12 @@ class Fault:
     """A part of the client's name; empty: any."""
     times: int | None = None
     """How many requests; None: all."""
-    after: int = 0
-    """So many matching requests are served before."""
     seconds: float | None = None
     """How long a stall lasts; None: until the plan changes. How long a trickle pauses after each byte."""
 
     def takes(self, method: str, path: str, client: str) -> bool:
         """Whether this request gets the fault; count it."""
         if self.method not in {"", method} or self.path not in path or self.client not in client or self.times == 0:
-            return False
-        if self.after:
-            self.after -= 1
             return False
         if self.times is not None:
             self.times -= 1

@@ -250,7 +250,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     found: dict[str, FoundAttempt] = {}
 
     async def list_page(start: str, end: str | None = None) -> Page:
-        page = await store.page(after=start)
+        page = await store.page(start)
         if not page.in_order:
             raise StoreError(
                 f"{store.uri} is not listed in the order of names; name one attempt and use firstfault show"

@@ -54,8 +54,6 @@ _NO_RANK = "x" * 7
 _MAX_RANK = 9_999_999
 _MAX_INCARNATION = 10**13 - 1
 _NO_FINGERPRINT = "0" * 12
-_END = len(".pb")
-_UUID_FROM = 32 + _END
 
 
 # --- an attempt's folders and files ---------------------------------------------------------------------------------
@@ -249,13 +247,6 @@ def is_of_entry(key: ErrorKey, place: Place) -> bool:
         _parse_rank(_rank(place.group_rank)),
         int(_incarnation(place.incarnation)),
     )
-
-
-def unique_number(name: str) -> int | None:
-    """Return the uuid of an error key as a number, None for any other name."""
-    if not name.startswith("e1-") or _ERROR.fullmatch(name) is None:
-        return None
-    return int(name[-_UUID_FROM:-_END], 16)
 
 
 def error_key_for(error: WorkerError, unique: str = "") -> str:

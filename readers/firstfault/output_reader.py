@@ -11,7 +11,6 @@ from firstfault.conclude import Conclusion, conclude, failed, strategy_of
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, Layout
 from firstfault.model import Decision, JobErrors, NodePresence, Origin, RestartRecord, Seal, Verdict, Writer
-from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Wish
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from flyteidl.core.literals_pb2 import LiteralMap
 
+    from firstfault.reading.assemble import Snapshot
     from firstfault.report import Report
     from firstfault.retry import RetryContext, RetryPolicy
 
@@ -223,7 +223,7 @@ class MultiErrorFileOutputReader:
 
     def job_of(self, snapshot: Snapshot) -> JobErrors:
         """As `job`, from what has been read already."""
-        return assemble(snapshot, expected_nodes=self._request.patience.expected_nodes)
+        return self._request.job_of(snapshot)
 
     def job_of_copies(self, note: str) -> JobErrors:
         """Return the job that the copies alone make, without a request.
@@ -263,8 +263,7 @@ class MultiErrorFileOutputReader:
     def _wish(self, seals: Sequence[Seal]) -> Wish:
         """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""
         strategy = strategy_of(seals) if self._strategy is None else get_strategy(self._strategy)
-        wanted, named = reads_of(strategy)
-        return Wish(wanted, named) if named is not None else Wish(wanted)
+        return Wish(*reads_of(strategy))
 
     async def _exists(self, name: str) -> bool:
         async with open_store(self._layout.root, self._storage_options) as store:

@@ -1,4 +1,4 @@
-"""A store in memory that serves a cascade as a bucket, and encodes each object when it is read."""
+"""A store in memory, such as the bucket of a cascade."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from firstfault.strategies import get_strategy, reads_of
 from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
@@ -24,75 +23,67 @@ if TYPE_CHECKING:
     from firstfault.reading.assemble import Snapshot
     from firstfault.strategies import AggregationStrategy
 
-_PAGE = 1000
+_SIZE = 4000
+"""Of each object, as it is listed."""
 
 
 class Objects:
-    """A bucket in memory that lists in order, 1,000 names per page; it counts the requests."""
+    """A bucket in memory that lists in order; it counts the requests.
+
+    Args:
+        objects: by path, when each was written and a function that returns its bytes.
+        page: names of a page.
+    """
 
     uri = "memory://cascade"
     pages_in_order = True
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._objects: dict[str, tuple[int | None, Callable[[], bytes]]] = {}
-        for item in snapshot.documents:
-            ref = item.documents[0]
-            self._objects[f"{ERRORS}/{ref.name}"] = (ref.last_modified_ns, lambda item=item: encode(item))
-        for bad in snapshot.unreadable:
-            self._objects[f"{ERRORS}/{bad.name}"] = (None, lambda: b"\xff\xff")
-        for entry in snapshot.roster:
-            self._objects[f"{ROSTER}/{roster_key_for(entry)}"] = (None, lambda entry=entry: encode_presence(entry))
-        self._names = sorted(self._objects)
+    def __init__(self, objects: Mapping[str, tuple[int | None, Callable[[], bytes]]], page: int = 1000) -> None:
+        self.objects = objects
+        self._page = page
+        self._names = sorted(objects)
         self.lists = 0
         self.gets = 0
 
-    async def __aenter__(self) -> Self:
-        return self
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Self:
+        """Return the bucket of a cascade; each object is encoded when it is read."""
+        objects: dict[str, tuple[int | None, Callable[[], bytes]]] = {}
+        for item in snapshot.documents:
+            ref = item.documents[0]
+            objects[f"{ERRORS}/{ref.name}"] = (ref.last_modified_ns, lambda item=item: encode(item))
+        for bad in snapshot.unreadable:
+            objects[f"{ERRORS}/{bad.name}"] = (None, lambda: b"\xff\xff")
+        for entry in snapshot.roster:
+            objects[f"{ROSTER}/{roster_key_for(entry)}"] = (None, lambda entry=entry: encode_presence(entry))
+        return cls(objects)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
+    async def page(self, after: str = "") -> Page:
         """See `firstfault.store.Store`."""
         self.lists += 1
-        prefix = f"{folder}/" if folder else ""
-        names = [name for name in self._names[bisect_right(self._names, prefix + after) :] if name.startswith(prefix)]
-        found = tuple(ObjectInfo(name.removeprefix(prefix), 4000, self._objects[name][0]) for name in names[:_PAGE])
-        return Page(found, len(names) > _PAGE)
+        start = bisect_right(self._names, after)
+        names = self._names[start : start + self._page]
+        found = tuple(ObjectInfo(name, _SIZE, self.objects[name][0]) for name in names)
+        return Page(found, len(self._names) > start + self._page)
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """See `firstfault.store.Store`."""
-        found: list[ObjectInfo] = []
-        more = True
-        while more:
-            page = await self.page(folder, after=found[-1].name if found else "")
-            found += page.objects
-            more = page.more
-        return [item for item in found if "/" not in item.name]
+        self.lists += 1
+        prefix = f"{folder}/" if folder else ""
+        names = [name.removeprefix(prefix) for name in self._names if name.startswith(prefix)]
+        return [ObjectInfo(name, _SIZE, self.objects[prefix + name][0]) for name in names if "/" not in name]
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:  # noqa: ARG002 - the protocol
         """See `firstfault.store.Store`."""
         self.gets += 1
-        if path not in self._objects:
+        if path not in self.objects:
             raise ObjectNotFoundError(path)
-        return self._objects[path][1]()
-
-    async def put(self, path: str, data: bytes) -> None:
-        """See `firstfault.store.Store`."""
-        self._objects[path] = (None, lambda: data)
-        self._names = sorted(self._objects)
-
-    async def exists(self, path: str) -> bool:
-        """See `firstfault.store.Store`."""
-        return path in self._objects
+        return self.objects[path][1]()
 
 
 def looked_at(objects: Objects, strategy: str | AggregationStrategy, expected_nodes: int | None = None) -> JobErrors:
     """Return the job as a reader sees it that opens only the documents that `strategy` needs."""
-    wanted, named = reads_of(get_strategy(strategy))
-    wish = Wish(wanted, named) if named is not None else Wish(wanted)
+    wish = Wish(*reads_of(get_strategy(strategy)))
     return asyncio.run(
         look(objects, Request(Layout.of(objects.uri), lambda _: wish, Patience(expected_nodes=expected_nodes)))
     )

@@ -97,7 +97,7 @@ def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple
             strategy = BENCHMARKS.get(name) or get_strategy(name.partition(" ")[0])
             seen = job
             if name == BY_GROUPS:
-                objects = Objects(cascade.snapshot)
+                objects = Objects.of(cascade.snapshot)
                 seen = looked_at(objects, "evidence", nodes)
                 tally.opened.append(objects.gets)
             began = time.perf_counter()

@@ -434,19 +434,26 @@ def test_seals_are_in_the_order_of_what_they_rest_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("documents", "expected", "reported"),
+    ("documents", "told", "expected", "reported"),
     [
-        ([], None, 0),
-        ([{"group_world_size": 4}], 4, 1),
-        ([{"rank": 0, "node": "a"}, {"rank": 1, "node": "a"}], None, 1),
-        ([{"node": node, "writer": Writer.STOCK, "exception": None} for node in ("", "", "a", "a")], None, 3),
-        ([{"rank": rank, "node": "", "worker": "", "group_rank": rank} for rank in range(3)], None, 3),
+        ([], None, None, 0),
+        ([{"group_world_size": 4}], None, 4, 1),
+        ([{"group_world_size": 4}], 2, 2, 1),
+        ([{}], 1, 1, 1),
+        ([{"rank": 0, "node": "a"}, {"rank": 1, "node": "a"}], None, None, 1),
+        ([{"node": node, "writer": Writer.STOCK, "exception": None} for node in ("", "", "a", "a")], None, None, 3),
+        ([{"rank": rank, "node": "", "worker": "", "group_rank": rank} for rank in range(3)], None, None, 3),
     ],
 )
-def test_documents_alone_count_nodes(documents: list[dict[str, Any]], expected: int | None, reported: int) -> None:
-    """Nodes are counted by name, else by group rank; a nameless file of Flyte's own counts for itself."""
-    coverage = _job(*(make_error(**{"rank": None, **fields}) for fields in documents)).coverage
-    assert (coverage.expected, coverage.reported, coverage.complete) == (expected, reported, False)
+def test_documents_alone_count_nodes(
+    documents: list[dict[str, Any]], told: int | None, expected: int, reported: int
+) -> None:
+    """Nodes are counted by name, else by group rank; a nameless file of Flyte's own counts for itself.
+
+    The caller's number of nodes is expected, else that in the documents.
+    """
+    coverage = _job(*(make_error(**{"rank": None, **fields}) for fields in documents), expected_nodes=told).coverage
+    assert (coverage.expected, coverage.reported, coverage.complete) == (expected, reported, expected == reported)
 
 
 @pytest.mark.parametrize(("phase", "reported"), [(Phase.SUCCEEDED, 2), (Phase.JOINED, 1)])
@@ -459,13 +466,6 @@ def test_nodes_that_reported(phase: Phase, reported: int) -> None:
     entries = tuple(make_presence(Phase.JOINED, node=f"n{n:03}", group_rank=n, nodes=200) for n in range(200))
     (note,) = _job(roster=entries).coverage.notes
     assert note == "took part but sent no report: n000, n001, n002, n003, n004 and others"
-
-
-@pytest.mark.parametrize(("expected_nodes", "complete"), [(1, True), (2, False), (None, False)])
-def test_the_expected_number_of_nodes(expected_nodes: int | None, complete: bool) -> None:
-    """The caller's number of nodes is expected; without it and a roster the number is unknown."""
-    coverage = _job(make_error(), expected_nodes=expected_nodes).coverage
-    assert (coverage.expected, coverage.complete) == (expected_nodes, complete)
 
 
 def test_many_unreadable_documents_are_counted_and_some_named() -> None:

@@ -16,12 +16,12 @@ from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.layout import Layout, bundle_name, error_key_for, is_bundle, roster_key_for
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
-from firstfault.store import ObjectInfo, Page
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence, pack, unpack
+from tests.cascades.objects import Objects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from firstfault import MultiErrorFileOutputReader
     from firstfault.model import Verdict
@@ -167,32 +167,9 @@ def test_a_bundle_that_was_changed(
 # --- a store with copies --------------------------------------------------------------------------------------------
 
 
-class _Memory:
-    """A store with tiny pages."""
-
-    uri = "memory://root"
-    pages_in_order = True
-
-    def __init__(self, objects: dict[str, bytes]) -> None:
-        self._objects = objects
-
-    def _in(self, folder: str) -> list[ObjectInfo]:
-        start = f"{folder}/" if folder else ""
-        names = [path.removeprefix(start) for path in sorted(self._objects) if path.startswith(start)]
-        return [ObjectInfo(name, len(self._objects[start + name])) for name in names]
-
-    async def list(self, folder: str = "") -> list[ObjectInfo]:
-        return [item for item in self._in(folder) if "/" not in item.name]
-
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
-        items = [item for item in self._in(folder) if item.name > after]
-        return Page(tuple(items[:2]), more=len(items) > 2)
-
-    async def get(self, path: str, *, limit: int | None = None) -> bytes:
-        del limit
-        if path not in self._objects:
-            raise ObjectNotFoundError(path)
-        return self._objects[path]
+def _memory(files: Mapping[str, bytes]) -> Objects:
+    """Return a store with tiny pages."""
+    return Objects({path: (None, lambda data=data: data) for path, data in files.items()}, page=2)
 
 
 NAMES = st.dictionaries(
@@ -202,40 +179,27 @@ NAMES = st.dictionaries(
 
 @given(NAMES, NAMES)
 def test_a_store_with_copies_lists_both(listed: dict[str, bytes], copies: dict[str, bytes]) -> None:
-    """Listing at once, by pages and from any name on, every object comes once and in order; copies are read first."""
-    both = _Memory({**listed, **copies})
-    store = StoreWithCopies(_Memory(listed), copies, "memory://root")
+    """Listing at once, and page by page, every object comes once and in order; copies are read first."""
+    everything = sorted({**listed, **copies})
+    stores = StoreWithCopies(_memory(listed), copies, "memory://root"), StoreWithCopies(None, copies, "memory://root")
 
     async def check() -> None:
-        for folder in ("", "a", "b"):
-            names = [item.name for item in await both.list(folder)]
-            assert [item.name for item in await store.list(folder)] == names
-            everything = [item.name for item in both._in(folder)]
+        for store, names in zip(stores, (everything, sorted(copies)), strict=True):
+            for folder in ("", "a/", "b/"):
+                inside = [name for name in names if name.rpartition("/")[0] == folder.strip("/")]
+                assert [folder + item.name for item in await store.list(folder.strip("/"))] == inside
             found: list[str] = []
             more = True
             while more:
-                page = await store.page(folder, after=found[-1] if found else "")
+                page = await store.page(found[-1] if found else "")
                 found += [item.name for item in page.objects]
                 more = page.more
-            assert found == everything
-        for path in listed.keys() | copies.keys():
-            assert await store.get(path) == copies.get(path, listed.get(path))
-        assert store.read == {**listed, **copies}
-
-    asyncio.run(check())
-
-
-@given(NAMES)
-def test_copies_alone(copies: dict[str, bytes]) -> None:
-    """Without a store the copies are all there is."""
-    store = StoreWithCopies(None, copies, "memory://root")
-    both = _Memory(copies)
-
-    async def check() -> None:
-        assert [item.name for item in await store.list("a")] == [item.name for item in await both.list("a")]
-        assert [item.name for item in (await store.page()).objects] == [item.name for item in both._in("")]
-        with pytest.raises(ObjectNotFoundError):
-            await store.get("c/nothing")
+            assert found == names
+            for path in names:
+                assert await store.get(path) == copies.get(path, listed.get(path))
+            assert sorted(store.read) == names
+            with pytest.raises(ObjectNotFoundError):
+                await store.get("c/nothing")
 
     asyncio.run(check())
 
@@ -252,7 +216,7 @@ TREE = sorted(
 @given(st.sets(st.sampled_from(TREE)), st.sets(st.sampled_from([*TREE, "", "firstfault", "firstfault/roster0", "~"])))
 def test_a_listing_in_parts_is_the_same(names: set[str], cuts: set[str]) -> None:
     """Split at any names, whether they exist or not, a listing has the same objects."""
-    store, layout = _Memory(dict.fromkeys(names, b"")), Layout.of("memory://root")
+    store, layout = _memory(dict.fromkeys(names, b"")), Layout.of("memory://root")
 
     async def listed(cuts: Sequence[str]) -> Listing:
         return await list_everything(store, layout, await begin(store, layout), cuts)

@@ -82,7 +82,7 @@ def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
 
 def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -> tuple[JobErrors, Objects]:
     """Return the verdict on the snapshot, written as objects, and the requests of the reader."""
-    objects = Objects(snapshot)
+    objects = Objects.of(snapshot)
     return looked_at(objects, strategy), objects
 
 
@@ -373,8 +373,8 @@ def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> No
 class _Shuffled(Objects):
     """A store with unsorted pages."""
 
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
-        page = await super().page(folder, after=after)
+    async def page(self, after: str = "") -> Page:
+        page = await super().page(after)
         return replace(page, objects=page.objects[::-1])
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
@@ -385,7 +385,7 @@ def test_a_storage_that_lists_out_of_order() -> None:
     """If names are not sorted, everything is listed, and the answer is the same."""
     snapshot = cascade(root())
     for strategy in ("earliest", "evidence"):
-        job = looked_at(_Shuffled(snapshot), strategy)
+        job = looked_at(_Shuffled.of(snapshot), strategy)
         assert run_strategy(get_strategy(strategy), job).ranks == (211,)
         assert job.document_count == MANY
 
@@ -393,27 +393,24 @@ def test_a_storage_that_lists_out_of_order() -> None:
 class _Broken(Objects):
     """A store that fails behind the first page."""
 
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
+    async def page(self, after: str = "") -> Page:
         if "e1-" in after and not after.endswith("e1-:"):
             raise StoreUnavailableError("the second page")
-        return await super().page(folder, after=after)
+        return await super().page(after)
 
 
 def test_a_listing_that_breaks_off_is_an_error() -> None:
     """If the second page cannot be read, an error is raised; `earliest` does not need it."""
     snapshot = Snapshot(documents=(root(), *(victim(rank) for rank in range(1200) if rank != 211)))
     with pytest.raises(StoreUnavailableError, match="the second page"):
-        looked_at(_Broken(snapshot), "evidence")
-    assert run_strategy(get_strategy("earliest"), looked_at(_Broken(snapshot), "earliest")).ranks == (211,)
+        looked_at(_Broken.of(snapshot), "evidence")
+    assert run_strategy(get_strategy("earliest"), looked_at(_Broken.of(snapshot), "earliest")).ranks == (211,)
 
 
 def test_other_folders_beside_the_outputs() -> None:
     """Thousands of objects beside the documents cost a request or two, not a listing of all of them."""
-    objects = Objects(cascade(root()))
-    for number in range(4000):
-        objects._objects[f"experiments/{number}"] = (None, bytes)
-        objects._objects[f"firstfault/other/{number}"] = (None, bytes)
-    objects._names = sorted(objects._objects)
+    others = [f"{folder}/{number}" for folder in ("experiments", "firstfault/other") for number in range(4000)]
+    objects = Objects({**Objects.of(cascade(root())).objects, **dict.fromkeys(others, (None, bytes))})
     job = looked_at(objects, "evidence")
     assert job.document_count == MANY
     assert objects.lists < 8

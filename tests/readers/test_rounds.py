@@ -131,7 +131,7 @@ def _large(*others: WorkerError) -> Snapshot:
 def test_a_name_alone_replaces_no_others(forged: WorkerError, strategy: str) -> None:
     """In a large cascade, a name that no roster entry confirms makes no document history."""
     snapshot = _large(replace(forged, documents=()))
-    job = looked_at(Objects(snapshot), strategy)
+    job = looked_at(Objects.of(snapshot), strategy)
     assert job.document_count == _MANY - 2
     assert not job.coverage.complete
     assert _verdict(job, strategy).confidence != "high"

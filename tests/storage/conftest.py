@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -149,14 +148,6 @@ def files_in(request: pytest.FixtureRequest) -> Callable[[str], dict[str, bytes]
 # --- servers that misbehave -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def unused_endpoint() -> Iterator[str]:
-    """Return an endpoint of a loopback port without a listener."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{held.getsockname()[1]}"
-
-
 @dataclass
 class SilentServer:
     """A server that accepts connections and never answers."""
@@ -202,10 +193,3 @@ def no_waiting() -> Iterator[None]:
     stamina.set_testing(True, attempts=4)
     yield
     stamina.set_testing(False)
-
-
-@pytest.fixture
-def seconds() -> Callable[[], float]:
-    """Return a function that returns the time since the test began."""
-    start = time.monotonic()
-    return lambda: time.monotonic() - start

@@ -82,17 +82,6 @@ def test_a_document_that_cannot_be_read(
     assert any(attempt[1] in note for note in job.coverage.notes)
 
 
-@pytest.mark.parametrize("what", ["503", "half"])
-def test_no_document_can_be_read(proxy: FaultyProxy, attempt: tuple[str, str], what: str) -> None:
-    """An attempt whose documents are all unreadable has failed."""
-    proxy.fail(what, path="/e1-")
-    reader = MultiErrorFileOutputReader(attempt[0])
-    assert reader.is_error()
-    verdict = reader.verdict()
-    assert verdict is not None
-    assert verdict.coverage.unreadable == 2
-
-
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
 def test_answers_that_come_twice(
     proxy: FaultyProxy, attempt: tuple[str, str], client: str, monkeypatch: pytest.MonkeyPatch

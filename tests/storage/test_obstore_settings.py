@@ -70,39 +70,34 @@ def test_what_is_left_to_fsspec(uri: str, options: dict[str, Any]) -> None:
     assert isinstance(open_store(uri, options), FsspecStore)
 
 
-def test_settings_of_flytekit_for_azure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flytekit's variables are enough for obstore; for a connection string fsspec is used."""
-    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_NAME", "name")
-    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
-    assert isinstance(client_for("az://container/run", None), AzureStore)
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=name")
-    assert client_for("az://container/run", None) is None
+_AZURE = {"FLYTE_AZURE_STORAGE_ACCOUNT_NAME": "name", "FLYTE_AZURE_STORAGE_ACCOUNT_KEY": "a2V5"}
+_USER = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "t"}
 
 
 @pytest.mark.parametrize(
-    ("content", "is_known"),
+    ("uri", "environment", "is_supported"),
     [
-        ({"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "t"}, True),
-        ({"type": "external_account"}, False),
-        ([], False),
+        ("az://container/run", _AZURE, True),
+        ("az://container/run", {**_AZURE, "AZURE_STORAGE_CONNECTION_STRING": "AccountName=name"}, False),
+        ("gs://a-bucket/run", {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"}, True),
+        ("gs://a-bucket/run", {"STORAGE_EMULATOR_HOST": "default"}, False),
+        ("gs://a-bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": _USER}, True),
+        ("gs://a-bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": {"type": "external_account"}}, False),
+        ("gs://a-bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": []}, False),
     ],
 )
-def test_credentials_of_google(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object, is_known: bool
+def test_settings_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, environment: dict[str, Any], is_supported: bool
 ) -> None:
-    """For credentials of an unknown kind gcsfs is used."""
-    file = tmp_path / "credentials.json"
-    file.write_text(json.dumps(content))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-    assert (client_for("gs://a-bucket/run", None) is not None) is is_known
+    """Flytekit's variables, an emulator and a key file are enough for obstore; for others, fsspec is used.
 
-
-def test_an_emulator_of_google(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An emulator's URL is used without credentials; for gcsfs's special values gcsfs is used."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    assert isinstance(client_for("gs://a-bucket/run", None), GCSStore)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "default")
-    assert client_for("gs://a-bucket/run", None) is None
+    A value that is not a text is a file's content.
+    """
+    for name, value in environment.items():
+        file = tmp_path / "content.json"
+        file.write_text(json.dumps(value))
+        monkeypatch.setenv(name, value if isinstance(value, str) else str(file))
+    assert (client_for(uri, None) is not None) is is_supported
 
 
 def test_a_profile(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]) -> None:

@@ -83,7 +83,7 @@ def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., An
     async def use(store: Store) -> list[str]:
         for name in ("a", "b", "c"):
             await store.put(f"{folder}/{name}.pb", b"x")
-        page = await store.page(after=f"{folder}/a.pb")
+        page = await store.page(f"{folder}/a.pb")
         return [item.name for item in page.objects if item.name.startswith(folder)]
 
     assert with_store(f"s3://{s3_environ.bucket}", use) == [f"{folder}/b.pb", f"{folder}/c.pb"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.layout import ErrorKey, is_of_entry, unique_number
+from firstfault.layout import ErrorKey, is_of_entry
 from firstfault.model import (
     Coverage,
     JobErrors,
@@ -145,9 +145,9 @@ def digest_of(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()
 
 def name_hash(name: str) -> int:
     """Return a document's summand of the digest: the uuid in its name, else a hash of the name."""
-    number = unique_number(name)
-    if number is not None:
-        return number
+    key = ErrorKey.parse(name)
+    if key is not None:
+        return int(key.uuid, 16)
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[: _DIGEST_BITS // 8], "big")
 
 

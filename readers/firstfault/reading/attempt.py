@@ -163,7 +163,9 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
             return request.job_of(found)
     elif store.pages_in_order:
         begun = await begin(store, layout)
-    copies = {} if request.fresh else await copies_of(store, begun) if begun is not None else None
+    copies: Mapping[str, bytes] | None = {} if request.fresh else None
+    if begun is not None and not request.fresh:
+        copies = await copies_of(store, begun)
     listing = await list_everything(store, layout, begun, cuts(copies or {}, layout))
     return await _Look(*await with_copies(store, listing, copies), request, dict(known or {})).read()
 
@@ -356,7 +358,7 @@ class _Look:
 
     async def _named(self, wish: Wish) -> set[int]:
         """Return the ranks that the strategy wants to read about."""
-        return set(wish.named(self._job()))
+        return set(wish.named(self._job())) if wish.named is not None else set()
 
     def _of_finished(self, keys: Iterable[RosterKey]) -> list[Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, roster_key_for
+from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, join_name, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
@@ -265,20 +265,24 @@ class StoreWithCopies:
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name."""
         listed = await self._store.list(folder) if self._store is not None else []
-        both = {item.name: item for item in (*self._below(folder), *listed) if "/" not in item.name}
-        return by_name(both.values())
+        copies = {
+            name: ObjectInfo(name, len(data))
+            for path, data in self._copies.items()
+            if (name := path.rpartition("/")[2]) and path == join_name(folder, name)
+        }
+        return by_name({**copies, **{item.name: item for item in listed}}.values())
 
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
+    async def page(self, after: str = "") -> Page:
         """Return at most 1,000 objects of the store whose names sort after `after`, and the copies between them."""
-        found = await self._store.page(folder, after=after) if self._store is not None else Page((), more=False)
+        found = await self._store.page(after) if self._store is not None else Page((), more=False)
         if not found.in_order:
             return found
         last = found.objects[-1].name if found.more and found.objects else None
         listed = {item.name for item in found.objects}
         lacking = [
-            item
-            for item in self._below(folder)
-            if item.name > after and (last is None or item.name < last) and item.name not in listed
+            ObjectInfo(path, len(data))
+            for path, data in self._copies.items()
+            if path > after and (last is None or path < last) and path not in listed
         ]
         return Page(tuple(by_name([*found.objects, *lacking])), found.more) if lacking else found
 
@@ -295,11 +299,3 @@ class StoreWithCopies:
             data = await self._store.get(path, limit=limit)
         self.read[path] = data
         return data
-
-    def _below(self, folder: str) -> Sequence[ObjectInfo]:
-        beginning = f"{folder}/" if folder else ""
-        return [
-            ObjectInfo(path.removeprefix(beginning), len(data))
-            for path, data in self._copies.items()
-            if path.startswith(beginning)
-        ]

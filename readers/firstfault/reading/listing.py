@@ -38,7 +38,7 @@ _LAST = 1 << 64
 # --- listing ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Named:
     """A listed error document whose name tells its fields; about 400 bytes. Each is equal to itself alone."""
 
@@ -142,14 +142,14 @@ async def begin(
     end = _end_of_keys(layout)
 
     async def documents() -> None:
-        page = await store.page(after=_STOCK if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}")
+        page = await store.page(_STOCK if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}")
         item = next((item for item in page.objects if item.name.startswith(f"{layout.errors}/")), None)
         if item is not None and len(page.objects) > small:
             eager(item)
         listing.rest = _take(listing, page, end)
 
     async def after_keys() -> None:
-        listing.rest_after_keys = _take(listing, await store.page(after=end), None)
+        listing.rest_after_keys = _take(listing, await store.page(end), None)
 
     await gathered(documents(), after_keys())
     return listing
@@ -175,7 +175,7 @@ async def list_everything(
             start: str | None
             start, end = part
             while start is not None and begun.in_order:
-                start = _take(begun, await store.page(after=start), end)
+                start = _take(begun, await store.page(start), end)
 
         await each(read_part, parts, _AT_ONCE)
         if begun.in_order:
@@ -245,8 +245,8 @@ class Wish:
     """What a strategy wants to read."""
 
     reads: Reads
-    named: Callable[[JobErrors], Iterable[int]] = lambda _: ()
-    """After a first look: the ranks whose documents it wants as well."""
+    named: Callable[[JobErrors], Iterable[int]] | None = None
+    """After a first look: the ranks whose documents it wants as well; None: no others."""
 
 
 def by_time(documents: Iterable[Named]) -> list[Named]:

@@ -50,7 +50,7 @@ class Page:
     """One page of a listing."""
 
     objects: tuple[ObjectInfo, ...]
-    """In the storage's order. Names are relative to the folder; those of subfolders contain slashes."""
+    """In the storage's order. Names are relative to the store's folder; those of subfolders contain slashes."""
     more: bool
     """Whether more objects may follow."""
 
@@ -81,14 +81,10 @@ class ReadableStore(Protocol):
         """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
         ...
 
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
-        """Return the objects in or below `folder` whose names sort after `after`.
+    async def page(self, after: str = "") -> Page:
+        """Return the objects in the store's folder and below it whose names sort after `after`, which need not exist.
 
         If `pages_in_order`, at most 1,000, with one request; else all of them.
-
-        Args:
-            folder: relative.
-            after: a name relative to `folder`; it need not exist.
         """
         ...
 
@@ -171,7 +167,7 @@ class StoreOfClient(abc.ABC):
         """Return the objects directly in `folder`; none if it does not exist."""
 
     @abc.abstractmethod
-    async def page_once(self, folder: str, after: str) -> Page:
+    async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""
 
     @abc.abstractmethod
@@ -216,9 +212,9 @@ class StoreOfClient(abc.ABC):
         """See `ReadableStore.list`."""
         return by_name(await self.request("list", folder, lambda client: client.list_once(folder)))
 
-    async def page(self, folder: str = "", *, after: str = "") -> Page:
+    async def page(self, after: str = "") -> Page:
         """See `ReadableStore.page`."""
-        return await self.request("list", folder, lambda client: client.page_once(folder, after))
+        return await self.request("list", "", lambda client: client.page_once(after))
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """See `ReadableStore.get`."""

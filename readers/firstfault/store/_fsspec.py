@@ -114,11 +114,11 @@ class FsspecStore(StoreOfClient):
             found += page
         return found
 
-    async def page_once(self, folder: str, after: str) -> Page:
+    async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""
         if not self.pages_in_order:
-            return only_page(await self._entries("find", folder), after)
-        found, token = await self._s3_page(folder, after)
+            return only_page(await self._entries("find", ""), after)
+        found, token = await self._s3_page("", after)
         return Page(tuple(found), bool(token))
 
     async def get_once(self, path: str, limit: int | None) -> bytes:

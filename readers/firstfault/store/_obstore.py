@@ -100,9 +100,9 @@ class ObstoreStore(StoreOfClient):
         found = await obstore.list_with_delimiter_async(self._client, root or None)
         return _objects(found["objects"], root)
 
-    async def page_once(self, folder: str, after: str) -> Page:
+    async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""
-        root = self._path(folder)
+        root = self._root
         offset = join(root, after) if root else after
         is_start = self.pages_in_order and after
         stream = obstore.list(self._client, root or None, offset=offset if is_start else None, chunk_size=_CHUNK)
