@@ -71,11 +71,11 @@ def test_a_reserve_waits_as_long_as_it_takes() -> None:
 
     A further call is refused at once, because the ranks that are left cannot be numbered.
     """
-    assignment = inprocess.Compose(MaxActiveWorldSize(2), ShiftRanks())
-    ended = run("slow", world=3, rank_assignment=assignment, completion_timeout=4.0, **FAST)
+    few = MaxActiveWorldSize(2)
+    ended = run("slow", world=3, rank_filter=few, completion_timeout=4.0, **FAST)
     assert set(ended.of("enter", 0)) == {0, 1}
     assert ended.values("done") == {0: (0, 2), 1: (1, 2), 2: None}
-    ended = run("twice", world=3, rank_assignment=assignment, **FAST)
+    ended = run("twice", world=3, rank_assignment=inprocess.Compose(few, ShiftRanks()), **FAST)
     assert ended.values("done") == {0: (0, 2), 2: (1, 2)}
     refused = "rank 1 was lost in an earlier call; call the function in new processes, or both in one"
     raised = {rank: value[:2] for rank, value in ended.values("raised").items()}

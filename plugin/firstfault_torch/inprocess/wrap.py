@@ -37,7 +37,7 @@ from firstfault_torch.inprocess.exception import (
     causes,
     one_line,
 )
-from firstfault_torch.inprocess.hooks import destroy_process_groups
+from firstfault_torch.inprocess.hooks import Compose, destroy_process_groups
 from firstfault_torch.inprocess.meeting import Connections, Meeting
 from firstfault_torch.inprocess.monitor_process import Phase, Progress, Watcher
 from firstfault_torch.inprocess.monitor_thread import MonitorThread, Stamping, position_of
@@ -401,10 +401,8 @@ class CallWrapper:
         """Give this rank its place among those that continue."""
         iteration: Any = self._iteration
         exchange = partial(iteration.exchange, self._barrier_timeout)
-        context = self._options.rank_assignment(RankAssignmentCtx(self.state, exchange, set(gone)))
-        self.state = context.state
-        if self._options.rank_filter is not None:
-            self.state = self._options.rank_filter(RankAssignmentCtx(self.state, exchange, set())).state
+        parts = [part for part in (self._options.rank_filter, self._options.rank_assignment) if part is not None]
+        self.state = Compose(*parts)(RankAssignmentCtx(self.state, exchange, set(gone))).state
 
     def _fault(self, kind: FaultKind, error: BaseException) -> Fault:
         return Fault(self.state.rank, kind, one_line(error), time.time_ns(), self.state.initial_rank)
