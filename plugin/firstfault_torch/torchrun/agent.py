@@ -104,19 +104,15 @@ class TorchrunAgent(LocalElasticAgent):
         try:
             results = run_node(job, engine=engine, options=options_of(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
-            is_told = is_program and failed.verdict is not None
-            if is_told and failed.verdict is not None and not failed.verdict.durable:
-                sys.stdout.flush()
-                os._exit(_FAILED)  # Python's end would wait for a thread that waits for the folder
-            if isinstance(failed.error, ChildFailedError):
-                failures = failed.error.failures
-                if is_told:
-                    _print_no_more_of(failures)
-                return RunResult(WorkerState.FAILED, failures=failures)
-            if is_told and isinstance(failed.error, PeerFailedError):
-                raise SystemExit(_FAILED) from None
-            if is_told:
+            if is_program and failed.verdict is not None:
+                if not failed.verdict.durable:
+                    sys.stdout.flush()
+                    os._exit(_FAILED)  # Python's end would wait for a thread that waits for the folder
+                if isinstance(failed.error, PeerFailedError):
+                    raise SystemExit(_FAILED) from None
                 _print_no_more_of(failed.error)
+            if isinstance(failed.error, ChildFailedError):
+                return RunResult(WorkerState.FAILED, failures=failed.error.failures)
             raise failed.error from None
         finally:
             if self._mark is not None:
@@ -135,17 +131,17 @@ class TorchrunAgent(LocalElasticAgent):
 
 
 _told: list[Any] = []
-"""What firstfault's lines have told of: errors, or the failures of a ChildFailedError."""
+"""What firstfault's lines have told of: errors, or the failures of a ChildFailedError: torch makes a new one."""
 
 
 def is_told(error: BaseException) -> bool:
-    """Whether firstfault's lines have told of an error that torch's launcher raises."""
+    """Return whether firstfault's lines have told of an error that torch's launcher raises."""
     return getattr(error, "failures", error) in _told
 
 
-def _print_no_more_of(told: Any) -> None:
+def _print_no_more_of(error: Exception) -> None:
     """Let neither Python nor torch print an error that firstfault's lines have told of."""
-    _told.append(told)
+    _told.append(getattr(error, "failures", error))
     if len(_told) == 1:
         logging.getLogger(_ERROR_FILES).addFilter(lambda record: _NO_ERROR_FILE not in str(record.msg))
         hook = sys.excepthook

@@ -29,9 +29,10 @@ from firstfault_torch.torchrun.folder import VARIABLE, fallback_folder, given_fo
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""
 _PACKAGES = {"torch": "torch", "flytekit": "flytekit", "extra s3": "s3fs", "extra gcs": "gcsfs", "extra azure": "adlfs"}
-_OK, _NO, _FACT = "ok", "NO", "--"
-_Check = tuple[str, str, str]
-"""State, subject and text of a line. `_FACT` prevents nothing."""
+_OK, _NO, _FACT = True, False, None
+_STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
+_Check = tuple[bool | None, str, str]
+"""Whether all is well, subject and text of a line. `_FACT` prevents nothing."""
 
 
 @click.command()
@@ -52,13 +53,12 @@ def doctor(as_json: bool) -> None:
       FIRSTFAULT=1 FIRSTFAULT_FOLDER=s3://bucket/runs firstfault doctor --json
     """  # noqa: D301 - click's mark of lines to keep
     checks = list(_checks())
-    refused = [name for state, name, _ in checks if state == _NO]
+    refused = [name for state, name, _ in checks if state is _NO]
     but = "; those of `firstfault torchrun` are" if refused == ["switch"] else ""
-    lines = [f"{state}  {name:10} {text}" for state, name, text in checks]
+    lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
     lines.append(f"torchrun's jobs are not recorded here{but}" if refused else "torchrun's jobs are recorded here")
     if as_json:
-        ok = {_OK: True, _NO: False, _FACT: None}
-        rows = [{"name": name, "ok": ok[state], "text": text} for state, name, text in checks]
+        rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
         lines = [json.dumps({"schema": "firstfault.doctor/v1", "recorded": not refused, "checks": rows})]
     click.echo("\n".join(lines))
     sys.stdout.flush()

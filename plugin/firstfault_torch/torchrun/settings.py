@@ -23,18 +23,13 @@ def _count(text: str) -> str:
     return text
 
 
-def _strategy(text: str) -> str:
-    return _one_of(strategy_names(), text)
+def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in names():
+            raise ArgumentTypeError(f"must be one of {', '.join(names())}, not {text!r}")
+        return text
 
-
-def _restarts(text: str) -> str:
-    return _one_of(("policy", _AS_TORCH), text)
-
-
-def _one_of(names: tuple[str, ...], text: str) -> str:
-    if text not in names:
-        raise ArgumentTypeError(f"must be one of {', '.join(names)}, not {text!r}")
-    return text
+    return check
 
 
 class _Setting(NamedTuple):
@@ -55,11 +50,11 @@ _SETTINGS = (
     _Setting("--ff-job", "FIRSTFAULT_JOB", str, "name of the job. Default: the scheduler's, else --rdzv-id"),
     _Setting("--ff-attempt", "FIRSTFAULT_ATTEMPT", _count, "number of this attempt, from 0. Default: the scheduler's"),
     _Setting("--ff-node", "FIRSTFAULT_NODE", str, "name of this node. Default: the host's"),
-    _Setting("--ff-strategy", _STRATEGY, _strategy, "finds the root cause. Default: " + DEFAULT_STRATEGY),
+    _Setting("--ff-strategy", _STRATEGY, _one_of(strategy_names), "finds the root cause. Default: " + DEFAULT_STRATEGY),
     _Setting(
         "--ff-restarts",
         _RESTARTS,
-        _restarts,
+        _one_of(lambda: ("policy", _AS_TORCH)),
         "what decides on each of --max-restarts: the retry policy, which does not repeat a bug, or torch, which "
         "restarts after any failure: policy (default) or torch",
     ),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from flyteidl.admin import common_pb2, execution_pb2, node_execution_pb2, task_execution_pb2
 from flyteidl.core import execution_pb2 as core
@@ -18,13 +17,11 @@ from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteEntityNotExistException
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, UsageError
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import bounded, caught
 
 if TYPE_CHECKING:
     from flyteidl.admin.node_execution_pb2 import NodeExecution
     from flyteidl.admin.task_execution_pb2 import TaskExecution
-
-T = TypeVar("T")
 
 _SECONDS = 10.0
 """How long flyteadmin may take for all answers together."""
@@ -65,20 +62,16 @@ def output_prefix(uri: str) -> str:
         admin = _Admin(RawSynchronousFlyteClient(config))
         return admin.output_prefix(uri, execution, rest[0] if rest else "", int(rest[1]) if rest[1:] else None)
 
-    return _within(_SECONDS, ask, config.endpoint)
+    return _answer(ask, config.endpoint)
 
 
-def _within(seconds: float, ask: Callable[[], T], endpoint: str) -> T:
-    """Return what `ask` returns. It runs in a thread: flytekit's retries and logins have no limit of their own."""
-    answers: list[tuple[T | None, BaseException | None]] = []
-    thread = threading.Thread(target=lambda: answers.append(caught(ask, Exception)), name="flyteadmin", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answers:
-        raise FirstFaultError(f"flyteadmin at {endpoint} did not answer within {seconds:g} s; is the endpoint right?")
-    answer, error = answers[0]
+def _answer(ask: Callable[[], str], endpoint: str) -> str:
+    """Return what `ask` returns, within the limit: flytekit's retries and logins have none of their own."""
+    answer, error = bounded(partial(caught, ask, Exception), _SECONDS, "asking flyteadmin") or (None, None)
+    if answer is not None:
+        return answer
     if error is None:
-        return cast("T", answer)
+        raise FirstFaultError(f"flyteadmin at {endpoint} did not answer within {_SECONDS:g} s; is the endpoint right?")
     if isinstance(error, FirstFaultError):
         raise error
     cause = error.__cause__ or error

@@ -260,9 +260,7 @@ def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
         },
         "seconds": {
             "total": attempt.total_seconds,
-            "fault_to_durable": attempt.fault_to_durable_seconds,
-            "fault_to_verdict": attempt.fault_to_verdict_seconds,
-            "fault_to_ended": attempt.fault_to_ended_seconds,
+            **{f"fault_to_{moment}": seconds for moment, seconds in attempt.seconds_after_fault.items()},
         },
         "logs": [str(log) for log in attempt.logs],
     }

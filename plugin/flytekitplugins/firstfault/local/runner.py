@@ -95,10 +95,9 @@ class Attempt:
     seen: WorkerError | Seal | None
     """The error that stock Flyte read when the job ended."""
     total_seconds: float
-    fault_to_durable_seconds: float | None
-    fault_to_verdict_seconds: float | None
-    fault_to_ended_seconds: float | None
-    """Seconds until the last pod had ended by itself; None: a pod had to be killed."""
+    seconds_after_fault: dict[str, float | None]
+    """When the root cause's document was "durable", the "verdict" was sealed, and the last pod had "ended" by itself;
+    None: not known, or a pod had to be killed."""
     logs: tuple[Path, ...]
 
 
@@ -272,9 +271,11 @@ def _attempt(
         job=state,
         seen=seen,
         total_seconds=ended,
-        fault_to_durable_seconds=_durable_seconds(conclusion),
-        fault_to_verdict_seconds=_seconds_after_fault(conclusion, sealed_ns),
-        fault_to_ended_seconds=_seconds_after_fault(conclusion, pods_ended_ns),
+        seconds_after_fault={
+            "durable": _durable_seconds(conclusion),
+            "verdict": _seconds_after_fault(conclusion, sealed_ns),
+            "ended": _seconds_after_fault(conclusion, pods_ended_ns),
+        },
         logs=tuple(pod.log for pod in pods),
     )
 
