@@ -25,7 +25,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.core.mock_stats import MockStats
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
-from flytekit.extend import IgnoreOutputs
+from flytekit.extend import IgnoreOutputs, TaskPlugins
 from flytekit.tools.translator import get_serializable
 from flytekitplugins import firstfault as plugin
 from flytekitplugins import kfpytorch as stock
@@ -488,18 +488,23 @@ def _task_of(module: Any, configuration: str, option: str) -> Any:
 @pytest.mark.filterwarnings("ignore:.*increase_shared_mem")
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_the_template_is_kfpytorchs(configuration: str, option: str) -> None:
-    """The task's template is identical to kfpytorch's, except for one environment variable."""
+def test_the_template_is_kfpytorchs(configuration: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task's template is identical to kfpytorch's, except for one environment variable.
+
+    So is that of our task type with kfpytorch's configuration.
+    """
     ours, theirs = (_task_of(module, configuration, option) for module in (plugin, stock))
-    assert ours.name == theirs.name
-    our_template, our_environment = _without_environment(_template(ours))
+    for config, kind in ((stock.Elastic, plugin.ElasticFunctionTask), (stock.PyTorch, plugin.PyTorchFunctionTask)):
+        monkeypatch.setitem(TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS, config, kind)
+    migrated = _task_of(stock, configuration, option)
     their_template, their_environment = _without_environment(_template(theirs))
-    assert our_template == their_template
-    assert our_template.SerializeToString(deterministic=True) == their_template.SerializeToString(deterministic=True)
-    assert our_environment == {**their_environment, STRATEGY_VARIABLE: "evidence"}
-    assert our_template.interface == their_template.interface
-    assert our_template.metadata == their_template.metadata
-    assert ours.metadata == theirs.metadata
+    for one in (ours, migrated):
+        assert type(one).__module__ == "flytekitplugins.firstfault.task"
+        template, environment = _without_environment(_template(one))
+        assert (one.name, one.metadata) == (theirs.name, theirs.metadata)
+        assert template == their_template
+        assert template.SerializeToString(deterministic=True) == their_template.SerializeToString(deterministic=True)
+        assert environment == {**their_environment, STRATEGY_VARIABLE: "evidence"}
 
 
 @pytest.mark.parametrize(
