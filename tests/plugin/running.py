@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors, WorkerError
 
-__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "kill_all", "running", "short_folder"]
+__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "processes_of", "running", "short_folder"]
 
 DEADLINE_S = 150
 """A run of four processes takes a minute and a half on a busy machine with two slow cores."""
@@ -106,19 +105,9 @@ class Running:
         assert out, err
         return Ended(self.process.returncode, json.loads(out.splitlines()[-1]), err)
 
-    def interrupted(self) -> tuple[int, str]:
-        """Wait for the end of a run that prints no result; return the exit code and stderr."""
-        _, err = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, err
-
     def left_over(self) -> list[str]:
-        """Return this run's remaining processes (by a variable in their environment), sockets, FIFOs and folders."""
-        found = []
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if f"MARKS={self.marks}\0" in environment.read_text(errors="replace") + "\0":
-                    found.append((environment.parent / "cmdline").read_text().replace("\0", " "))
-        return [line for line in found if line] + [str(path) for path in self.temporary.glob("firstfault-*")]
+        """Return this run's remaining processes, sockets, FIFOs and folders."""
+        return [*processes_of(self.marks).values(), *map(str, self.temporary.glob("firstfault-*"))]
 
 
 @contextlib.contextmanager
@@ -185,8 +174,11 @@ def await_exit(pid: int) -> float:
     return time.monotonic() - began
 
 
-def kill_all(*pids: int) -> None:
-    """Send SIGKILL to several processes at once."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def processes_of(marks: Path) -> dict[int, str]:
+    """Return the command lines of a job's processes, which have its folder of marks in their environment."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"\0MARKS={marks}\0".encode() in b"\0" + (process / "environ").read_bytes() + b"\0":
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+    return {pid: line for pid, line in found.items() if line}

@@ -15,7 +15,7 @@ import pytest
 from firstfault.model import DocumentRef, Seal
 from firstfault.wire.documents import decode
 from tests.faulty_proxy import Fault, FaultyProxy, faulty_proxy_before
-from tests.plugin.running import DEADLINE_S, await_exit, kill_all, running
+from tests.plugin.running import DEADLINE_S, await_exit, running
 from tests.s3_server import listening
 from tests.waiting import until
 
@@ -82,7 +82,9 @@ def left_alone(s3: S3, folder: Path) -> tuple[Ended, Seal, int]:
         proxy.plan(Fault("stall"))
         fail(run, rank)
         proxy.await_request("PUT", f"-{other}-{other}-", since=before)  # the document of the stopped rank
-        kill_all(failing["agent"], failing["pid"])
+        os.kill(failing["agent"], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended with its agent
+            os.kill(failing["pid"], signal.SIGKILL)
         proxy.await_request("PUT", "/error.pb", since=before)
         proxy.plan()
         ended = run.end()

@@ -27,57 +27,34 @@ _N, _T = core.NodeExecution, core.TaskExecution
 
 
 @dataclass
-class Task:
-    """One attempt of a node."""
-
-    node: str
-    attempt: int
-    phase: int = _T.FAILED
-    error_uri: str = ""
-    output_uri: str = ""
-    input_uri: str = ""
-    execution: str = "f3a9"
-
-
-@dataclass
-class Node:
-    """A node of an execution."""
-
-    name: str
-    phase: int = _N.FAILED
-    seconds: int = 0
-    parent: str = ""
-    is_parent: bool = False
-    launched: str = ""
-    execution: str = "f3a9"
-
-
-@dataclass
 class Admin(admin_pb2_grpc.AdminServiceServicer):
     """The calls of flyteadmin that the command uses, with pages of one entry."""
 
-    nodes: list[Node] = field(default_factory=list)
-    tasks: list[Task] = field(default_factory=list)
+    nodes: list[node_execution_pb2.NodeExecution] = field(default_factory=list)
+    within: dict[str, list[node_execution_pb2.NodeExecution]] = field(default_factory=dict)
+    """The nodes of a parent node."""
+    tasks: list[task_execution_pb2.TaskExecution] = field(default_factory=list)
     endpoint: str = ""
 
     def GetExecution(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - gRPC's name
         """Return the execution, if any node is of it."""
-        if request.id.name not in {node.execution for node in self.nodes}:
+        if request.id.name not in {node.id.execution_id.name for node in self.nodes}:
             context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type EXECUTION {request.id.name}")
         closure = execution_pb2.ExecutionClosure(phase=core.WorkflowExecution.SUCCEEDED)
         return execution_pb2.Execution(id=request.id, closure=closure)
 
     def ListNodeExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802 - as above
         """Return one node of the execution, or of a parent node."""
-        asked = (request.workflow_execution_id.name, request.unique_parent_id)
-        found, token = self._page([node for node in self.nodes if (node.execution, node.parent) == asked], request)
-        return node_execution_pb2.NodeExecutionList(node_executions=map(_node_pb, found), token=token)
+        nodes = self.within[request.unique_parent_id] if request.unique_parent_id else self.nodes
+        name = request.workflow_execution_id.name
+        found, token = self._page([node for node in nodes if node.id.execution_id.name == name], request)
+        return node_execution_pb2.NodeExecutionList(node_executions=found, token=token)
 
     def ListTaskExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802 - as above
         """Return one attempt of a node."""
-        asked = (request.node_execution_id.execution_id.name, request.node_execution_id.node_id)
-        found, token = self._page([task for task in self.tasks if (task.execution, task.node) == asked], request)
-        return task_execution_pb2.TaskExecutionList(task_executions=map(_task_pb, found), token=token)
+        tasks = [task for task in self.tasks if task.id.node_execution_id == request.node_execution_id]
+        found, token = self._page(tasks, request)
+        return task_execution_pb2.TaskExecutionList(task_executions=found, token=token)
 
     @staticmethod
     def _page(items: list[Any], request: Any) -> tuple[list[Any], str]:
@@ -85,34 +62,42 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         return items[start : start + 1], str(start + 1) if start + 1 < len(items) else ""
 
 
-def _execution_pb(name: str) -> WorkflowExecutionIdentifier:
+def _execution(name: str) -> WorkflowExecutionIdentifier:
     return WorkflowExecutionIdentifier(project="flytesnacks", domain="development", name=name)
 
 
-def _node_pb(node: Node) -> node_execution_pb2.NodeExecution:
-    closure = node_execution_pb2.NodeExecutionClosure(phase=node.phase)
-    closure.updated_at.seconds = node.seconds
-    if node.launched:
-        closure.workflow_node_metadata.executionId.CopyFrom(_execution_pb(node.launched))
+def _node(
+    name: str, phase: int = _N.FAILED, seconds: int = 0, *, launched: str = "", execution: str = "f3a9", **metadata: Any
+) -> node_execution_pb2.NodeExecution:
+    closure = node_execution_pb2.NodeExecutionClosure(phase=phase)
+    closure.updated_at.seconds = seconds
+    if launched:
+        closure.workflow_node_metadata.executionId.CopyFrom(_execution(launched))
     return node_execution_pb2.NodeExecution(
-        id=NodeExecutionIdentifier(node_id=node.name, execution_id=_execution_pb(node.execution)),
+        id=NodeExecutionIdentifier(node_id=name, execution_id=_execution(execution)),
         closure=closure,
-        metadata=node_execution_pb2.NodeExecutionMetaData(is_parent_node=node.is_parent),
+        metadata=node_execution_pb2.NodeExecutionMetaData(**metadata),
     )
 
 
-def _task_pb(task: Task) -> task_execution_pb2.TaskExecution:
-    closure = task_execution_pb2.TaskExecutionClosure(phase=task.phase)
-    if task.output_uri:
-        closure.output_uri = task.output_uri
-    elif task.error_uri:
-        closure.error.error_uri = task.error_uri
-    node = NodeExecutionIdentifier(node_id=task.node, execution_id=_execution_pb(task.execution))
-    return task_execution_pb2.TaskExecution(
-        id=TaskExecutionIdentifier(node_execution_id=node, retry_attempt=task.attempt),
-        closure=closure,
-        input_uri=task.input_uri,
-    )
+def _task(
+    node: str,
+    attempt: int,
+    phase: int = _T.FAILED,
+    *,
+    error_uri: str = "",
+    output_uri: str = "",
+    input_uri: str = "",
+    execution: str = "f3a9",
+) -> task_execution_pb2.TaskExecution:
+    closure = task_execution_pb2.TaskExecutionClosure(phase=phase)
+    if output_uri:
+        closure.output_uri = output_uri
+    elif error_uri:
+        closure.error.error_uri = error_uri
+    where = NodeExecutionIdentifier(node_id=node, execution_id=_execution(execution))
+    identifier = TaskExecutionIdentifier(node_execution_id=where, retry_attempt=attempt)
+    return task_execution_pb2.TaskExecution(id=identifier, closure=closure, input_uri=input_uri)
 
 
 @pytest.fixture
@@ -163,15 +148,15 @@ def _attempt(folder: Path, rank: int) -> str:
 def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
     """An execution's URI shows the last failed attempt of the first failed node; node and attempt choose another."""
     admin.nodes = [
-        Node("start-node", _N.SUCCEEDED),
-        Node("n2", seconds=30),
-        Node("n1", seconds=20),
-        Node("n0", _N.SUCCEEDED, 10),
+        _node("start-node", _N.SUCCEEDED),
+        _node("n2", seconds=30),
+        _node("n1", seconds=20),
+        _node("n0", _N.SUCCEEDED, 10),
     ]
     admin.tasks = [
-        Task("n1", 0, error_uri=_attempt(tmp_path / "n1" / "data" / "0", 10)),
-        Task("n1", 1, error_uri=_attempt(tmp_path / "n1" / "data" / "1", 11)),
-        Task("n2", 0, error_uri=_attempt(tmp_path / "n2" / "data" / "0", 20)),
+        _task("n1", 0, error_uri=_attempt(tmp_path / "n1" / "data" / "0", 10)),
+        _task("n1", 1, error_uri=_attempt(tmp_path / "n1" / "data" / "1", 11)),
+        _task("n2", 0, error_uri=_attempt(tmp_path / "n2" / "data" / "0", 20)),
     ]
     uri = "flyte://flytesnacks/development/f3a9"
     for below, rank, attempt in (("", 11, "n1/data/1"), ("/n2", 20, "n2/data/0"), ("/n1/0", 10, "n1/data/0")):
@@ -184,12 +169,11 @@ def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_
 def test_nodes_within_nodes(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
     """A failed subworkflow leads to its failed node, a failed launch plan to the execution that it launched."""
     admin.nodes = [
-        Node("n0", is_parent=True),
-        Node("n0-0-n0", _N.SUCCEEDED, parent="n0"),
-        Node("n0-0-n1", parent="n0", launched="f4b0"),
-        Node("dn0", execution="f4b0"),
+        _node("n0", is_parent_node=True),
+        _node("dn0", execution="f4b0"),
     ]
-    admin.tasks = [Task("dn0", 0, error_uri=_attempt(tmp_path / "dn0" / "0", 7), execution="f4b0")]
+    admin.within = {"n0": [_node("n0-0-n0", _N.SUCCEEDED), _node("n0-0-n1", launched="f4b0")]}
+    admin.tasks = [_task("dn0", 0, error_uri=_attempt(tmp_path / "dn0" / "0", 7), execution="f4b0")]
     ran = show("flyte://flytesnacks/development/f3a9")
     assert ran.code == EXIT.ROOT_CAUSE, ran.err
     assert "rank 7" in ran.out.splitlines()[0]
@@ -200,10 +184,10 @@ def test_an_attempt_without_an_error_file(admin: Admin, show: Callable[..., Ran]
     _attempt(tmp_path / "n0" / "data" / "0", 3)
     (tmp_path / "n0" / "data" / "1").mkdir()
     (tmp_path / "n0" / "data" / "1" / "outputs.pb").write_bytes(b"")
-    admin.nodes = [Node("n0")]
+    admin.nodes = [_node("n0")]
     admin.tasks = [
-        Task("n0", 0, _T.ABORTED, input_uri=f"{tmp_path}/n0/data/inputs.pb"),
-        Task("n0", 1, _T.SUCCEEDED, output_uri=f"{tmp_path}/n0/data/1/outputs.pb"),
+        _task("n0", 0, _T.ABORTED, input_uri=f"{tmp_path}/n0/data/inputs.pb"),
+        _task("n0", 1, _T.SUCCEEDED, output_uri=f"{tmp_path}/n0/data/1/outputs.pb"),
     ]
     uri = "flyte://flytesnacks/development/f3a9/n0"
     ran = show(uri)
@@ -226,8 +210,8 @@ def test_an_attempt_without_an_error_file(admin: Admin, show: Callable[..., Ran]
 )
 def test_what_admin_does_not_know(admin: Admin, show: Callable[..., Ran], below: str, code: EXIT, said: str) -> None:
     """A wrong URI, and an execution, node or attempt that does not exist, is one line with its exit code."""
-    admin.nodes = [Node("n0", _N.SUCCEEDED)]
-    admin.tasks = [Task("n0", 0, _T.SUCCEEDED)]
+    admin.nodes = [_node("n0", _N.SUCCEEDED)]
+    admin.tasks = [_task("n0", 0, _T.SUCCEEDED)]
     ran = show(f"flyte://flytesnacks/development/{below}")
     (line,) = ran.err.splitlines()
     assert (ran.code, ran.out) == (code, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -170,19 +171,26 @@ def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     assert "ZeroDivisionError: ours" in caplog.text
 
 
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _execution(folder: Path, **checkpoints: str) -> Iterator[None]:
+    """Run the block in the execution that Flyte's entrypoint makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
+        with setup_execution(raw_output_data_prefix=str(folder / "raw"), **checkpoints):
+            yield
+
+
 @pytest.mark.parametrize("saved", [b"", b"weights"])
-def test_what_the_attempt_before_saved(saved: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_attempt_before_saved(saved: bytes, tmp_path: Path) -> None:
     """Without a saved checkpoint a retry reads None, as a first attempt does; flytekit raises."""
-    monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
     before = tmp_path / "before"
     if saved:
         before.mkdir()
         (before / "_dst_cp").write_bytes(saved)
-    with setup_execution(
-        raw_output_data_prefix=str(tmp_path / "raw"),
-        checkpoint_path=str(tmp_path / "checkpoint"),
-        prev_checkpoint=str(before),
-    ):
+    with _execution(tmp_path, checkpoint_path=str(tmp_path / "checkpoint"), prev_checkpoint=str(before)):
         expect_missing_checkpoint()
         checkpoint = flytekit.current_context().checkpoint
         assert checkpoint.prev_exists() is bool(saved)
@@ -194,10 +202,9 @@ def test_what_the_attempt_before_saved(saved: bytes, tmp_path: Path, monkeypatch
     assert [path.read_bytes() for path in written] == [b"of this attempt"]
 
 
-def test_an_execution_without_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_execution_without_checkpoints(tmp_path: Path) -> None:
     """Where Flyte gives no folder for checkpoints, nothing is changed."""
-    monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
-    with setup_execution(raw_output_data_prefix=str(tmp_path / "raw")):
+    with _execution(tmp_path):
         expect_missing_checkpoint()
         with pytest.raises(NotImplementedError):
             flytekit.current_context().checkpoint.read()
@@ -212,14 +219,8 @@ def _read() -> bytes | None:
     return found
 
 
-def test_a_task_that_reads_what_was_not_saved(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_reads_what_was_not_saved(prefix: Prefix, tmp_path: Path) -> None:
     """The pod of a PyTorch task reads None without preparing anything."""
-    monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
-    for name, value in {**prefix.recording().environment(), "RANK": "0", "WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with setup_execution(
-        raw_output_data_prefix=str(tmp_path / "raw"),
-        checkpoint_path=str(tmp_path / "checkpoint"),
-        prev_checkpoint=str(tmp_path / "before"),
-    ):
+    folders = {"checkpoint_path": str(tmp_path / "checkpoint"), "prev_checkpoint": str(tmp_path / "before")}
+    with _execution(tmp_path, **folders):
         assert run_in_pod(_read, FlyteEngine(prefix.uri, in_pod=True), Options()) is None

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from tests.plugin.running import processes_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from tests.cascades.cases import Way
 
@@ -174,19 +176,9 @@ def run_job(
 def _left_behind(marks: Path) -> list[str]:
     """Wait until no process of the job lives; end those that stay, and return their command lines."""
     deadline = time.monotonic() + _LEAVING_S
-    while (left := _processes(marks)) and time.monotonic() < deadline:
+    while (left := processes_of(marks)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return [*left.values()]
-
-
-def _processes(marks: Path) -> dict[int, str]:
-    """Return the command lines of the job's processes, which have its folder in their environment."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"\0MARKS={marks}\0".encode() in b"\0" + (process / "environ").read_bytes() + b"\0":
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
-    return {pid: line for pid, line in found.items() if line}
