@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import enum
 import importlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from flytekit import task
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.models.literals import LiteralMap
 
 from firstfault.cli import EXIT, main
+from flytekitplugins.firstfault import Elastic
 from flytekitplugins.firstfault.local import command, pods
+from flytekitplugins.firstfault.local.loading import read_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +44,16 @@ def plain(epochs: int) -> int:
 
 number = 3
 """
+
+
+GOOD = ("train", "--inputs", '{"epochs": 3}')
+
+
+class Color(enum.Enum):
+    """An input of one of two texts."""
+
+    RED = "red"
+    BLUE = "blue"
 
 
 @dataclass(frozen=True)
@@ -113,30 +132,7 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         assert str(path) in capsys.readouterr().err
 
 
-def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
-    """An unknown strategy is refused before a pod starts; the message lists the known ones."""
-    said = say("train", "--inputs", '{"epochs": 3}', "--strategy", "earlyest")
-    assert said.code == EXIT.USAGE
-    assert said.line().startswith("there is no strategy 'earlyest'; known are evidence, earliest")
-
-
 # --- the file and the task ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("trian", "tasks_of_this_test.py has no task 'trian'; its Elastic and PyTorch tasks are: train"),
-        ("plain", "plain in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of "),
-        ("Elastic", "Elastic in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of "),
-    ],
-)
-def test_no_such_task(name: str, line: str, say: Callable[..., Said]) -> None:
-    """For a name that is not an Elastic or PyTorch task, the message lists those tasks."""
-    said = say(name, "--inputs", '{"epochs": 3}')
-    assert said.code == EXIT.USAGE
-    assert said.line().startswith(line)
-    assert said.line().endswith(": train")
 
 
 @pytest.mark.parametrize(
@@ -169,36 +165,74 @@ def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Call
     assert said.line().endswith(other)
 
 
-# --- inputs ---------------------------------------------------------------------------------------------------------
+# --- the task, its inputs and its strategy --------------------------------------------------------------------------
+
+NOT_OURS = "in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of flytekitplugins."
+NO_OBJECT = "--inputs must be a JSON object like '{\"epochs\": 3}'"
 
 
 @pytest.mark.parametrize(
-    ("inputs", "line"),
+    ("task", "inputs", "line"),
     [
-        (None, "the task needs inputs that --inputs does not give: epochs"),
-        ("{epochs: 3}", "--inputs must be a JSON object like '{\"epochs\": 3}'; "),
-        ("[3]", "--inputs must be a JSON object like '{\"epochs\": 3}', not list"),
-        ('{"epochs": 3, "epoch": 3, "lr": 1}', "--inputs names epoch, lr; the task takes epochs, rate, tags, deep"),
-        ('{"epochs": "3"}', "input epochs must be int, not str ('3')"),
-        ('{"epochs": true}', "input epochs must be int, not bool (True)"),
-        ('{"epochs": null}', "input epochs must be int, not NoneType (None)"),
-        ('{"epochs": 3, "rate": "high"}', "input rate must be float, not str ('high')"),
-        ('{"epochs": 3, "deep": 1}', "input deep must be bool, not int (1)"),
-        ('{"epochs": 3, "tags": 7}', "input tags cannot be converted to "),
-        (f'{{"epochs": 3, "rate": 1{"0" * 400}}}', "input rate is too large for float"),
-        ("[" * 5000, "--inputs must be a JSON object like '{\"epochs\": 3}'; "),
+        ("trian", None, "tasks_of_this_test.py has no task 'trian'; its Elastic and PyTorch tasks are: train"),
+        ("plain", None, f"plain {NOT_OURS}firstfault; those are: train"),
+        ("Elastic", None, f"Elastic {NOT_OURS}firstfault; those are: train"),
+        ("train", None, "the task needs inputs that --inputs does not give: epochs"),
+        ("train", "{epochs: 3}", f"{NO_OBJECT}; "),
+        ("train", "[" * 5000, f"{NO_OBJECT}; "),
+        ("train", "[3]", f"{NO_OBJECT}, not list"),
+        ("train", '{"epoch": 3, "lr": 1}', "--inputs names epoch, lr; the task takes epochs, rate, tags, deep"),
+        ("train", '{"epochs": "3"}', "input epochs must be int, not str ('3')"),
+        ("train", '{"epochs": true}', "input epochs must be int, not bool (True)"),
+        ("train", '{"epochs": null}', "input epochs must be int, not NoneType (None)"),
+        ("train", '{"epochs": 3, "rate": "high"}', "input rate must be float, not str ('high')"),
+        ("train", '{"epochs": 3, "deep": 1}', "input deep must be bool, not int (1)"),
+        ("train", '{"epochs": 3, "tags": 7}', "input tags cannot be converted to "),
+        ("train", f'{{"epochs": 3, "rate": 1{"0" * 400}}}', "input rate is too large for float"),
     ],
 )
-def test_bad_inputs(inputs: str | None, line: str, say: Callable[..., Said]) -> None:
-    """Inputs that do not fit the task are refused by name, before a pod starts."""
-    said = say("train", *([] if inputs is None else ["--inputs", inputs]))
+def test_what_cannot_run(task: str, inputs: str | None, line: str, say: Callable[..., Said]) -> None:
+    """Another task, and inputs that do not fit it, are refused before a pod starts; the message lists what there is."""
+    said = say(task, *([] if inputs is None else ["--inputs", inputs]))
     assert said.code == EXIT.USAGE
     assert said.line().startswith(line)
 
 
-# --- the store ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("python_type", "value", "expected"),
+    [
+        (float, 1, 1.0),
+        (list[float], [1, 0.5], [1.0, 0.5]),
+        (dict[str, list[int]], {"a": [1]}, {"a": [1]}),
+        (float | None, 1, 1.0),
+        (float | None, None, None),
+        (int | str, "x", "x"),
+        (Color, "red", Color.RED),
+        (dt.datetime, "2026-01-31T12:00:00Z", dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)),
+        (dt.date, "2026-01-31", dt.date(2026, 1, 31)),
+        (dt.timedelta, "1 minute", dt.timedelta(minutes=1)),
+    ],
+)
+def test_inputs(python_type: Any, value: Any, expected: Any) -> None:
+    """A JSON value becomes the task's type; a text is read as ``pyflyte run`` reads it, a time also with its zone."""
 
-GOOD = ("train", "--inputs", '{"epochs": 3}')
+    def train(value: Any) -> None: ...
+
+    train.__annotations__["value"] = python_type
+    own = task(task_config=Elastic(increase_shared_mem=False))(train)
+    literals = LiteralMap.from_flyte_idl(read_inputs(own, json.dumps({"value": value})))
+    context = FlyteContextManager.current_context()
+    assert TypeEngine.literal_map_to_kwargs(context, literals, {"value": python_type}) == {"value": expected}
+
+
+def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
+    """An unknown strategy is refused before a pod starts; the message lists the known ones."""
+    said = say(*GOOD, "--strategy", "earlyest")
+    assert said.code == EXIT.USAGE
+    assert said.line().startswith("there is no strategy 'earlyest'; known are evidence, earliest")
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pickle
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,16 +86,6 @@ print(type(train).__name__)
     assert done.stdout.strip() == "ElasticFunctionTask", done.stderr
 
 
-def test_an_unregistered_subclass_is_not_ours() -> None:
-    """Flytekit looks up a task type by the configuration's exact class, so a user's subclass does not get ours."""
-
-    @dataclass
-    class OwnElastic(Elastic):
-        pass
-
-    assert type(task(task_config=OwnElastic(increase_shared_mem=False))(_train)) is PythonFunctionTask
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -139,12 +128,6 @@ def test_recording(raw: str, variable: str | None, strategy: str | None, monkeyp
     assert recording.upload_deadline_seconds == 2.5
     assert recording.incarnation > 0
     assert recording.output_prefix.startswith(raw)
-
-
-def test_recording_is_switched_off(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty value in the environment switches recording off for one execution."""
-    monkeypatch.setenv(STRATEGY_VARIABLE, "")
-    assert task(task_config=ELASTIC)(_train).engine() is None
 
 
 def test_the_folder_of_the_documents(raw: str) -> None:

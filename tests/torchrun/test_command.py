@@ -124,7 +124,6 @@ def test_an_unknown_option(tmp_path: Path) -> None:
     ("arguments", "headline"),
     [
         ("missing.py", "exit code 2, rank 0 on host: can't open file '/"),
-        ("folder", "exit code 1, rank 0 on host: can't find '__main__' module in '/"),
         ("--no-python ./missing", "FileNotFoundError, the agent of host: [Errno 2] No such file or directory: './mis"),
         ("--run-path raises.py", "ValueError, rank 0 on host: batch 7 has no labels"),
         ("nests.py", "ChildFailedError, rank 0 on host: "),
@@ -132,7 +131,6 @@ def test_an_unknown_option(tmp_path: Path) -> None:
 )
 def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path) -> None:
     """The lines at the end say why, and that a retry makes no sense; a variable with a bad value prevents nothing."""
-    (tmp_path / "folder").mkdir()
     (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
     (tmp_path / "nests.py").write_text(NESTS)
     code, lines = _ended(tmp_path, *arguments.split(), FIRSTFAULT="1", FIRSTFAULT_ATTEMPT="first")

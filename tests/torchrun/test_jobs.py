@@ -26,14 +26,12 @@ ROOT = Path(__file__).parents[2]
 FAULTY = str(Path(__file__).parent / "faulty.py")
 FILES = Way(rendezvous="file")
 CASCADES: dict[str, str | tuple[str, ...]] = {
-    "raise-firstfault-c10d-own-rank3-of4": "ValueError, rank 3 on host-1: the batch has no labels",
     "raise-earlyTrue-firstfault-static-common-rank3-of4": "ValueError, rank 3 on host-1: the batch has no labels",
     "SIGKILL-firstfault-c10d-common-rank3-of4": "SIGKILL, rank 3 on host-1: ",
     "exit-1-variable-static-own-rank3-of4": "exit code 1, rank 3 on host-1: ",
     "sys.exit-3-firstfault-c10d-common-rank3-of4": "SystemExit, rank 3 on host-1: ",
     "hang-firstfault-static-own-rank3-of4": "hang, rank 3 on host-1: ",
     "all-ranks-variable-c10d-own-rank1-of4": "ValueError, ",
-    "agent-killed-variable-static-common-rank3-of4": ("AgentLost, the agent of host-1: ", "node lost, host-1: "),
     "node-killed-firstfault-c10d-common-rank3-of4": ("AgentLost, the agent of host-1: ", "node lost, host-1: "),
     "recoverable-rounds1-variable-c10d-own-rank3-of4": "",
 }
