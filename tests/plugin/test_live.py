@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from firstfault.cli import EXIT
 from firstfault.layout import error_key_for, roster_key_for
@@ -27,7 +28,7 @@ from firstfault.model import Phase, SentSignal
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from flytekitplugins.firstfault.local.live import LiveView, NodeLine, shown_lines
+from flytekitplugins.firstfault.local.live import LiveView, shown_rows
 from flytekitplugins.firstfault.local.pods import Pod
 from flytekitplugins.firstfault.local.runner import Running
 from tests.plugin.running import Running as Started
@@ -89,17 +90,16 @@ def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
         path.with_name("new").rename(path)
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------------------------
 
 
 def test_many_nodes() -> None:
     """If there are too many nodes, those with a problem are shown first and the others counted."""
-    lines = [NodeLine(f"w-{number}", "pid 1", (), is_fine=number not in {40, 50}) for number in range(64)]
-    shown, more = shown_lines(lines)
-    assert [line.name for line in shown] == ["w-40", "w-50", *(f"w-{number}" for number in range(14))]
-    assert more == "and 48 more nodes, none with a problem"
-    assert shown_lines(lines[:16]) == (lines[:16], "")
-    assert shown_lines(lines, 1) == ([lines[40]], "and 63 more nodes, 1 with a problem")
+    rows = [(number not in {40, 50}, Text(f"w-{number}")) for number in range(64)]
+    shown = ["w-40", "w-50", *(f"w-{number}" for number in range(14))]
+    assert [str(row) for row in shown_rows(rows)] == [*shown, "  and 48 more nodes, none with a problem"]
+    assert [str(row) for row in shown_rows(rows[:16])] == [f"w-{number}" for number in range(16)]
+    assert [str(row) for row in shown_rows(rows, 1)] == ["w-40", "  and 63 more nodes, 1 with a problem"]
 
 
 # --- the view -------------------------------------------------------------------------------------------------------

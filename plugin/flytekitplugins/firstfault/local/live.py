@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -40,43 +39,34 @@ _RUNNING = (".", "running")
 _STYLES = {State.ROOT.mark: "bold red", State.SUSPECT.mark: "yellow", State.UNCLEAR.mark: "yellow"}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLine:
-    """One node in the view."""
+def _row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, Text]:
+    """Return whether a node runs or has finished, and its row: name, process and ranks with their states.
 
-    name: str
-    process: str
-    """"pid 4242", or "exited with 1"."""
-    ranks: tuple[tuple[str, str], ...]
-    """A mark and a text: (".", "0-3 running"); empty while the node's ranks are not known."""
-    is_fine: bool
-    """Whether it runs or has finished."""
-
-
-def _line(pod: Pod, ranks: Sequence[RankState]) -> NodeLine:
-    """Return a pod's line, from its process and its ranks' states."""
+    If the terminal is too narrow, the ranks are on a second line.
+    """
     code = pod.exit_code
     states: dict[tuple[str, str], list[int]] = {}
     for item in ranks:
         is_running = item.state is State.UNREPORTED and code is None
         states.setdefault(_RUNNING if is_running else (item.state.mark, item.state.value), []).append(item.rank)
-    fine = {_RUNNING, (State.FINISHED.mark, State.FINISHED.value)}
-    return NodeLine(
-        name=pod.name,
-        process=f"pid {pod.process.pid}" if code is None else f"exited with {code}",
-        ranks=tuple((mark, f"{ranks_text(numbers)} {name}") for (mark, name), numbers in states.items()),
-        is_fine=code in {None, 0} and states.keys() <= fine,
-    )
+    is_fine = code in {None, 0} and states.keys() <= {_RUNNING, (State.FINISHED.mark, State.FINISHED.value)}
+    process = f"pid {pod.process.pid}" if code is None else f"exited with {code}"
+    row = Text(f"  {printable(pod.name)}  {process}", overflow="fold")
+    told = [
+        Text(f"{mark} {ranks_text(numbers)} {name}", _STYLES.get(mark, "")) for (mark, name), numbers in states.items()
+    ]
+    line = Text("; ").join(told or [Text("no ranks yet")])
+    between = "  " if row.cell_len + 2 + line.cell_len <= width else "\n    "
+    return is_fine, row.append(between).append_text(line)
 
 
-def shown_lines(lines: Sequence[NodeLine], limit: int = _NODES) -> tuple[list[NodeLine], str]:
-    """Return at most `limit` lines, those with a problem first, and a text that counts the others."""
-    if len(lines) <= limit:
-        return list(lines), ""
-    by_need = sorted(lines, key=lambda line: line.is_fine)
-    left = by_need[limit:]
-    bad = sum(not line.is_fine for line in left)
-    return by_need[:limit], f"and {len(left)} more nodes, {f'{bad} with a problem' if bad else 'none with a problem'}"
+def shown_rows(rows: Sequence[tuple[bool, Text]], limit: int = _NODES) -> list[Text]:
+    """Return at most `limit` rows, those of nodes with a problem first, and one that counts the others."""
+    if len(rows) <= limit:
+        return [row for _, row in rows]
+    by_need = sorted(rows, key=lambda row: row[0])
+    bad = sum(not is_fine for is_fine, _ in by_need[limit:]) or "none"
+    return [*(row for _, row in by_need[:limit]), Text(f"  and {len(rows) - limit} more nodes, {bad} with a problem")]
 
 
 class LiveView:
@@ -175,26 +165,12 @@ class LiveView:
         if running is None:
             return self._spinner
         ranks = self._cascade.ranks if self._cascade is not None else ()
-        lines = [_line(pod, [item for item in ranks if item.node == pod.name]) for pod in running.pods]
+        width = self._console.width
+        rows = [_row(pod, [item for item in ranks if item.node == pod.name], width) for pod in running.pods]
         alive = sum(pod.exit_code is None for pod in running.pods)
         seconds = time.monotonic() - running.started
-        head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(lines)} pods running"
-        shown, more = shown_lines(lines)
-        rows = [
-            Text(head, style="bold"),
-            *(_row(line, self._console.width) for line in shown),
-            *([Text(f"  {more}")] if more else []),
-        ]
-        return Group(*rows, self._spinner)
-
-
-def _row(line: NodeLine, width: int) -> Text:
-    """Return a node's row, with its ranks on a second one if the terminal is too narrow."""
-    row = Text(f"  {printable(line.name)}  {line.process}", overflow="fold")
-    ranks = Text("; ").join(Text(f"{mark} {text}", _STYLES.get(mark, "")) for mark, text in line.ranks)
-    ranks = ranks or Text("no ranks yet")
-    between = "  " if row.cell_len + 2 + ranks.cell_len <= width else "\n    "
-    return row.append(between).append_text(ranks)
+        head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(rows)} pods running"
+        return Group(Text(head, style="bold"), *shown_rows(rows), self._spinner)
 
 
 def _looking() -> contextlib.AbstractContextManager[None]:
