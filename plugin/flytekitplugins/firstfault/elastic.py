@@ -30,13 +30,7 @@ from firstfault_torch.guard import logger
 from firstfault_torch.options import DEFAULT_SIGNALS, Options, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, Elastic, parse_nnodes
-from flytekitplugins.firstfault.entrypoints import (
-    SpawnPayload,
-    WorkerResult,
-    code_with_file,
-    run_forked,
-    run_spawned,
-)
+from flytekitplugins.firstfault.entrypoints import WorkerResult, code_with_file, run_forked, run_spawned
 from flytekitplugins.firstfault.flytekit_classes import verdict_error
 
 if TYPE_CHECKING:
@@ -185,15 +179,8 @@ def _entrypoint(
         destination, source = checkpoint._checkpoint_dest, checkpoint._checkpoint_src  # noqa: SLF001 - no public name
     except NotImplementedError:
         destination = source = None  # no checkpoints in this execution
-    payload = SpawnPayload(
-        function=pickled(function),
-        raw_output_prefix=context.raw_output_prefix,
-        checkpoint_dest=destination,
-        checkpoint_src=source,
-        keeps_decks=keeps_decks,
-        restart=pickled(restart) if restart is not None else b"",
-    )
-    return run_spawned, (payload,)
+    work = pickled((function, restart))
+    return run_spawned, (work, context.raw_output_prefix, destination, source, keeps_decks)
 
 
 def pickled(value: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,35 +28,32 @@ class WorkerResult(NamedTuple):
     output_metadata: OutputMetadata | None = None
 
 
-@dataclass(frozen=True)
-class SpawnPayload:
-    """The picklable data with which a spawned process runs the task function."""
+def run_spawned(
+    work: bytes,
+    raw_output_prefix: str,
+    checkpoint_dest: str | None,
+    checkpoint_src: str | None,
+    keeps_decks: bool,
+) -> Any:
+    """Run the task function in a new interpreter, with a new execution context.
 
-    function: bytes
-    """Pickled by cloudpickle, with its arguments."""
-    raw_output_prefix: str
-    checkpoint_dest: str | None
-    checkpoint_src: str | None
-    keeps_decks: bool = False
-    """Whether rank 0 writes its decks to a file, for the deck of a failed attempt."""
-    restart: bytes = b""
-    """How the ranks restart in their processes, pickled by cloudpickle; empty: they do not."""
-
-
-def run_spawned(payload: SpawnPayload) -> Any:
-    """Run the task function in a new interpreter, with a new execution context."""
+    Args:
+        work: the function with its arguments, and how the ranks restart in their processes or None; pickled by
+            cloudpickle.
+        raw_output_prefix: the execution's.
+        checkpoint_dest: where its checkpoints go.
+        checkpoint_src: the checkpoint of the attempt before.
+        keeps_decks: rank 0 writes its decks to a file, for the deck of a failed attempt.
+    """
     with recorded(FlyteEngine()) as monitor:
         import cloudpickle  # noqa: PLC0415 - so that a failing import is recorded
         from flytekit.bin.entrypoint import setup_execution  # noqa: PLC0415
 
         with setup_execution(
-            raw_output_data_prefix=payload.raw_output_prefix,
-            checkpoint_path=payload.checkpoint_dest,
-            prev_checkpoint=payload.checkpoint_src,
+            raw_output_data_prefix=raw_output_prefix, checkpoint_path=checkpoint_dest, prev_checkpoint=checkpoint_src
         ) as context:
-            function = cloudpickle.loads(payload.function)
-            restart = cloudpickle.loads(payload.restart) if payload.restart else None
-            run = partial(_run, function, context, monitor, keeps_decks=payload.keeps_decks)
+            function, restart = cloudpickle.loads(work)
+            run = partial(_run, function, context, monitor, keeps_decks=keeps_decks)
             return run() if restart is None else restart.call(run, monitor)
 
 

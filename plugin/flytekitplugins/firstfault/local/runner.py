@@ -239,10 +239,7 @@ def _attempt(
             seen = error_seen(prefix, state, multi_file=multi)
         ended = time.monotonic() - started
         if state is not None:
-            # with exit code 0 after a failure, as Flyte's entrypoint has it, the job succeeded for Kubernetes
-            debugging = os.environ.get("FIRSTFAULT_DEBUG")
-            seen_by_kubernetes = f"; for Kubernetes the job {state.value.lower()}" if debugging else ""
-            tell(f"attempt {number}: ended after {ended:.1f} s{seen_by_kubernetes}")
+            tell(f"attempt {number}: ended after {ended:.1f} s")
             pods_ended_ns = _linger(pods, plan)
             killed = _killed(pods)  # before this process itself kills what still runs
             for text in killed.values():
