@@ -18,7 +18,7 @@ from firstfault.errors import AccessDeniedError, BadDocumentError, ObjectNotFoun
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Seal
 from firstfault.model.job import pods_live
-from firstfault.store import Store, open_store
+from firstfault.store import open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import decode
 from firstfault_torch.budgets import (
@@ -242,23 +242,17 @@ def outputs_are_there(output_prefix: str) -> bool:
         firstfault.errors.StoreError: the storage does not tell.
     """
 
-    async def can_be_read(store: Store, name: str) -> bool:
-        try:
-            await store.get(name, limit=1)
-        except ObjectTooLargeError:
-            return True
-        except (AccessDeniedError, ObjectNotFoundError):
-            return False
-        return True
-
     async def look() -> bool:
         async with open_store(output_prefix) as store:
             try:
                 return any(item.name == OUTPUTS or is_stock_error_file(item.name) for item in await store.list())
             except AccessDeniedError:
                 # reading may be allowed without listing
-                if await can_be_read(store, OUTPUTS) or await can_be_read(store, sealed_name(output_prefix)):
-                    return True
+                for name in (OUTPUTS, sealed_name(output_prefix)):
+                    with contextlib.suppress(AccessDeniedError, ObjectNotFoundError):
+                        with contextlib.suppress(ObjectTooLargeError):
+                            await store.get(name, limit=1)
+                        return True
                 raise
 
     return run_sync(look())
@@ -275,16 +269,13 @@ def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None,
     """
 
     async def look() -> bool:
-        async with open_store(output_prefix) as store:
-            return mark in await store.get(DECK)
-
-    def is_marked() -> bool:
         with contextlib.suppress(StoreError):  # there is no deck yet, or it cannot be read
-            return run_sync(look())
+            async with open_store(output_prefix) as store:
+                return mark in await store.get(DECK)
         return False
 
     missed = "the elected pod has not written the deck"
-    return _await(is_marked, missed, give_up or threading.Event(), seconds)
+    return _await(lambda: run_sync(look()), missed, give_up or threading.Event(), seconds)
 
 
 def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, seconds: float) -> bool:
