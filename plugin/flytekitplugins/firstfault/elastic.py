@@ -44,17 +44,10 @@ _ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "v
 
 
 class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
-    """A local call failed for a reason that is not recoverable.
+    """A local call failed for a reason that is not recoverable: torch's ChildFailedError, or the agent's own error.
 
     kfpytorch documents a RuntimeError and raises a FlyteUserRuntimeException; this is both.
-
-    Args:
-        error: torch's ChildFailedError, or the agent's own error.
-        timestamp: the root cause's time, seconds since the Unix epoch; None: not known.
     """
-
-    def __init__(self, error: Exception, timestamp: float | None = None) -> None:
-        FlyteUserRuntimeException.__init__(self, error, timestamp=timestamp)
 
 
 def run_training(
@@ -234,7 +227,7 @@ def _plain_failure(error: Exception) -> Exception:
         if was_recoverable(first.error_file):
             raised = FlyteRecoverableException(str(error), timestamp=first.timestamp)
         else:
-            raised = ElasticTaskError(error, timestamp=first.timestamp)
+            raised = ElasticTaskError(error, first.timestamp)
     return raised
 
 
@@ -247,7 +240,7 @@ def _local_error(failed: NodeFailedError) -> Exception:
     if decision.retry:
         recoverable: Exception = FlyteRecoverableException(failed.verdict.seal.message, timestamp=timestamp)
         return recoverable
-    return ElasticTaskError(_with_root_first(failed, verdict.root), timestamp=timestamp)
+    return ElasticTaskError(_with_root_first(failed, verdict.root), timestamp)
 
 
 def _with_root_first(failed: NodeFailedError, root: WorkerError | None) -> Exception:

@@ -34,10 +34,6 @@ class VerdictSealedError(Exception):
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
     """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a FlyteRecoverableException."""
 
-    def __init__(self, headline: str, published: Published) -> None:
-        FlyteRecoverableException.__init__(self, headline)
-        self.published = published
-
 
 def verdict_error(verdict: SealedVerdict, published: Published) -> VerdictSealedError:
     """Return the exception that a pod raises after it has published a verdict."""
