@@ -53,7 +53,7 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert killed.status == 10
     assert (verdict["scope"], verdict["ranks"]) == ("rank", [0])
     assert (verdict["category"], verdict["code"]) == ("signal", "USER:SIGKILL")
-    assert verdict["victims"]["count"] == 3, killed.job.failures
+    assert verdict["victims"]["count"] == 1, killed.job.failures
     assert verdict["coverage"]["complete"]
     assert root.writer is Writer.AGENT
     assert (root.signal, root.exit_code, root.exception) == ("SIGKILL", -9, None)
