@@ -33,10 +33,9 @@ from flytekitplugins.firstfault.flyte_engine import (
     sealed_name,
 )
 from tests.recordings import concluded, sealed
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
     from typing import Any
 
     from tests.prefix import Prefix
@@ -179,67 +178,52 @@ def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-class Waiting:
-    """Waits for outputs in a thread, and counts the looks."""
-
-    def __init__(self, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._look = flyte_engine.outputs_are_there
-        self._seen = threading.Semaphore(0)
-        self._prefix = prefix
-        self._pool = ThreadPoolExecutor(1)
-        self.give_up = threading.Event()
-        monkeypatch.setattr(flyte_engine, "outputs_are_there", self._counted)
-
-    def _counted(self, output_prefix: str) -> bool:
-        found = self._look(output_prefix)
-        self._seen.release()
-        return found
-
-    def begin(self) -> Future[bool]:
-        """Begin to wait."""
-        return self._pool.submit(await_outputs, self._prefix.uri, self.give_up, LONG_S)
-
-    def looked(self, number: int) -> None:
-        """Wait for this number of looks."""
-        for _ in range(number):
-            assert self._seen.acquire(timeout=SOON_S)
-
-
 @pytest.fixture
-def waiting(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
-    """Return a wait, with short pauses between its looks; its thread ends with the test."""
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return what each look for outputs has found; the pauses between looks are short."""
+    found: list[bool] = []
+    look = flyte_engine.outputs_are_there
+
+    def noted(output_prefix: str) -> bool:
+        found.append(look(output_prefix))
+        return found[-1]
+
+    monkeypatch.setattr(flyte_engine, "outputs_are_there", noted)
     monkeypatch.setattr(flyte_engine, "LONGEST_OUTPUTS_POLL_S", 0.1)
-    one = Waiting(prefix, monkeypatch)
-    yield one
-    one.give_up.set()
+    return found
 
 
 @pytest.mark.parametrize("name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"])
-def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, waiting: Waiting) -> None:
+def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[bool]) -> None:
     """The wait ends with rank 0's outputs or any pod's error file, before it or during it; nothing else ends it."""
-    result = waiting.begin()
-    waiting.looked(2)
-    for other in ("deck.html", "outputs.pb.part", "firstfault/errors/e1-x.pb", "checkpoint/error.pb"):
-        (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
-        (prefix.folder / other).touch()
-    waiting.looked(3)
-    assert not result.done()
-    (prefix.folder / name).touch()
-    assert result.result(SOON_S) is True
-    waiting.give_up.set()
-    assert waiting.begin().result(SOON_S) is True
+    give_up = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(await_outputs, prefix.uri, give_up, LONG_S)
+        until(lambda: len(looks) > 1)
+        for other in ("deck.html", "outputs.pb.part", "firstfault/errors/e1-x.pb", "checkpoint/error.pb"):
+            (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
+            (prefix.folder / other).touch()
+        looks.clear()
+        until(lambda: len(looks) > 2)
+        assert not result.done()
+        (prefix.folder / name).touch()
+        assert result.result(SOON_S) is True
+    give_up.set()
+    assert await_outputs(prefix.uri, give_up, LONG_S) is True
 
 
-def test_a_wait_that_is_given_up(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_is_given_up(prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal before the wait, or during a long pause of it, ends it at once."""
     monkeypatch.setattr(flyte_engine, "OUTPUTS_POLL_S", LONG_S)
     monkeypatch.setattr(flyte_engine, "LONGEST_OUTPUTS_POLL_S", LONG_S)
-    result = waiting.begin()
-    waiting.looked(1)
-    assert not result.done()
-    waiting.give_up.set()
-    assert result.result(SOON_S) is False
-    assert waiting.begin().result(SOON_S) is False
+    give_up = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(await_outputs, prefix.uri, give_up, LONG_S)
+        until(lambda: looks)
+        assert not result.done()
+        give_up.set()
+        assert result.result(SOON_S) is False
+    assert await_outputs(prefix.uri, give_up, LONG_S) is False
 
 
 def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
