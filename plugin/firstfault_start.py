@@ -112,12 +112,10 @@ def _watch(module: str) -> None:
 
 def _end_with_parent() -> None:
     """Let the kernel terminate this process when its agent dies: torch does so for functions, not for programs."""
-    try:
+    with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes  # noqa: PLC0415 - as above
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        return
 
 
 class _WhenImported:

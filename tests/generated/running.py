@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -61,12 +63,20 @@ def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
     (folder / "train.py").write_text(source_of(plan, timeout_s))
     (folder / "plan.json").write_text(json.dumps(plan.as_dict(), indent=1))
     port = get_free_port()
-    nodes = [_forked(plan, number, port, folder) for number in range(NODES)]
+    fork = multiprocessing.get_context("fork").Process
+    nodes = [fork(target=_node, args=(plan, number, port, folder)) for number in range(NODES)]
     began = time.monotonic()
-    is_stuck = not _await(nodes, began + _LONGEST_S)
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.join(max(0.0, began + _LONGEST_S - time.monotonic()))
+    is_stuck = any(node.is_alive() for node in nodes)
     seconds = time.monotonic() - began
-    left = _left(nodes) if not is_stuck else ()
-    _end_sessions(nodes)
+    sessions = {node.pid for node in nodes}
+    left = _left(sessions) if not is_stuck else ()
+    _end_sessions(sessions)
+    for node in nodes:
+        node.join()
     outcome = replace(judged(plan, folder, is_stuck=is_stuck), seconds=round(seconds, 2), left=left)
     (folder / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1))
     return outcome
@@ -75,33 +85,12 @@ def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
 # --- the nodes ------------------------------------------------------------------------------------------------------
 
 
-def _forked(plan: Plan, number: int, port: int, folder: Path) -> int:
-    """Start a node in a session of its own; return its process id."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 70
-    try:
-        os.setsid()
-        _own_output(folder / f"worker-{number}.log")
-        code = _node(plan, number, port, folder)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException as error:  # noqa: BLE001 - nothing of a node may reach the campaign
-        print(f"the node ended with {error!r}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(code)
-
-
-def _own_output(log: Path) -> None:
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for number, source in ((0, null), (1, file), (2, file)):
-        os.dup2(source, number)
-
-
-def _node(plan: Plan, number: int, port: int, folder: Path) -> int:
+def _node(plan: Plan, number: int, port: int, folder: Path) -> None:
+    """Run a node in a session of its own."""
+    os.setsid()
+    log = os.open(folder / f"worker-{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+        os.dup2(source, stream)
     shift = plan.clocks[number]
     os.environ["GENERATED_CLOCK_S"] = str(shift)  # for the recorder, which is a new process
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_CLOCK), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -115,8 +104,6 @@ def _node(plan: Plan, number: int, port: int, folder: Path) -> int:
         launch(config, _train, str(folder / "train.py"), engine=PlainEngine(str(folder), node=f"worker-{number}"))
     except NodeFailedError as error:
         print(f"verdict: {error}", flush=True)
-        return 1
-    return 0
 
 
 def _train(program: str) -> None:
@@ -134,28 +121,15 @@ def _loaded(name: str, file: str | Path) -> Any:
     return module
 
 
-def _await(pids: Iterable[int], deadline: float) -> bool:
-    """Wait for processes to end; return whether they did before the deadline."""
-    running = set(pids)
-    while running and time.monotonic() < deadline:
-        running -= {pid for pid in running if os.waitpid(pid, os.WNOHANG)[0] == pid}
-        time.sleep(0.02)
-    for pid in running:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return not running
-
-
-def _left(sessions: Iterable[int]) -> tuple[str, ...]:
-    """Return the commands of the processes in these sessions that a second does not end."""
+def _left(sessions: set[int | None]) -> tuple[str, ...]:
+    """Return the commands of the processes in these sessions that do not end soon."""
     deadline = time.monotonic() + _LEFT_S
-    sessions = set(sessions)
     while (left := list(_members(sessions))) and time.monotonic() < deadline:
         time.sleep(0.05)
     return tuple(sorted(command for _, command in left))
 
 
-def _members(sessions: set[int]) -> Iterable[tuple[int, str]]:
+def _members(sessions: set[int | None]) -> Iterable[tuple[int, str]]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -166,12 +140,10 @@ def _members(sessions: set[int]) -> Iterable[tuple[int, str]]:
             continue  # it has just ended
 
 
-def _end_sessions(sessions: Iterable[int]) -> None:
-    for pid, _ in _members(set(sessions)):
-        try:
+def _end_sessions(sessions: set[int | None]) -> None:
+    for pid, _ in _members(sessions):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------

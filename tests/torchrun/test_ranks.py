@@ -22,7 +22,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TRAINING = str(Path(__file__).parent / "rank_training.py")
+TRAINING = str(Path(__file__).parent / "faulty.py")
 RECORD = ("-m", "firstfault_torch.record")
 LONGEST_S = 120
 RANKS = 4
@@ -77,7 +77,7 @@ def settled(prefix: Prefix, count: int) -> None:
     [
         ("raise", SLURM, True, "ValueError, rank 3 on host-1: batch 7 has no labels"),
         ("kill", OMPI, False, "SIGKILL, rank 3 on host-1: "),
-        ("hang", SLURM, True, "hang, rank 3 on host-1: it was at rank_training.py:"),
+        ("hang", SLURM, True, "hang, rank 3 on host-1: it was at faulty.py:"),
     ],
 )
 def test_a_fault(fault: str, names: tuple[str, str, str], ends_all: bool, headline: str, tmp_path: Path) -> None:

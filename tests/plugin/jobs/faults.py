@@ -1,22 +1,14 @@
 """Tasks whose workers write a mark, and then fail as a test asks for."""
 
 import datetime as dt
-import json
 import os
 import threading
 import time
-from pathlib import Path
 
 from flytekit import task
+from marking import MARKS, mark
 
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
-
-
-def mark(rank: str) -> None:
-    """Tell the test that this worker runs, and the ids of its process and its agent."""
-    part = Path(os.environ["MARKS"]) / f"{rank}.part"
-    part.write_text(json.dumps({"pid": os.getpid(), "agent": os.getppid()}))
-    part.rename(part.with_suffix(".json"))
 
 
 @task(task_config=Elastic(nnodes=1, nproc_per_node=2, start_method="fork", increase_shared_mem=False, settle_seconds=2))
@@ -29,7 +21,7 @@ def one_node() -> int:
 
 def fail_after(rank: int) -> None:
     """Fail as a peer of `rank` does, shortly after it."""
-    marker = Path(os.environ["MARKS"]) / f"{rank}.json"
+    marker = MARKS / f"{rank}.json"
     while not marker.exists():
         threading.Event().wait(0.02)
     threading.Event().wait(0.5)

@@ -1,25 +1,18 @@
 """Workers that wait for the test to break the storage, and then fail or go on waiting."""
 
-import json
 import os
 import threading
-from pathlib import Path
 
 from flytekit import task
+from marking import MARKS, mark
 
 from flytekitplugins.firstfault import Elastic
-
-MARKS = Path(os.environ.get("MARKS", "."))
 
 
 def work() -> int:
     """Fail when the test writes this rank into a file."""
     own = os.environ["RANK"]
-    part = MARKS / f"rank-{own}.part"
-    part.write_text(
-        json.dumps({"pid": os.getpid(), "agent": os.getppid(), "store": os.environ.get("PET_RDZV_ENDPOINT", "")})
-    )
-    part.rename(part.with_suffix(".json"))
+    mark(f"rank-{own}", store=os.environ.get("PET_RDZV_ENDPOINT", ""))
     go = MARKS / "go"
     while not go.exists() or go.read_text() != own:
         threading.Event().wait(0.02)

@@ -1,11 +1,8 @@
 """A training loop on two nodes whose workers restart in their processes."""
 
 import datetime as dt
-import json
 import os
 import signal
-import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,21 +20,12 @@ RESTART = InProcessRestart(
 )
 
 
-def mark(name: str, **content: object) -> None:
-    """Write a mark atomically."""
-    folder = Path(os.environ["MARKS"])
-    part = folder / f"{name}.part"
-    part.write_text(json.dumps({"pid": os.getpid(), "time_ns": time.time_ns(), **content}))
-    part.rename(folder / f"{name}.json")
-
-
 @task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", in_process_restart=RESTART))
 def train(faults: list[str]) -> str:
     """Train; in each iteration the rank that began as 3 fails as `faults` says. Return what rank 0 saw."""
     call = current_call()
     assert call is not None
     began_as = call.state.initial_rank
-    mark(f"entered-{call.iteration}-{began_as}")
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
     fault = faults[call.iteration] if call.iteration < len(faults) else ""
     rank, world = dist.get_rank(), dist.get_world_size()
