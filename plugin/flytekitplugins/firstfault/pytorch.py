@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import NodePresence, NodeSetup, Phase, Place, Receipt
 from firstfault_torch.context import Recording, setup_of_node, worker_place
-from firstfault_torch.guard import begun, guarded, logger
+from firstfault_torch.guard import begun, guarded
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict import Wait, conclude_on_node, leave_verdict, notify, seal_verdict
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
 
 def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Options) -> Any:
     """Run the task function in this pod and record it; return and raise as `PyTorchFunctionTask.execute` does."""
-    pods = _number("WORLD_SIZE") or 0  # the operator sets it; each pod runs one process
-    recording = replace(recording_of(engine, options), group_world_size=pods)
-    place = replace(worker_place(recording), group_rank=_number("RANK"), group_world_size=pods)
+    recording = recording_of(engine, options)
+    own = worker_place(recording)  # by the operator's RANK and WORLD_SIZE: each pod runs one process
+    recording = replace(recording, group_world_size=own.world_size)
+    place = replace(own, group_rank=own.rank, group_world_size=own.world_size)
     joined = _announce(recording, place, Phase.JOINED, wait=False)
     expect_missing_checkpoint()
     try:
@@ -73,7 +73,7 @@ def _conclude(
     verdict = seal_verdict(conclude_on_node(recording, copies, engine, options, wait), recording)
     if verdict.decision.retry:
         leave_verdict(recording, verdict.document)
-    logger.error("%s", verdict.seal.message)
+    engine.announce(verdict)
     return verdict
 
 
@@ -106,8 +106,3 @@ def _announce(
     if wait:
         ended.wait(deadline)
     return ended
-
-
-def _number(name: str) -> int | None:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else None
