@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,27 +63,10 @@ def main(arguments: list[str]) -> int:
 
 def _run(seeds: list[int], options: argparse.Namespace) -> Iterator[tuple[int, Outcome]]:
     """Run seeds in forks of this process, which has imported torch; yield the outcomes as they come."""
-    context = multiprocessing.get_context("fork")
-    done = context.SimpleQueue()
-    following = context.Value("i", 0)
-
-    def work() -> None:
-        while True:
-            with following.get_lock():
-                index = following.value
-                following.value += 1
-            if index >= len(seeds):
-                return
-            seed = seeds[index]
-            done.put((seed, run(seed, options.folder / str(seed), options.timeout)))
-
-    workers = [context.Process(target=work) for _ in range(min(options.jobs, len(seeds)))]
-    for worker in workers:
-        worker.start()
-    for _ in seeds:
-        yield done.get()
-    for worker in workers:
-        worker.join()
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
+        running = {pool.submit(run, seed, options.folder / str(seed), options.timeout): seed for seed in seeds}
+        for ended in as_completed(running):
+            yield running[ended], ended.result()
 
 
 def _again(folder: Path, only: Iterable[int]) -> Iterator[tuple[int, Outcome]]:

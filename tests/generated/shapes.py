@@ -100,34 +100,31 @@ PLACES_OF = {
 }
 """Where a fault may be met besides a step, by loop."""
 
+
+def _trains(body: str) -> str:
+    """Return a program's function `train`, which starts, does this, and finishes."""
+    return f"\ndef train():\n    start()\n{textwrap.indent(body[1:], '    ')}    finish()\n"
+
+
 LOOPS = {
-    "plain": """
-def train():
-    start()
-    for step in range(STEPS):
-        turn(step)
-    finish()
-""",
-    "loader": """
-def train():
-    start()
-    for step, batch in enumerate(loader()):
-        turn(step, batch)
-    finish()
-""",
-    "iterator": """
-def train():
-    start()
-    batches, step = iter(loader()), 0
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            break
-        turn(step, batch)
-        step += 1
-    finish()
-""",
+    "plain": _trains("""
+for step in range(STEPS):
+    turn(step)
+"""),
+    "loader": _trains("""
+for step, batch in enumerate(loader()):
+    turn(step, batch)
+"""),
+    "iterator": _trains("""
+batches, step = iter(loader()), 0
+while True:
+    try:
+        batch = next(batches)
+    except StopIteration:
+        break
+    turn(step, batch)
+    step += 1
+"""),
     "generator": """
 def batches():
     data = Data()
@@ -137,13 +134,11 @@ def batches():
     finally:
         time.sleep(0.2)
 
-
-def train():
-    start()
-    for step, batch in enumerate(batches()):
-        turn(step, batch)
-    finish()
-""",
+"""
+    + _trains("""
+for step, batch in enumerate(batches()):
+    turn(step, batch)
+"""),
     "with": """
 class Session:
     def __enter__(self):
@@ -224,47 +219,38 @@ def fill(batches):
         batches.put(data[step])
     batches.put(None)
 
-
-def train():
-    start()
-    batches, step = queue.Queue(2), 0
-    threading.Thread(target=fill, args=(batches,), name="prefetch", daemon=True).start()
-    while (batch := batches.get()) is not None:
-        turn(step, batch)
-        step += 1
-    finish()
-""",
-    "executor": """
-def train():
-    start()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        for step in range(STEPS):
-            pool.submit(turn, step).result()
-    finish()
-""",
+"""
+    + _trains("""
+batches, step = queue.Queue(2), 0
+threading.Thread(target=fill, args=(batches,), name="prefetch", daemon=True).start()
+while (batch := batches.get()) is not None:
+    turn(step, batch)
+    step += 1
+"""),
+    "executor": _trains("""
+with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    for step in range(STEPS):
+        pool.submit(turn, step).result()
+"""),
     "async": """
 async def steps():
     for step in range(STEPS):
         await asyncio.to_thread(turn, step)
 
-
-def train():
-    start()
-    asyncio.run(steps())
-    finish()
-""",
+"""
+    + _trains("""
+asyncio.run(steps())
+"""),
     "async-main": """
 async def steps():
     for step in range(STEPS):
         turn(step)
         await asyncio.sleep(0)
 
-
-def train():
-    start()
-    asyncio.run(steps())
-    finish()
-""",
+"""
+    + _trains("""
+asyncio.run(steps())
+"""),
     "task-group": """
 async def one(step):
     await asyncio.sleep(0)
@@ -277,12 +263,10 @@ async def steps():
             group.create_task(one(step))
             group.create_task(asyncio.sleep(0.01))
 
-
-def train():
-    start()
-    asyncio.run(steps())
-    finish()
-""",
+"""
+    + _trains("""
+asyncio.run(steps())
+"""),
     "pool": """
 def double(number):
     return number * 2
@@ -319,21 +303,18 @@ def train():
         saving.result()
     finish()
 """,
-    "retried-steps": """
-def train():
-    start()
-    for step in range(STEPS):
-        for attempt in range(3):
-            try:
-                turn(step)
-                break
-            except Exception:
-                logging.exception("step %d failed, attempt %d", step, attempt)
-                if attempt == 2:
-                    raise
-                time.sleep(0.1)
-    finish()
-""",
+    "retried-steps": _trains("""
+for step in range(STEPS):
+    for attempt in range(3):
+        try:
+            turn(step)
+            break
+        except Exception:
+            logging.exception("step %d failed, attempt %d", step, attempt)
+            if attempt == 2:
+                raise
+            time.sleep(0.1)
+"""),
 }
 
 
