@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 NANO = 1_000_000_000
 
 
-def test_the_shape_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our file has the keys of torch's own, with values of the same types."""
+def test_it_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our file has the keys of torch's own, with values of the same types; torch takes message and time from it."""
 
     def shape(value: object) -> object:
         return {key: shape(item) for key, item in value.items()} if isinstance(value, dict) else type(value)
@@ -40,10 +40,6 @@ def test_the_shape_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("ours.json", "theirs.json"))
     assert shape(ours) == shape(theirs)
     assert ours["message"]["message"] == theirs["message"]["message"] == "ValueError: boom"
-
-
-def test_torch_reads_it(tmp_path: Path) -> None:
-    """A ProcessFailure that finds our file takes message and time from it."""
     path = tmp_path / "error.json"
     write_error_file(path, error_file_data("my.module.LostError", "boom", "Traceback of it", 1_700_000_000_900_000_000))
     failure = ProcessFailure(local_rank=1, pid=42, exitcode=1, error_file=str(path))

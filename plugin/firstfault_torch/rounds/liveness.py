@@ -111,7 +111,9 @@ class Liveness:
         is_dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_dual else socket.AF_INET
         listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
-        server = await asyncio.start_server(self._welcome, sock=listener, limit=_LONGEST_LINE, backlog=_BACKLOG)
+        # asyncio tries to accept as many connections at once as the backlog has room for, also after a refusal
+        server = await asyncio.start_server(self._welcome, sock=listener, limit=_LONGEST_LINE, backlog=1)
+        listener.listen(_BACKLOG)
         try:
             where = {"port": listener.getsockname()[1], "secret": self._secret}
             self._store.clone().set(_KEY, json.dumps(where))
@@ -141,6 +143,8 @@ class Liveness:
     def _warn_once(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log that the system refuses a connection, once: asyncio tries again every second."""
         error = context.get("exception")
+        if self._ended.done():
+            return  # asyncio's next try finds the listener closed
         if not isinstance(error, OSError):
             loop.default_exception_handler(context)
         elif not self._has_warned:
