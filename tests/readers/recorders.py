@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from firstfault.model import DocumentRef, NodePresence, WorkerError
 from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.wire.documents import decode, decode_presence
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,14 +36,6 @@ TOLERANCE_S = 20.0
 """Tolerance on a deadline on a busy machine."""
 ERRORS = "firstfault/errors"
 ROSTER = "firstfault/roster"
-
-
-def until(what: str, condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"still not so: {what}"
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -197,7 +189,7 @@ class Agent:
 
     def wait_for_recorder(self) -> None:
         """Wait until the recorder has ended and its folder is gone."""
-        until("the recorder's end", lambda: is_gone(self.recorder_pid))
+        until(lambda: is_gone(self.recorder_pid), "the recorder's end")
         assert not self.folder.path.exists()
 
 

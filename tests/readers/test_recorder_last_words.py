@@ -20,7 +20,8 @@ from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder,
 from firstfault.recorder.left_behind import end_left_processes, left_processes
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Out, add_modules, until
+from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Out, add_modules
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +119,7 @@ def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Out, tmp
         os.close(reader)
         daemon.communicate(b"\n", HANG_S)  # it writes more than a FIFO holds
     assert daemon.returncode == 0
-    until("its last words", lambda: log.read_bytes().endswith(b"the end\n"))
+    until(lambda: log.read_bytes().endswith(b"the end\n"), "its last words")
     assert log.read_bytes().count(b"x") == 200_000
 
 
@@ -183,12 +184,12 @@ def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Out, gate: Ga
     dying = agent(gate.uri(out))
     write_last_words(dying.folder)
     dying.kill()
-    until("the last words at the gate", lambda: gate.waiting() == 1)
+    until(lambda: gate.waiting() == 1, "the last words at the gate")
     name = spool_failure(dying.folder.spool("1-0"), 0)
     file = dying.folder.spool("1-0").folder / name
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(Recorder(dying.folder).put, Target(f"{ERRORS}/{name}"), file, HANG_S)
-        until("the worker's document at the gate", lambda: gate.waiting() == 2)
+        until(lambda: gate.waiting() == 2, "the worker's document at the gate")
         gate.open()
         assert asked.result().durable
     dying.wait_for_recorder()
@@ -205,7 +206,7 @@ def test_a_worker_that_asks_late(agent: StartAgent, out: Out) -> None:
         connection.connect(str(dying.folder.socket))
         Recorder(dying.folder).resources(HANG_S)  # accepted after ours
         dying.kill()
-        until("the roster entry", lambda: bool(out.roster()))
+        until(lambda: bool(out.roster()), "the roster entry")
         connection.sendall(b'{"op": "resources"}\n')
         with connection.makefile("rb") as answer:
             assert b"oom_kill" in answer.read()

@@ -27,7 +27,8 @@ from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.server import Uploads
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, is_gone, until
+from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, is_gone
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.readers.recorders import Gate, Out, Start
@@ -92,7 +93,7 @@ def test_many_at_once(start: Start, out: Out, gate: Gate) -> None:
     files = [spooled(process, f"{rank}.pb", str(rank).encode()) for rank in range(_CLIENTS)]
     with ThreadPoolExecutor(_CLIENTS) as pool:
         answers = pool.map(lambda rank: put(process, files[rank], rank), range(_CLIENTS))
-        until("eight uploads at the gate", lambda: gate.waiting() == _CLIENTS)
+        until(lambda: gate.waiting() == _CLIENTS, "eight uploads at the gate")
         gate.open()
         assert list(answers) == [Receipt(f"{rank}.pb", durable=True, rank=rank) for rank in range(_CLIENTS)]
     assert out.files() == {f"{rank}.pb": str(rank).encode() for rank in range(_CLIENTS)}
@@ -138,7 +139,7 @@ def test_a_deadline_that_passes(start: Start, out: Out, gate: Gate) -> None:
     assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 3.0 s", rank=1)
     assert (out.files(), receipt_of(process.folder)) == ({}, None)
     gate.open()
-    until("a receipt", lambda: receipt_of(process.folder) is not None)
+    until(lambda: receipt_of(process.folder) is not None, "a receipt")
     assert receipt_of(process.folder) == Receipt("a.pb", durable=True, rank=1)
     assert out.files() == {"a.pb": b"said"}
 
@@ -154,7 +155,7 @@ def test_a_recorder_that_is_frozen(start: Start, out: Out) -> None:
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
         Recorder(process.folder).resources(0.2)
     os.kill(process.pid, signal.SIGCONT)
-    until("the upload", lambda: "a.pb" in out.files())
+    until(lambda: "a.pb" in out.files(), "the upload")
 
 
 @pytest.mark.parametrize(
@@ -196,11 +197,11 @@ def test_a_recorder_that_is_killed_while_one_waits(start: Start, out: Out, gate:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(put, process, file)
         if up:
-            until("the upload at the gate", lambda: gate.waiting() == 1)
+            until(lambda: gate.waiting() == 1, "the upload at the gate")
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(RecorderUnavailableError):
             asked.result()
-    until("the recorder's end", lambda: not process.alive())
+    until(lambda: not process.alive(), "the recorder's end")
     with pytest.raises(RecorderUnavailableError):  # a socket without a listener
         put(process, file)
 
@@ -276,7 +277,7 @@ def test_an_end_with_an_upload_in_hand(
     process = start(gate.uri(out))
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(put, process)
-        until("the upload at the gate", lambda: gate.waiting() == 1)
+        until(lambda: gate.waiting() == 1, "the upload at the gate")
         ended = pool.submit(process.end, HANG_S)
         if not hangs:
             gate.open()
@@ -312,7 +313,7 @@ def test_a_folder_too_deep_for_a_socket(
     assert process.folder.path.parent == Path("/tmp")  # noqa: S108 - what is expected
     Recorder(process.folder).resources(HANG_S)
     shutil.rmtree(process.folder.path)  # a recorder exits when its folder is gone
-    until("the recorder's end", lambda: not process.alive())
+    until(lambda: not process.alive(), "the recorder's end")
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(FileNotFoundError):
         start(out.uri)
