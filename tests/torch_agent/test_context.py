@@ -51,7 +51,10 @@ def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_worker_place() -> None:
-    """A worker's ranks are torch elastic's, its round and incarnation are the agent's."""
+    """A worker's ranks are torch elastic's, its round and incarnation are the agent's.
+
+    A process that torch elastic did not start has no ranks, and the number of nodes that its task knows.
+    """
     environment = {
         "RANK": "3",
         "LOCAL_RANK": "1",
@@ -65,10 +68,6 @@ def test_worker_place() -> None:
     assert (place.rank, place.local_rank, place.group_rank) == (3, 1, 1)
     assert (place.world_size, place.group_world_size, place.role) == (4, 2, "default")
     assert (place.round, place.incarnation, place.restart_count) == (3, 7, 1)
-
-
-def test_worker_place_without_torch_elastic() -> None:
-    """A process that torch elastic did not start has no ranks, and the number of nodes that its task knows."""
     place = worker_place(RECORDING, {"RANK": "no number"})
     assert (place.rank, place.local_rank, place.group_rank, place.world_size) == (None, None, None, 0)
     assert place.group_world_size == 2

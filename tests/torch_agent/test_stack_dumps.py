@@ -186,12 +186,15 @@ def reset_handlers() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def test_a_process_whose_handlers_were_reset(
+def test_processes_that_cannot_be_asked(
     start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
 ) -> None:
-    """The signal is not sent: it would kill the process."""
+    """One whose handlers were reset is not sent the signal, which would kill it; one that is gone is left out."""
     process, there = start(in_python, then=reset_handlers), start(in_python, local_rank=1)
-    assert set(ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: process.pid or 0, 1: there.pid or 0}, LONG_S)) == {1}
+    gone = start(in_a_kill, local_rank=2)
+    gone.join(LONG_S)
+    pids = {0: process.pid or 0, 1: there.pid or 0, 2: gone.pid or 0}
+    assert set(ask_for_stacks(NodeFolder(tmp_path), ROUND, pids, LONG_S)) == {1}
     process.join(0.2)
     assert process.is_alive()
 
@@ -225,13 +228,6 @@ def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> N
         assert process.exitcode == 0
     assert "in answer" in tail_of(_files(tmp_path).stacks)
     assert not tail_of(_files(tmp_path, 1).stacks)
-
-
-def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path) -> None:
-    """A process that is gone is left out; the others are not."""
-    gone, there = start(in_a_kill), start(in_python, local_rank=1)
-    gone.join(LONG_S)
-    assert set(ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: gone.pid, 1: there.pid}, LONG_S)) == {1}
 
 
 def test_a_process_that_cannot_answer(
