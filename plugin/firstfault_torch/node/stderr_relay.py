@@ -73,7 +73,7 @@ class StderrRelay:
         self._silent = {rank for rank, file in destinations.items() if file == os.devnull}
         self._tails: dict[int, bytearray] = {}
         self._open: dict[int, int] = {}
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, Path] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop_reader, self._stop_writer = os.pipe()
@@ -82,7 +82,7 @@ class StderrRelay:
             for local_rank in destinations.keys() - self._written.keys():
                 path = files.worker(round_, local_rank).stderr
                 os.mkfifo(path, 0o600)
-                self._paths[local_rank] = str(path)
+                self._paths[local_rank] = path
                 self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._tails[local_rank] = bytearray()
         except BaseException:
@@ -91,7 +91,7 @@ class StderrRelay:
 
     def fifos(self) -> dict[int, str]:
         """Return where programs write their stderr, by local rank; on a terminal, nowhere else than to that."""
-        return {} if os.isatty(_STDERR) else {rank: self._paths[rank] for rank in self._open}
+        return {} if os.isatty(_STDERR) else {rank: str(self._paths[rank]) for rank in self._open}
 
     def start(self) -> None:
         """Begin to pass on. Call it after the workers were forked: they must not inherit the thread's locks.
@@ -177,6 +177,9 @@ class StderrRelay:
 
     def _let_go(self) -> None:
         """Close the FIFOs; another process reads those that still have a writer."""
+        for path in self._paths.values():
+            with contextlib.suppress(OSError):  # first: what opened one that is read no more would get SIGPIPE
+                path.unlink()
         with self._lock:
             written = {rank: descriptor for rank, descriptor in self._open.items() if self._drain(rank)}
             if written:
