@@ -23,6 +23,14 @@ IN_TORCHS_WAIT = (
     '  File "/app/launch.py", line 9 in main\n'
 )
 TOO_LONG = "[enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 160 vs 16"
+WATCHDOG = (
+    "[rank{rank}]:[E314 09:26:53.589793 ProcessGroupNCCL.cpp:640] [Rank {rank}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=512, NumelOut=512, Timeout(ms)=90000) ran for "
+    "90012 milliseconds before timing out.\n"
+    "[rank{rank}]:[E314 09:26:54.264338 ProcessGroupNCCL.cpp:690] [Rank {rank}] To avoid data inconsistency, we are "
+    "taking the entire process down.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
 
 
 def own(
@@ -97,3 +105,8 @@ def count(enqueued: int, operation: str = "allreduce", completed: int | None = N
 def waiting(*ranks: int, **more: Any) -> list[WorkerError]:
     """Workers that timed out in collective 6."""
     return [waited(rank, **{**count(6), **more}) for rank in ranks]
+
+
+def timed_out(rank: int, number: int = 31, operation: str = "ALLREDUCE") -> str:
+    """What a rank's watchdog printed."""
+    return WATCHDOG.format(rank=rank, number=number, operation=operation)

@@ -23,6 +23,7 @@ from firstfault.model import (
 )
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
+from tests.readers.scenes import timed_out
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict, WorkerError
@@ -32,14 +33,6 @@ UNCLEAR, VICTIM = FailureClass.UNCLEAR, FailureClass.CONSEQUENCE
 PER_NODE = 4
 SENT = (SentSignal("SIGTERM", "rank 0 failed"),)
 THROWN = "terminate called after throwing an instance of 'E'\n  what():  "
-WATCHDOG = (
-    "[rank{rank}]:[E314 09:26:53.589793 ProcessGroupNCCL.cpp:640] [Rank {rank}] Watchdog caught collective operation "
-    "timeout: WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=512, NumelOut=512, Timeout(ms)=90000) ran for "
-    "90012 milliseconds before timing out.\n"
-    "[rank{rank}]:[E314 09:26:54.264338 ProcessGroupNCCL.cpp:690] [Rank {rank}] To avoid data inconsistency, we are "
-    "taking the entire process down.\n"
-    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
-)
 ASSERTED = "/build/Loss.cu:77: nll: block: [0,0,0], thread: [5,0,0] Assertion `t >= 0 && t < n_classes` failed.\n"
 CRASH = (
     "Fatal Python error: Segmentation fault\n\nThread 0x00007f0000000001 (most recent call first):\n"
@@ -57,11 +50,6 @@ PEER_GONE = ExceptionInfo(
 )
 NO_LABEL = ExceptionInfo("KeyError", "'label'", relation="context")
 TOLD = ExceptionInfo("torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15")
-
-
-def timed_out(rank: int, number: int = 31, operation: str = "ALLREDUCE") -> str:
-    """What a rank's watchdog printed."""
-    return WATCHDOG.format(rank=rank, number=number, operation=operation)
 
 
 def died(rank: int, stderr: str = "", signal: str = "SIGABRT", at_ms: float = 0, **more: Any) -> WorkerError:

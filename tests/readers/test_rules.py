@@ -34,6 +34,7 @@ from tests.readers.scenes import (
     received,
     stock,
     stopped,
+    timed_out,
     victim,
     waited,
 )
@@ -44,17 +45,12 @@ if TYPE_CHECKING:
     from firstfault.strategies.rules import Rule
 
 STRATEGIES = Path(__file__).parents[2] / "docs" / "strategies.md"
-WATCHDOG = (
-    "[rank{0}]:[E314 09:26:53.589793 ProcessGroupNCCL.cpp:640] [Rank {0}] Watchdog caught collective operation "
-    "timeout: WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=512, NumelOut=512, Timeout(ms)=90000) ran for 90012 "
-    "milliseconds before timing out.\n"
-)
 BOX = "ChildFailedError: {} FAILED. Root Cause (first observed failure): rank : {} exitcode : 1"
 
 
-def timed_out(rank: int, **more: object) -> WorkerError:
+def gave_up_in_nccl(rank: int, **more: object) -> WorkerError:
     """A rank that NCCL's watchdog ended after 90 s of waiting."""
-    return died(rank, "SIGABRT", -6, 120_000, log_tail=WATCHDOG.format(rank), **more)
+    return died(rank, "SIGABRT", -6, 120_000, log_tail=timed_out(rank), **more)
 
 
 def spread(rank: int) -> WorkerError:
@@ -66,7 +62,7 @@ def spread(rank: int) -> WorkerError:
 
 def late_fault(at_ms: float) -> JobErrors:
     """Three ranks waited for 90 s, the fourth stood elsewhere, and another one raised nonsense."""
-    waiting = [timed_out(rank) for rank in (0, 1, 2)]
+    waiting = [gave_up_in_nccl(rank) for rank in (0, 1, 2)]
     return done(*waiting, own(4, at_ms, boot_id="c"), stopped(3, IN_SLEEP), nodes=3)
 
 
@@ -108,7 +104,7 @@ CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
     "raised-in-hang": (raised_in_hang(), "hang-rank3-of4"),
     "mismatch": (done(received(1), passed(0, 4), passed(2, 40), passed(3, 4)), OF_TWO),
     "hang": ("hang-rank3-of4", "deadlock-rank0-of4"),
-    "no-progress": (make_job(timed_out(0, world_size=2), timed_out(1, world_size=2)), "deadlock-rank0-of4"),
+    "no-progress": (make_job(*(gave_up_in_nccl(rank, world_size=2) for rank in (0, 1))), "deadlock-rank0-of4"),
     "left-behind": ("nccl-rubbish-version2.1-rank3-of4", "exit-1-rank3-of4"),
     "returned": (
         done(*(victim(rank, world_size=4) for rank in (0, 1, 2)), LEFT),
