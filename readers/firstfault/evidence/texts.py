@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import ANY_EXCEPTION, Pattern, Role, Signature, built_in_signatures, encoded
@@ -66,11 +66,8 @@ class Pointer:
 
     def as_dict(self) -> dict[str, int | str | bool]:
         """Return what is known, for JSON."""
-        texts = {"ip": self.ip, "host": self.host}
-        numbers = {"rank": self.rank, "port": self.port}
-        known: dict[str, int | str | bool] = {name: text for name, text in texts.items() if text}
-        known.update({name: number for name, number in numbers.items() if number is not None})
-        return {**known, "store": True} if self.store else known
+        known = asdict(self)
+        return {name: value for name, value in known.items() if value not in {None, ""} and value is not False}
 
 
 @dataclass(frozen=True, slots=True)
