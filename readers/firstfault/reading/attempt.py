@@ -283,6 +283,8 @@ class _Look:
         self._restarts: tuple[RestartRecord, ...] = ()
         self._current: list[Named] = []
         """Documents of the judged round, by time."""
+        self._listed: dict[str, Named] = {}
+        """Documents that a receipt names, by this name."""
         self._history: list[Named] = []
         """Documents of earlier rounds and incarnations, by time."""
 
@@ -293,6 +295,8 @@ class _Look:
         await gathered(
             self._read_roster(), self._read_rest(), self._read_restarts(), self._open(documents if is_small else ())
         )
+        named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
+        self._listed = {name: item for item in documents if (name := str(item.key)) in named} if named else {}
         wish = self._request.wish_of([found for found in self._rest if isinstance(found, Seal)])
         if not is_small and (wish.reads is Reads.ALL or not await self._read_groups(wish)):
             await self._open(documents)
@@ -388,14 +392,12 @@ class _Look:
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
             unopened=unopened_by_fault(self._current, self._opened),
         )
-        named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
-        listed = {name: item for item in self._listing.documents if (name := str(item.key)) in named} if named else {}
         return replace(
             found,
             roster=tuple(self._roster.values()),
             foreign=tuple(self._listing.foreign),
             unopened_history=sum(document not in self._opened for document in self._history),
-            listed=frozenset(listed),
-            stored=frozenset(name for name, item in listed.items() if item.last_modified_ns is not None),
+            listed=frozenset(self._listed),
+            stored=frozenset(name for name, item in self._listed.items() if item.last_modified_ns is not None),
             restarts=self._restarts,
         )
