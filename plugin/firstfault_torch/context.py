@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 from firstfault.model import NodeSetup, Place
 from firstfault.recorder.folder import NodeFolder
+from firstfault.text import parse_json
 from firstfault_torch.budgets import READING_SETUP_S, UPLOAD_DEADLINE_S
-from firstfault_torch.guard import bounded
+from firstfault_torch.guard import bounded, logger
 
 RECORDING_VARIABLE = "FIRSTFAULT_RECORDING"
 """How a worker gets the `Recording` of its node: as JSON."""
@@ -124,12 +125,24 @@ class Recording:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Recording | None:
-        """Return the recording that the agent passed to this worker; None if recording is off."""
+        """Return the recording that the agent passed to this worker; None if recording is off.
+
+        A worker of an environment with another firstfault cannot read its agent's: it logs that, and records nothing.
+        """
         text = environment.get(RECORDING_VARIABLE)
         if not text:
             return None
-        told = json.loads(text)
-        return cls(**{**told, "identity": Identity(**told["identity"])})
+        try:
+            told = parse_json(text)
+            return cls(**{**told, "identity": Identity(**told["identity"])})
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning(
+                "this process records nothing: it cannot read %s (%s: %s). Install the firstfault of its agent",
+                RECORDING_VARIABLE,
+                type(error).__name__,
+                error,
+            )
+            return None
 
 
 def node_place(recording: Recording) -> Place:

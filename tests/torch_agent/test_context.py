@@ -14,6 +14,7 @@ import pytest
 
 from firstfault_torch import context as node_setup
 from firstfault_torch.context import (
+    RECORDING_VARIABLE,
     SOURCE_VARIABLE,
     Identity,
     Recording,
@@ -38,6 +39,14 @@ def test_a_recording_goes_through_the_environment() -> None:
     environment = recording.environment()
     assert (Recording.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
     assert Recording.from_environment({}) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "7", "{}", '{"identity": {"unknown": 1}}', '{"identity": 1}'])
+def test_a_recording_of_another_version(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker that cannot read its agent's recording records nothing, and one warning tells what to do."""
+    assert Recording.from_environment({RECORDING_VARIABLE: text}) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "Install the firstfault of its agent" in caplog.text
 
 
 def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
