@@ -588,10 +588,14 @@ def test_another_size_at_one_rank(failures: tuple[WorkerError, ...], verdict: st
 
 
 def test_a_headline_without_a_text_or_a_rank() -> None:
-    """A bare assert has the line that raised it, as in Python's traceback; without a cause, silent nodes are named."""
+    """A bare assert has the line that raised it, as in Python's traceback; without a cause, silent nodes are named.
+
+    A damaged document may state four billion nodes.
+    """
     frame = FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
     root = own(2, message="", exception=ExceptionInfo("AssertionError", "", frames=(frame,)))
     headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
     assert evidence(done(root, victim(0))).headline == headline
-    verdict = evidence(make_job(*(victim(rank, group_rank=0, group_world_size=3) for rank in (0, 1))))
-    assert verdict.headline.startswith("undetermined: no report from nodes 1, 2; 2 ranks: RuntimeError: ")
+    for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
+        verdict = evidence(make_job(*(victim(rank, group_rank=0, group_world_size=nodes) for rank in (0, 1))))
+        assert verdict.headline.startswith(f"undetermined: no report from nodes {missing}; 2 ranks: RuntimeError: ")

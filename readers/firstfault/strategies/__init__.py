@@ -391,10 +391,11 @@ def sentence_about(root: WorkerError) -> str:
     return sentence_of(lines[-1])
 
 
-def listed(ranks: Sequence[int]) -> str:
-    """Return at most 8 ranks as a text."""
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown  # noqa: PLR2004 - how many fit a line
+def listed(ranks: Sequence[int], count: int | None = None) -> str:
+    """Return at most 8 ranks as a text; `count` tells how many there are, if it is not their length."""
+    shown = ranks[:8]  # as many as fit a line
+    more = (len(ranks) if count is None else count) - len(shown)
+    return ", ".join(map(str, shown)) + (f" and {more} more" if more > 0 else "")
 
 
 def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
