@@ -121,7 +121,8 @@ class Recording:
         """Return the variables that pass this recording to a worker process."""
         variables = self.identity.worker_environment
         told = replace(self, identity=replace(self.identity, worker_environment={}))
-        return {**variables, RECORDING_VARIABLE: json.dumps(asdict(told), ensure_ascii=False)}
+        # a user's number may be one of numpy
+        return {**variables, RECORDING_VARIABLE: json.dumps(asdict(told), ensure_ascii=False, default=float)}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Recording | None:

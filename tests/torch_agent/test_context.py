@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,6 +40,8 @@ def test_a_recording_goes_through_the_environment() -> None:
     environment = recording.environment()
     assert (Recording.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
     assert Recording.from_environment({}) is None
+    of_a_library = replace(RECORDING, upload_deadline_seconds=Fraction(5, 2))  # or a number of numpy
+    assert Recording.from_environment(of_a_library.environment()) == RECORDING
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "7", "{}", '{"identity": {"unknown": 1}}', '{"identity": 1}'])

@@ -100,6 +100,31 @@ def test_the_first_agent_is_killed(store: RoundStore, hurry: Callable[[], None])
     assert deaths.seen == [(0, "worker-0")]
 
 
+def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], None]) -> None:
+    """The thread ends also if the end of the round and an agent's greeting are read at the same moment."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        began.set()
+        goes_on.wait(LONG_S)
+
+    lines, where = _first(store, slow)
+    late = socket.create_connection(("127.0.0.1", where["port"]), LONG_S)
+    agent = _greeted(where)
+    hurry()
+    agent.close()
+    assert began.wait(LONG_S)
+    greeting = {"secret": where["secret"], "group_rank": 2, "node": "worker-2"}
+    late.sendall(json.dumps(greeting).encode() + b"\n")
+    ending = threading.Thread(target=lines.end)
+    ending.start()
+    until(lines._ended.done)
+    goes_on.set()
+    ending.join(LONG_S)
+    until(lambda: not lines._thread.is_alive())
+    late.close()
+
+
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[], None]) -> None:
     """An agent that sends a farewell is not reported dead, whichever of two it is."""

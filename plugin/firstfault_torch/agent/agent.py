@@ -140,7 +140,9 @@ class ReportingAgent(LocalElasticAgent):
                 values = {"group_rank": place.group_rank, "node": place.node}
                 self._log_line_prefix_template = with_node(self._log_template, values)
         # spawned and forked workers both inherit this process's environment; torch's own watchdog would kill the agent
-        variables = {**flight_recorder_variables(os.environ), **node.reporter.recording.environment()}
+        variables = flight_recorder_variables(os.environ)
+        with guarded_in_main("telling the workers where to record"):
+            variables = {**variables, **node.reporter.recording.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
         try:

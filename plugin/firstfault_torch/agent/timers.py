@@ -88,8 +88,12 @@ class TimerServer:
             raise FileExistsError(f"{path} is there already, and is no FIFO")
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-        # also for writing: without a writer the FIFO would be readable for ever
-        self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            # also for writing: without a writer the FIFO would be readable for ever
+            self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            path.unlink()
+            raise
         self._stop_reader, self._stop_writer = os.pipe()
         _living.add(self)
 

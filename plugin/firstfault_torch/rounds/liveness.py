@@ -102,6 +102,12 @@ class Liveness:
         with guarded("holding the connections between the agents", through=(asyncio.CancelledError,)):
             await (self._connect_to_first() if self._group_rank else self._serve())
 
+    async def _line(self, reader: asyncio.StreamReader, seconds: float) -> bytes:
+        line = await asyncio.wait_for(reader.readline(), seconds)
+        if self._ended.done():  # before Python 3.12, `wait_for` drops a cancellation that comes with the line
+            raise asyncio.CancelledError
+        return line
+
     # --- the first agent ----------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
@@ -125,7 +131,7 @@ class Liveness:
         """Hold the connection of an agent, whose greeting has the secret from the store; close a stranger's."""
         with contextlib.closing(writer):
             try:
-                greeting = parse_json(await asyncio.wait_for(reader.readline(), RECONNECT_S))
+                greeting = parse_json(await self._line(reader, RECONNECT_S))
                 if not secrets.compare_digest(greeting["secret"], self._secret):
                     raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
                 group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
@@ -208,7 +214,7 @@ class Liveness:
                 reader, writer = await asyncio.open_connection(sock=connection, limit=_LONGEST_LINE)
                 try:
                     writer.write(json.dumps(greeting).encode() + b"\n")
-                    node = str(parse_json(await asyncio.wait_for(reader.readline(), left))["node"])
+                    node = str(parse_json(await self._line(reader, left))["node"])
                 except BaseException:
                     writer.close()
                     raise

@@ -178,7 +178,8 @@ class WorkerMonitor:
             return
         node = self.recording.files
         if not is_program and node is not None:
-            await_siblings(node)
+            with guarded("waiting for this node's other workers to start"):
+                await_siblings(node)
         hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(watch_threads())
