@@ -210,6 +210,7 @@ def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
     [
         *([["a", 4], ["b", -4], ["c", 4]], [["a", True], ["b", 3]], [["a"]], {"a": 4}, None, 4, [[["a"], 4, 5]]),
         *([["a", size]] for size in (10**30, 4.0, "4", None, "b", 3, 5)),
+        [["errors/\ud800.pb", 4]],
     ],
     ids=str,
 )

@@ -391,6 +391,10 @@ def test_what_a_reader_leaves_out_is_counted() -> None:
     deep = _read(lambda failure: failure.exception.frames.extend(pb.Frame(line=line) for line in range(1, 3_000)))
     assert [frame.line for frame in deep.exception.frames] == [7, *range(1, 500), *range(2_500, 3_000)]
     assert deep.exception.frames_omitted == 2_000
+    group = pb.ExceptionRecord(type="ValueError", frames=[pb.Frame(line=line) for line in range(500)])
+    members = _read(lambda failure: failure.exception.members.extend([group] * 100)).exception.members
+    assert [len(member.frames) for member in members] == [500] * 39 + [499] + [2] * 60
+    assert all(len(member.frames) + member.frames_omitted == 500 for member in members)
 
 
 def test_a_roster_entry_keeps_so_much() -> None:

@@ -17,7 +17,7 @@ from firstfault.text import one_line
 
 if TYPE_CHECKING:
     from firstfault.evidence.texts import Pointer
-    from firstfault.model import CausedBy, JobErrors, NodePresence, WorkerError
+    from firstfault.model import CausedBy, JobErrors, NodePresence, Place, WorkerError
 
 ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
@@ -164,21 +164,24 @@ def _named_node(pointer: Pointer, nodes_at: dict[str, set[str]]) -> str:
 # --- ranks and nodes that failed without a readable report ------------------------------------------------------------
 
 
-def is_unlisted(job: JobErrors, failure: WorkerError) -> bool:
-    """Whether the agent of a rank's node has reported which documents its node wrote, and not all of the failure's.
+def are_unlisted(job: JobErrors, failures: Iterable[WorkerError]) -> bool:
+    """Whether the agents of these ranks' nodes have reported which documents their nodes wrote, and not all of theirs.
 
     Another process that may write to the attempt's prefix may have written the others.
     """
-    place = failure.place
-    entries = [
-        entry
-        for entry in job.roster
-        if entry.phase is Phase.FAILED
-        and (entry.place.node, entry.place.group_rank, entry.place.round) == (place.node, place.group_rank, place.round)
-    ]
-    listed = {receipt.name for entry in entries for receipt in entry.receipts}
-    names = {document.name for document in failure.documents}
-    return place.rank is not None and bool(listed) and not names <= listed
+    listed: dict[tuple[str, int | None, int], set[str]] = defaultdict(set)
+    for entry in job.roster:
+        if entry.phase is Phase.FAILED:
+            listed[_pod_of(entry.place)].update(receipt.name for receipt in entry.receipts)
+    for failure in failures:
+        names = listed[_pod_of(failure.place)]
+        if failure.place.rank is None or not names or names >= {document.name for document in failure.documents}:
+            return False
+    return True
+
+
+def _pod_of(place: Place) -> tuple[str, int | None, int]:
+    return place.node, place.group_rank, place.round
 
 
 def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:

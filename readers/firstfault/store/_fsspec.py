@@ -180,9 +180,15 @@ class FsspecStore(StoreOfClient):
         return objects, str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
 
     async def _call(self, name: str, *args: Any) -> Any:
-        """Send one request, in a limited time: clients repeat it by themselves, or begin to count with each byte."""
+        """Send one request. Its time is limited, but for reads from other clouds than S3.
+
+        The clients repeat a request by themselves, or begin to count again with each byte.
+        """
         call = self._called(name, *args)
-        return await (asyncio.wait_for(call, _longest_s()) if isinstance(self._fs, AsyncFileSystem) else call)
+        is_limited = self._protocol in self.ordered or name == "pipe_file"
+        return await (
+            asyncio.wait_for(call, _longest_s()) if is_limited and isinstance(self._fs, AsyncFileSystem) else call
+        )
 
     async def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self._fs, AsyncFileSystem):

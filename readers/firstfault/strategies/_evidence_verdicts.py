@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure, FailureClass, left_no_reason
-from firstfault.evidence.diagnosis import ENDS_OF_NODES, is_unlisted, names_it
+from firstfault.evidence.diagnosis import ENDS_OF_NODES, are_unlisted, names_it
 from firstfault.evidence.faults import (
     AFTER_A_PRINTED_ERROR,
     is_unclear_exit,
@@ -67,7 +67,7 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     near = [item for item in stopped_near(first, classified) if id(item) not in are_raising]
     earlier = _earlier_candidates(diagnosis, found)
     doubts = []  # about the first fault itself
-    if all(is_unlisted(diagnosis.job, fault.failure) for fault in found.same):
+    if are_unlisted(diagnosis.job, failures_of(found.same)):
         doubts.append(Reason("the agent of its pod reported its pod's failures without this one", (first.failure,)))
     if len(classified) > 1 and _may_follow_an_error(first):
         doubts.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))

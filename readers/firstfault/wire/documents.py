@@ -174,6 +174,7 @@ def unpack(value: bytes) -> dict[str, bytes]:
             if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(content) - start:
                 raise ValueError("a file in it has an impossible size")  # noqa: TRY301 - as of what json raises
             end = start + size
+            str(path).encode()  # no store has a name that UTF-8 cannot hold
             files[str(path)] = content[start:end]
             start = end
     except (ValueError, TypeError, RecursionError) as error:

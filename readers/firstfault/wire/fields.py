@@ -51,6 +51,8 @@ _MAX_READ_EXCEPTIONS = 2000
 """Exceptions that a reader takes of a document's own exception, and of all its threads: with causes and members."""
 _MAX_READ_FRAMES = 1000
 """Frames of one exception that a reader takes."""
+_MAX_READ_ALL_FRAMES = 20_000
+"""Frames of all of them; each that is left keeps its first and its last one."""
 _MAX_READ_THREADS = 100
 """Failed threads that a reader takes from one document."""
 
@@ -249,11 +251,13 @@ class _ExceptionReader:
 
     def __init__(self) -> None:
         self.left = _MAX_READ_EXCEPTIONS
+        self.frames_left = _MAX_READ_ALL_FRAMES
 
     def read(self, record: Any, depth: int = 1) -> ExceptionInfo:
         """Return an exception; its last notes count what is left out."""
         self.left -= 1
-        frames, omitted = _both_ends(record.frames, _MAX_READ_FRAMES)
+        frames, omitted = _both_ends(record.frames, min(_MAX_READ_FRAMES, max(self.frames_left, 2)))
+        self.frames_left -= len(frames)
         given: dict[str, Any] = {"frames": _FRAMES.read(frames), "frames_omitted": record.frames_omitted + omitted}
         notes = []
         for name in ("causes", "members"):
