@@ -597,5 +597,6 @@ def test_a_headline_without_a_text_or_a_rank() -> None:
     headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
     assert evidence(done(root, victim(0))).headline == headline
     for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
-        verdict = evidence(make_job(*(victim(rank, group_rank=0, group_world_size=nodes) for rank in (0, 1))))
+        places = ((0, {"group_rank": 0}), (1, {"group_rank": None}))
+        verdict = evidence(make_job(*(victim(rank, group_world_size=nodes, **place) for rank, place in places)))
         assert verdict.headline.startswith(f"undetermined: no report from nodes {missing}; 2 ranks: RuntimeError: ")

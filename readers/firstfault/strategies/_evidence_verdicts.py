@@ -433,10 +433,11 @@ def _expired(job: JobErrors) -> str:
 def _silent(job: JobErrors) -> str:
     """Return which nodes left no trace, as those on which firstfault does not run: "no report from node 1; "."""
     places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
-    reported, nodes = {place.group_rank for place in places}, range(job.coverage.expected or 0)
-    count = nodes.stop - sum(group_rank in nodes for group_rank in reported)
+    expected = job.coverage.expected or 0
+    reported = {place.group_rank for place in places if place.group_rank is not None and place.group_rank < expected}
+    count = expected - len(reported)
     # a damaged document may state billions of nodes
-    first = list(islice((group_rank for group_rank in nodes if group_rank not in reported), _FEW))
+    first = list(islice((number for number in range(expected) if number not in reported), _FEW))
     return f"no report from node{'s' if count > 1 else ''} {listed(first, count)}; " if count else ""
 
 
