@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -237,10 +237,14 @@ def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
 
 
 def _refuse_listing(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
-    async def refused(self: FsspecStore, *_: object) -> list:
-        raise error
+    request = FsspecStore.request
 
-    monkeypatch.setattr(FsspecStore, "_entries", refused)
+    async def refused(self: FsspecStore, verb: str, *more: Any) -> Any:
+        if verb == "list":
+            raise error
+        return await request(self, verb, *more)
+
+    monkeypatch.setattr(FsspecStore, "request", refused)
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("list refused"), StoreUnavailableError("no answer")])
