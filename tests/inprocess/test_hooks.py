@@ -218,11 +218,13 @@ class FakeGroup:
         return self.backend
 
 
-def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """One that raises, or that hangs, keeps no other from being aborted; without groups there is nothing to abort."""
     state = State.from_env()
     assert AbortTorchDistributed()(state) is state
-    hanging, failing, healthy = FakeNccl(threading.Event().wait), FakeNccl(Mock(side_effect=RuntimeError)), FakeNccl()
+    released = threading.Event()
+    request.addfinalizer(released.set)
+    hanging, failing, healthy = FakeNccl(released.wait), FakeNccl(Mock(side_effect=RuntimeError)), FakeNccl()
     found = [FakeGroup(hanging), FakeGroup(), FakeGroup(failing), FakeGroup(object()), FakeGroup(healthy)]
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", FakeNccl, raising=False)
     monkeypatch.setattr(type(c10d._world), "pg_map", property(lambda _: dict.fromkeys(found)))
