@@ -588,10 +588,7 @@ def test_another_size_at_one_rank(failures: tuple[WorkerError, ...], verdict: st
 
 
 def test_a_headline_without_a_text_or_a_rank() -> None:
-    """A bare assert has the line that raised it, as in Python's traceback; without a cause, silent nodes are named.
-
-    A damaged document may state four billion nodes.
-    """
+    """A bare assert has the line that raised it; without a cause, silent nodes are named, of four billion the first."""
     frame = FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
     root = own(2, message="", exception=ExceptionInfo("AssertionError", "", frames=(frame,)))
     headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"

@@ -88,7 +88,7 @@ def _broken(verdict: Verdict, context: RetryContext) -> bool:
     ],
 )
 def test_policies_compose(policy: RetryPolicy, retry: bool) -> None:
-    """`|`, `&` and `~` work in any nesting, with plain functions on either side, and ask no operand in vain."""
+    """`|`, `&` and `~` nest, take plain functions on both sides, and call an operand only if it matters."""
     assert bool(policy(_verdict(), _CONTEXT)) is retry
 
 
