@@ -14,7 +14,7 @@ from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model import Origin, Phase, Place, RestartKind, RestartRecord, Scope, WorkerError
 from firstfault.model.job import pods_live
-from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence
+from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, same_fault_again
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
 from firstfault.wire.json_schemas import from_json
 
@@ -166,7 +166,7 @@ def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext
     `decision` is the retry policy's, for `RestartContext.for_policy`.
     """
     restart, reason = decision.retry, decision.reason
-    again = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
+    again = same_fault_again()(verdict, context.for_policy(RetryContext()))
     is_known = verdict.scope is not Scope.UNDETERMINED
     root = verdict.root
     # the same fingerprint does not show the same fault: the code asked for it, or another node was lost
@@ -177,9 +177,9 @@ def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext
     elif verdict.category == "gpu_hardware" or host_evidence()(verdict, RetryContext()):
         restart, reason = False, "the machine is at fault, and a restart would use it again"
     elif decision.retry and again and not may_repeat:
-        restart, reason = False, "the previous round failed with the same fault"
+        restart, reason = False, again.reason
     elif not decision.retry and not is_known and again:
-        reason = "the cause is not known, and the previous round failed with the same fault"
+        reason = f"the cause is not known, and {again.reason}"
     elif not decision.retry and not is_known:
         restart, reason = True, "the cause is not known, and torch elastic restarts after any failure"
     return restart, reason
