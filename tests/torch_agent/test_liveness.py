@@ -137,6 +137,18 @@ def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[]
     agents[1 - leaves].end()
 
 
+def test_an_agent_that_leaves_before_it_is_answered(store: RoundStore) -> None:
+    """It sends a farewell too: the first agent may have taken its greeting."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        store.set("firstfault/lifeline", json.dumps({"port": listener.getsockname()[1], "secret": "of this test"}))
+        lines = Liveness(store, 1, "worker-1", "127.0.0.1", Deaths())
+        connection, _ = listener.accept()
+    with connection, connection.makefile("rb") as received:
+        assert json.loads(received.readline())["node"] == "worker-1"
+        lines.end()
+        assert received.read() == b"bye\n"
+
+
 def test_a_stranger_is_not_missed(store: RoundStore, hurry: Callable[[], None]) -> None:
     """A connection without the secret from the store cannot report a death."""
     deaths = Deaths()

@@ -215,7 +215,9 @@ class Liveness:
                 try:
                     writer.write(json.dumps(greeting).encode() + b"\n")
                     node = str(parse_json(await self._line(reader, left))["node"])
-                except BaseException:
+                except BaseException as error:
+                    if isinstance(error, asyncio.CancelledError):
+                        writer.write(_FAREWELL)  # the first agent may know this one already
                     writer.close()
                     raise
                 return reader, writer, node
