@@ -13,6 +13,7 @@ from firstfault.conclude import conclude
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import NodePresence, Phase, Receipt, SentSignal, StackDump, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.reading.assemble import round_of
 from firstfault.report import report_of
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -170,6 +171,15 @@ def test_time_is_linear_in_a_text(part: str) -> None:
     """Whatever a text repeats, it is judged and drawn at once: in quadratic time it would take minutes."""
     for shape in _SHAPES:
         assert _seconds(part, shape * (_LONGEST_TEXT // len(shape))) < _SOON_S, shape
+
+
+def test_time_is_linear_in_documents_without_a_group_rank() -> None:
+    """Documents of 10,000 nodes without group ranks are sorted into rounds at once."""
+    documents = [make_error(0, node=f"w-{number}", incarnation=number + 1) for number in range(10_000)]
+    began = time.thread_time()
+    judged = round_of((), documents, ())
+    assert all(map(judged.has, documents))
+    assert time.thread_time() - began < 1
 
 
 @pytest.mark.parametrize(

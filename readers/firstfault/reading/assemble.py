@@ -179,6 +179,8 @@ class JudgedRound:
     """The last round with a roster entry; None: there is no roster."""
     newest: dict[NodeKey, int]
     """The newest incarnation of each node in this round, from its entries; without any, from the documents."""
+    newest_of_name: dict[str, int]
+    """The same by the node's name, for a document without a group rank."""
     has_entries: bool
     """Whether the round has a roster entry."""
 
@@ -205,7 +207,7 @@ class JudgedRound:
 
     def _newest_of(self, place: Place, default: int) -> int:
         if place.group_rank is None:
-            return max((number for (node, _), number in self.newest.items() if node == place.node), default=default)
+            return self.newest_of_name.get(place.node, default)
         # an entry that could not be read has no node's name
         keys = (node_key(place), ("", place.group_rank))
         return max((self.newest[key] for key in keys if key in self.newest), default=default)
@@ -226,11 +228,13 @@ def round_of(
     ours = [document.place for document in documents if document.writer is not Writer.STOCK]
     number = judged_round(entries, (place.round for place in ours), restarts)
     newest: dict[NodeKey, int] = defaultdict(int)
+    of_name: dict[str, int] = defaultdict(int)
     for place in [entry.place for entry in roster] if number in entries else ours:
         if place.round == number:
             key = node_key(place)
             newest[key] = max(newest[key], place.incarnation)
-    return JudgedRound(number, max(entries, default=None), dict(newest), number in entries)
+            of_name[place.node] = max(of_name[place.node], place.incarnation)
+    return JudgedRound(number, max(entries, default=None), dict(newest), dict(of_name), number in entries)
 
 
 # --- withdrawn documents --------------------------------------------------------------------------------------------
