@@ -149,6 +149,15 @@ def test_an_agent_that_leaves_before_it_is_answered(store: RoundStore) -> None:
         assert received.read() == b"bye\n"
 
 
+def test_the_first_agent_leaves_before_it_is_greeted(store: RoundStore) -> None:
+    """It sends its answer and a farewell too: an agent that connects again must not take it for dead."""
+    lines, where = _first(store, Deaths())
+    with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as late, late.makefile("rb") as received:
+        _greeted(where).close()  # taken after the other connection
+        lines.end()
+        assert received.read() == b'{"node": "worker-0"}\nbye\n'
+
+
 def test_a_stranger_is_not_missed(store: RoundStore, hurry: Callable[[], None]) -> None:
     """A connection without the secret from the store cannot report a death."""
     deaths = Deaths()

@@ -129,13 +129,17 @@ class Liveness:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hold the connection of an agent, whose greeting has the secret from the store; close a stranger's."""
+        answer = json.dumps({"node": self._node}).encode() + b"\n"
         with contextlib.closing(writer):
             try:
                 greeting = parse_json(await self._line(reader, RECONNECT_S))
                 if not secrets.compare_digest(greeting["secret"], self._secret):
                     raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
                 group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
-                writer.write(json.dumps({"node": self._node}).encode() + b"\n")
+                writer.write(answer)
+            except asyncio.CancelledError:
+                writer.write(answer + _FAREWELL)  # an agent that connects again would take this end for dead
+                raise
             except (OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError) as error:
                 logger.debug("dropped a connection that is not an agent's: %s", error)
                 return
