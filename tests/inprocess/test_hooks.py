@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -20,6 +21,7 @@ from firstfault_torch.inprocess.exception import RestartAbort, RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_torch.inprocess.hooks import (
     AbortTorchDistributed,
+    AbortTransformerEngine,
     Compose,
     CudaHealthCheck,
     FaultCounter,
@@ -27,8 +29,13 @@ from firstfault_torch.inprocess.hooks import (
     RetryController,
     ThreadedFinalize,
 )
-from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize
-from firstfault_torch.inprocess.state import FrozenState, Mode, State
+from firstfault_torch.inprocess.rank_assignment import (
+    ActiveWorldSizeDivisibleBy,
+    FrozenState,
+    MaxActiveWorldSize,
+    Mode,
+    State,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +101,8 @@ def test_not_enabled() -> None:
         return 3
 
     assert inprocess.Wrapper(enabled=False)(function) is function
+    with pytest.raises(TypeError):
+        inprocess.Wrapper(function)  # type: ignore[misc]
 
 
 # --- the state ------------------------------------------------------------------------------------------------------
@@ -135,8 +144,9 @@ def test_bases_of_exceptions() -> None:
         ([lambda text: text + "a", lambda text: text + "b"], ">ba"),
         ([lambda text: text + "a", print], ">a"),
         ([Compose(str.upper, lambda text: text + "b"), lambda text: text + "c"], ">CB"),
+        ([lambda one, two: one + two, lambda text: (text, "d")], ">d"),
     ],
-    ids=["order", "returns nothing", "a chain in a chain"],
+    ids=["order", "returns nothing", "a chain in a chain", "several values"],
 )
 def test_a_chain(parts: list[Callable[[str], Any]], result: str) -> None:
     """The last part is called first, and each gets the result of the part before, or what that got."""
@@ -232,6 +242,15 @@ def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch, request:
     monkeypatch.setattr(hooks, "NCCL_ABORT_S", 0.3)
     assert AbortTorchDistributed()(state) is state
     assert all(backend.aborted.wait(LONG.total_seconds()) for backend in (hanging, failing, healthy))
+
+
+def test_the_buffers_of_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are destroyed if the program uses it, and an error there ends no chain of hooks."""
+    assert AbortTransformerEngine()(STATE) is STATE
+    destroyed = Mock(side_effect=RuntimeError("no buffers"))
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", Mock(**{"module.base.destroy_ub": destroyed}))
+    assert AbortTransformerEngine()(STATE) is STATE
+    destroyed.assert_called_once_with()
 
 
 # --- finalize -------------------------------------------------------------------------------------------------------

@@ -20,12 +20,13 @@ from firstfault_torch.inprocess.rank_assignment import (
     FillGaps,
     FilterCountGroupedByKey,
     MaxActiveWorldSize,
+    Mode,
     RankAssignment,
     RankAssignmentCtx,
     RankDiscarded,
     ShiftRanks,
+    State,
 )
-from firstfault_torch.inprocess.state import Mode, State
 from firstfault_torch.inprocess.store import Iteration
 from tests.waiting import SOON_S
 
@@ -52,7 +53,7 @@ class World:
         def of(state: State) -> RankAssignmentCtx | RankDiscarded:
             exchange = partial(Iteration(store, "world", 0, self.size).exchange, dt.timedelta(seconds=SOON_S))
             try:
-                return self.assignment(RankAssignmentCtx(state, exchange, set(terminated)))
+                return self.assignment(RankAssignmentCtx(state, store, set(terminated), exchange))
             except RankDiscarded as discarded:
                 return discarded
 
@@ -84,11 +85,7 @@ class World:
 
 def context(rank: int, world_size: int, terminated: set[int] | None = None, **fields: Any) -> RankAssignmentCtx:
     """Return the input of a rank assignment that needs no store."""
-
-    def alone(rank: int, value: str, _: object) -> dict[int, str]:
-        return {rank: value}
-
-    return RankAssignmentCtx(State(rank, world_size, **fields), alone, terminated or set())
+    return RankAssignmentCtx(State(rank, world_size, **fields), None, terminated or set())
 
 
 def new_ranks(assignment: RankAssignment, world_size: int, terminated: set[int]) -> list[int | None]:

@@ -1,7 +1,9 @@
-"""Workers restart with NVIDIA's own wrapper, and its faults are on our record: the real package, real pods."""
+"""NVIDIA's own wrapper, whose faults are on our record, and the names that ours has of it: with the real package."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -11,12 +13,31 @@ import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import RestartKind
+from firstfault_torch import inprocess
 from tests.plugin.running import Ended, running
 
 pytestmark = pytest.mark.jobs
-pytest.importorskip("nvidia_resiliency_ext", reason="make nvrx runs it")
+theirs = pytest.importorskip("nvidia_resiliency_ext.inprocess", reason="make nvrx runs it")
 
 FILE = Path(__file__).parent / "jobs" / "nvrx.py"
+MODULES = "abort completion compose exception finalize health_check initialize rank_assignment state terminate wrap"
+NOT_HERE = {"HealthCheckPassed", "Layer", "LayerFlag", "Node", "Tree"}
+"""NVIDIA's internal classes, and those that docs/in_process.md names."""
+
+
+@pytest.mark.parametrize("name", MODULES.split())
+def test_a_program_changes_only_its_imports(name: str) -> None:
+    """Each of NVIDIA's modules of hooks, options and errors exists here, with its classes and their arguments."""
+    module, ours = (importlib.import_module(f"{package.__name__}.{name}") for package in (theirs, inprocess))
+    for key, kind in vars(module).items():
+        if not inspect.isclass(kind) or kind.__module__ != module.__name__ or key in NOT_HERE:
+            continue
+        assert hasattr(ours, key), key
+        if not issubclass(kind, BaseException) and key != "CallWrapper":
+            wanted = [name for name in inspect.signature(kind).parameters if name not in {"args", "kwargs"}]
+            taken = inspect.signature(getattr(ours, key)).parameters
+            assert set(wanted) <= set(taken) if key == "Wrapper" else [*taken][: len(wanted)] == wanted, key
+    assert {"iteration", "ping", "atomic"} <= set(dir(inprocess.CallWrapper)) & set(dir(theirs.CallWrapper))
 
 
 def _end(folder: Path, faults: list[str]) -> Ended:

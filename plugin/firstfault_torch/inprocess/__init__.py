@@ -5,14 +5,19 @@ What does the same as in NVIDIA's ``nvidia_resiliency_ext.inprocess`` has the sa
 
 from __future__ import annotations
 
-from firstfault_torch.inprocess import exception, hooks, rank_assignment, state, store
+import sys
+
+from firstfault_torch.inprocess import exception, hooks, monitor_thread, rank_assignment, store
 from firstfault_torch.inprocess.hooks import Compose
 from firstfault_torch.inprocess.job import InProcessRestart
-from firstfault_torch.inprocess.state import FrozenState, Mode, State
+from firstfault_torch.inprocess.rank_assignment import FrozenState, Mode, State
 from firstfault_torch.inprocess.wrap import CallWrapper, Wrapper, current_call
 
-abort = finalize = health_check = initialize = hooks
-"""NVRx's modules of hooks, such as ``inprocess.initialize.RetryController``."""
+abort = completion = compose = finalize = health_check = initialize = terminate = hooks
+state = rank_assignment
+# NVRx's modules: also ``from firstfault_torch.inprocess.abort import Abort`` works
+for _name in ("abort", "completion", "compose", "finalize", "health_check", "initialize", "state", "terminate"):
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name]
 
 __all__ = [
     "CallWrapper",
@@ -23,12 +28,16 @@ __all__ = [
     "State",
     "Wrapper",
     "abort",
+    "completion",
+    "compose",
     "current_call",
     "exception",
     "finalize",
     "health_check",
     "initialize",
+    "monitor_thread",
     "rank_assignment",
     "state",
     "store",
+    "terminate",
 ]

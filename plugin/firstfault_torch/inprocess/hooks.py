@@ -1,13 +1,13 @@
 """The hooks that run on a rank at each step of a restart: the kinds, firstfault's own hooks, and chains of hooks.
 
-NVRx has one module for each kind, so this module has four more names: `abort`, `finalize`, `health_check` and
-`initialize` of `firstfault_torch.inprocess`.
+NVRx has one module for each kind: those of `firstfault_torch.inprocess` are other names of this one.
 """
 
 from __future__ import annotations
 
 import abc
 import datetime as dt
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from firstfault_torch.inprocess.exception import RestartAbort, RestartError, che
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 
 if TYPE_CHECKING:
-    from firstfault_torch.inprocess.state import State
+    from firstfault_torch.inprocess.rank_assignment import State
 
 
 class Hook(abc.ABC):
@@ -48,7 +48,8 @@ class Hook(abc.ABC):
 class Compose:
     """Calls its parts from the last to the first: ``Compose(a, b, c)(x)`` is ``a(b(c(x)))``.
 
-    The parts are hooks of one kind, or rank assignments. A part that returns None passes its argument on.
+    The parts are hooks of one kind, or rank assignments. A part that returns None passes its argument on; a tuple is
+    passed on as several arguments.
 
     Args:
         instances: the parts, at least one. The last is called first.
@@ -58,7 +59,7 @@ class Compose:
         TypeError: a part cannot be called.
     """
 
-    def __init__(self, *instances: Callable[[Any], Any]) -> None:
+    def __init__(self, *instances: Callable[..., Any]) -> None:
         if not instances:
             raise ValueError("Compose needs at least one part")
         for instance in instances:
@@ -66,10 +67,11 @@ class Compose:
                 raise TypeError(f"Compose cannot call {instance!r}")
         self.instances = instances
 
-    def __call__(self, value: Any) -> Any:
-        """Return what the first part returned; the last one gets `value`."""
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the first part returned; the last one gets the arguments."""
+        value = arguments if len(arguments) != 1 else arguments[0]
         for part in reversed(self.instances):
-            returned = part(value)
+            returned = part(*value) if isinstance(value, tuple) else part(value)
             value = value if returned is None else returned
         return value
 
@@ -152,6 +154,18 @@ class AbortTorchDistributed(Abort):
             deadline = time.monotonic() + NCCL_ABORT_S
             for event in aborted:
                 event.wait(max(deadline - time.monotonic(), 0))
+        return state
+
+
+class AbortTransformerEngine(Abort):
+    """Destroys the communication buffers of Transformer Engine, if the program uses it."""
+
+    def __call__(self, state: State) -> State:
+        """Destroy them."""
+        engine: Any = sys.modules.get("transformer_engine.pytorch")
+        if engine is not None:
+            with guarded("destroying Transformer Engine's buffers"):
+                engine.module.base.destroy_ub()
         return state
 
 
@@ -348,3 +362,14 @@ class FaultCounter(HealthCheck):
             raised = f"rank {state.rank} raised {counted(self.faults_count, 'time')}"
             raise FaultCounterExceeded(f"{raised}, at most {self.max_rank_faults} allowed (max_rank_faults)")
         return state
+
+
+# --- when the call ends -----------------------------------------------------------------------------------------------
+
+
+class Completion(Hook):
+    """Runs on each rank when all ranks have completed."""
+
+
+class Terminate(Hook):
+    """Runs on a rank that ends without having completed."""

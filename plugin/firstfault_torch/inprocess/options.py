@@ -6,15 +6,11 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.errors import UsageError
 from firstfault_torch.inprocess.hooks import AbortTorchDistributed, Compose
-from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, ShiftRanks
-
-if TYPE_CHECKING:
-    from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx
-    from firstfault_torch.inprocess.state import State
+from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks, State
 
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
@@ -32,7 +28,7 @@ _KINDS: dict[str, type] = {"store_kwargs": dict, "monitor_process_logfile": str,
 _ALL_SHIFTED = Compose(ActivateAllRanks(), ShiftRanks())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InProcessOptions:
     """How the ranks of a function are started again in the same processes after a fault.
 

@@ -1,4 +1,4 @@
-"""Which rank each surviving process has after a fault, and which of them are active.
+"""A rank's state, and which rank each surviving process has after a fault, and which of them are active.
 
 Every process computes its own rank from the same inputs: its state, and the set of terminated ranks. So all parts must
 be deterministic. `Compose` chains them: ``Compose(MaxActiveWorldSize(8), ShiftRanks())`` closes the gaps, then
@@ -9,16 +9,98 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
+import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.inprocess.exception import RestartError, check_limit
-from firstfault_torch.inprocess.state import Mode, State
 
 if TYPE_CHECKING:
     import datetime as dt
+
+
+class Mode(enum.Enum):
+    """What a rank does in the current iteration."""
+
+    INITIALIZED = enum.auto()
+    """no rank assignment has run yet"""
+    ACTIVE = enum.auto()
+    """the rank calls the wrapped function"""
+    INACTIVE = enum.auto()
+    """the rank waits as a reserve"""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The state of one rank. Each process has its own.
+
+    Attributes:
+        rank: this rank among all ranks that are left.
+        world_size: number of ranks that are left, active or not.
+        active_rank: the rank that the wrapped function sees; None if the rank is not active.
+        active_world_size: the world size that the wrapped function sees; None before the first rank assignment.
+        initial_rank: the rank when the wrapped function was called; `rank` if not given.
+        initial_world_size: the world size when the wrapped function was called; `world_size` if not given.
+        iteration: how often the function was restarted, from 0.
+        mode: what the rank does in this iteration.
+        fn_exception: the exception that the wrapped function raised in this iteration, with its traceback and causes;
+            None if it raised none.
+    """
+
+    rank: int
+    world_size: int
+    active_rank: int | None = None
+    active_world_size: int | None = None
+    initial_rank: int = -1
+    initial_world_size: int = -1
+    iteration: int = 0
+    mode: Mode = Mode.INITIALIZED
+    fn_exception: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("initial_rank", self.rank), ("initial_world_size", self.world_size)):
+            if getattr(self, name) < 0:
+                object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> State:
+        """Return the state of a rank before its first rank assignment.
+
+        Args:
+            environment: has ``RANK`` (0 if absent) and ``WORLD_SIZE`` (1 if absent).
+
+        Raises:
+            ValueError: one of them is not a number, or the rank is not below the world size.
+        """
+        rank = _number("RANK", environment.get("RANK", "0"))
+        world_size = _number("WORLD_SIZE", environment.get("WORLD_SIZE", "1"))
+        if not 0 <= rank < world_size:
+            raise ValueError(f"RANK is {rank} and WORLD_SIZE is {world_size}; RANK must be from 0 to WORLD_SIZE - 1")
+        return cls(rank=rank, world_size=world_size)
+
+    def distributed_variables(self) -> dict[str, str]:
+        """Return the environment variables with which an active rank calls the function; none if it is not active."""
+        if self.active_rank is None or self.active_world_size is None:
+            return {}
+        return {"RANK": str(self.active_rank), "WORLD_SIZE": str(self.active_world_size)}
+
+    def next(self) -> State:
+        """Return the state of the next iteration: its number is higher, and the exception of the last one is gone."""
+        return dataclasses.replace(self, iteration=self.iteration + 1, fn_exception=None)
+
+
+FrozenState = State
+"""NVRx's name for the state that hooks get."""
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}, which is not a number") from None
 
 
 @dataclasses.dataclass
@@ -27,16 +109,18 @@ class RankAssignmentCtx:
 
     Attributes:
         state: the state of this rank.
-        exchange: takes this rank, a short text, and the ranks that take part, this one included; returns the text of
-            each. All of them call it equally often. It raises a `TimeoutError` of in-process restart if one of them
-            does not within `barrier_timeout`.
+        store: torch's store of the ranks, in a part of its own for each iteration.
         terminated_ranks: ranks that are gone, numbered as `state.rank`, so each is below `state.world_size`. A rank
             assignment that removes them returns an empty set.
+        exchange: takes this rank, a short text, and the ranks that take part, this one included; returns the text of
+            each. All of them call it equally often. It raises a `BarrierTimeout` if one of them does not within
+            `barrier_timeout`. By default no other rank takes part.
     """
 
     state: State
-    exchange: Callable[[int, str, Collection[int]], dict[int, str]]
+    store: Any
     terminated_ranks: set[int]
+    exchange: Callable[[int, str, Collection[int]], dict[int, str]] = lambda rank, text, _: {rank: text}
 
 
 class RankDiscarded(RestartError):  # noqa: N818 - the name is part of the shared vocabulary
@@ -210,7 +294,7 @@ class FilterCountGroupedByKey(RankAssignment):
         A rank that is terminated takes no part; for it, the terminated ranks stay as they are.
 
         Raises:
-            TimeoutError: the one of in-process restart: not all healthy ranks sent their key in time.
+            BarrierTimeout: not all healthy ranks sent their key in time.
         """
         rank, terminated = ctx.state.rank, ctx.terminated_ranks
         if rank in terminated:

@@ -73,8 +73,7 @@ class TCPStore(dist.TCPStore):  # type: ignore[name-defined]
             port=int(os.environ["MASTER_PORT"]) if port is None else port,
             is_master=is_master,
             timeout=timeout,
-            wait_for_workers=False,
-            **more,
+            **{**more, "wait_for_workers": False},
         )
 
 
@@ -297,6 +296,6 @@ class Iteration:
         """Return how many heartbeats a rank's monitor process has sent in this iteration."""
         return int(self._store.add(f"{_BEAT}{rank}", 0))
 
-    def process_group_store(self) -> Any:
-        """Return the part in which process groups of this iteration meet."""
-        return dist.PrefixStore(f"{self._prefix}/env", self._base)  # type: ignore[attr-defined]
+    def part(self, name: str) -> Any:
+        """Return a store for one purpose within this iteration, such as that of its process groups."""
+        return dist.PrefixStore(f"{self._prefix}/{name}", self._base)  # type: ignore[attr-defined]

@@ -42,8 +42,7 @@ from firstfault_torch.inprocess.meeting import Connections, Meeting
 from firstfault_torch.inprocess.monitor_process import Phase, Progress, Watcher
 from firstfault_torch.inprocess.monitor_thread import MonitorThread, Stamping, position_of
 from firstfault_torch.inprocess.options import InProcessOptions
-from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
-from firstfault_torch.inprocess.state import Mode, State
+from firstfault_torch.inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
 from firstfault_torch.inprocess.store import (
     GONE,
     Fault,
@@ -401,8 +400,9 @@ class CallWrapper:
         """Give this rank its place among those that continue."""
         iteration: Any = self._iteration
         exchange = partial(iteration.exchange, self._barrier_timeout)
+        context = RankAssignmentCtx(self.state, iteration.part("assignment"), set(gone), exchange)
         parts = [part for part in (self._options.rank_filter, self._options.rank_assignment) if part is not None]
-        self.state = Compose(*parts)(RankAssignmentCtx(self.state, exchange, set(gone))).state
+        self.state = Compose(*parts)(context).state
 
     def _fault(self, kind: FaultKind, error: BaseException) -> Fault:
         return Fault(self.state.rank, kind, one_line(error), time.time_ns(), self.state.initial_rank)
@@ -442,7 +442,7 @@ class CallWrapper:
         connection = self._connections.open(self._store.clone, getattr(self._store, "port", None))
         if timeout is not None:
             connection.set_timeout(timeout)
-        return iteration.over(connection).process_group_store(), state.active_rank or 0, state.active_world_size or 1
+        return iteration.over(connection).part("env"), state.active_rank or 0, state.active_world_size or 1
 
     def _restore_environment(self) -> None:
         for name, value in self._environment.items():
@@ -492,7 +492,7 @@ def _own(error: BaseException | None, *, is_interrupted: bool) -> BaseException 
     return None if is_interrupted and any(isinstance(one, RankShouldRestart) for one in causes(error)) else error
 
 
-class Wrapper:
+class Wrapper(InProcessOptions):
     """Calls a function again in the same processes after a fault on any rank, without the ranks that are gone.
 
     On a fault all ranks abort their collectives, agree on who continues, get new ranks and a new world size, and call
@@ -500,28 +500,22 @@ class Wrapper:
     ``init_process_group``; all ranks call it in their main thread. A parameter annotated with `CallWrapper` receives
     the call.
 
-    Args:
-        options: the fields of `InProcessOptions`.
-
     Raises:
         firstfault.errors.UsageError: an option is not valid.
     """
-
-    def __init__(self, **options: Any) -> None:
-        self.options = InProcessOptions(**options)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with restarts; the function itself if they are not enabled.
 
         It may be called again, but not within a call, nor after a rank was lost.
         """
-        if not self.options.enabled:
+        if not self.enabled:
             return function
         names = _parameters_for_the_call(function)
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with CallWrapper(self.options) as call:
+            with CallWrapper(self) as call:
                 bound = inspect.signature(function).bind_partial(*args, **kwargs)
                 bound.arguments.update(dict.fromkeys(names, call))
                 return call(function, bound.args, bound.kwargs)
