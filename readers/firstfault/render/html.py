@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import jinja2
 
     from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
+    from firstfault.report.answers import JobIdentity
     from firstfault.report.cascade import Cascade, NodeState, RankState
-    from firstfault.report.facts import JobIdentity
 
 PAGE_SIZE = 100
 """Ranks on one page of the grid."""

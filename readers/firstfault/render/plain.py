@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.exceptions.stderr import exception_of
+from firstfault.report.answers import Fact
 from firstfault.report.data import Report, Section, Sections, log_lines, quoted_failures, sections_of, stack_lines
-from firstfault.report.facts import Fact
 from firstfault.report.words import PLAIN, State, few, ranks_text
 from firstfault.text import counted, elide, one_line, printable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES

@@ -1,23 +1,38 @@
-"""The five answers about a failed job: what failed, where, whether it is retried, what to do, what is not known."""
+"""What a report tells first: the five answers, the facts about the root cause, and what ran.
+
+The answers are what failed, where, whether it is retried, what to do, and what is not known.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import place_of
-from firstfault.model import CATEGORIES, Decision, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
-from firstfault.report.words import EngineWords, FaultOwner, State, fault_of, few, ranks_text, words_on
+from firstfault.layout import execution_of
+from firstfault.model import CATEGORIES, Decision, JobErrors, NodeSetup, Origin, Scope, Subject, Verdict, WorkerError
+from firstfault.model.failure import explain_signal
+from firstfault.report.cascade import Cascade, world_size
+from firstfault.report.words import (
+    EngineWords,
+    FaultOwner,
+    State,
+    duration,
+    fault_of,
+    few,
+    ranks_text,
+    shown_time,
+    size,
+    words_on,
+)
 from firstfault.text import counted, one_line
-
-if TYPE_CHECKING:
-    from firstfault.report.cascade import Cascade
+from firstfault.wire.json_schemas import format_timestamp
 
 _FEW = 5
 _LINE = 200
@@ -34,6 +49,15 @@ _WITH_EVENTS = {"node_lost", "preemption", "host_oom", "infrastructure"}
 """Categories whose cause the platform's events show better than the log."""
 _UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
+_COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}
+"""Limits that are not sizes."""
+_MS = 1_000_000
+_NS = 1_000_000_000
+_FIRST_NS = 1_577_836_800 * _NS
+"""The year 2020: no job started before."""
+_LONGEST_NS = 4_102_444_800 * _NS
+"""The year 2100."""
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,3 +349,226 @@ def _unknown_of_exit(root: WorkerError) -> Iterator[str]:
         yield f"which process sent {root.signal}: not its agent{no_oom}"
     elif not root.signal and root.exit_code is not None:
         yield "why it exited: it raised no exception"
+
+
+# --- facts about the root cause ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that is known: "exit code", "-9 (SIGKILL)"."""
+
+    name: str
+    value: str
+    lines: tuple[str, ...] = ()
+    """What stands below it: the victims one by one."""
+
+    @property
+    def line(self) -> str:
+        """Both: "exit code: -9"."""
+        return f"{self.name}: {self.value}"
+
+
+def facts_of(case: Case) -> Iterator[Fact]:
+    """Yield the facts about the root cause: its place, its end, its time, and what the machine counted."""
+    verdict, root, engine = case.verdict, case.verdict.root, case.engine
+    when = "not recorded"
+    if verdict.timestamp_ns is not None:
+        when = shown_time(verdict.timestamp_ns)
+    elif any(event.failure.timestamp_ns is not None for event in case.cascade.events):
+        when = "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
+    if root is None:
+        found = ((engine.node, verdict.node), ("machine", machine_of(case.job, verdict)), ("time", when))
+        yield from (Fact(name, value) for name, value in found if value)
+        return
+    yield from _place_facts(root, engine)
+    yield from _end_facts(root)
+    yield Fact("time", when)
+    if root.place.restart_count:
+        yield Fact("restarts before", str(root.place.restart_count))
+    if root.expired is not None:
+        since = "last ping" if root.expired.heartbeat else "begun"
+        at = f"; {since} at {root.expired.since}" if root.expired.since else ""
+        yield Fact("deadline", f"{root.expired.text}{at}")
+    if (cause := root.caused_by) is not None:
+        rank = f"rank {cause.rank}" if cause.rank is not None else ""
+        yield Fact("stopped after a failure of", " on ".join(filter(None, [rank, cause.node])) or "another node")
+    yield from _counted_facts(root)
+
+
+def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
+    place = root.place
+    if place.rank is not None:
+        yield Fact("rank", f"{place.rank}{'' if place.local_rank is None else f' (local_rank {place.local_rank})'}")
+    if root.node:
+        yield Fact(engine.node, root.node)
+    if place.machine and place.machine != root.node:
+        yield Fact("machine", place.machine)
+    elif place.host and place.host != root.node:
+        yield Fact("host", place.host)
+    if place.gpu:
+        yield Fact("gpu", place.gpu)
+
+
+def _end_facts(root: WorkerError) -> Iterator[Fact]:
+    if root.exit_code is not None and not root.stopped_by_agent:
+        yield Fact("exit code", str(root.exit_code))
+    by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
+    if by_agent is not None:
+        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.reason}")
+    elif root.signal and root.expired is not None:
+        yield Fact("signal", f"{root.signal}, sent by its agent for a deadline")
+    elif root.signal:
+        explained = explain_signal(root.signal, root.resources)
+        yield Fact("signal", f"{root.signal}: {explained}" if explained else root.signal)
+
+
+def _counted_facts(root: WorkerError) -> Iterator[Fact]:
+    """Yield what was counted where the root cause was: dead threads, memory, disk, limits, collectives."""
+    threads = []
+    for failure in root.thread_failures:
+        text = one_line(failure.exception.message)
+        threads.append(
+            f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
+        )
+    yield from (Fact("thread", text) for text in few(threads, _FEW))
+    disks = [
+        f"no inode free at {disk.path}"
+        if disk.total_inodes and not disk.free_inodes
+        else f"{size(disk.free_bytes)} of {size(disk.total_bytes)} free at {disk.path}"
+        for disk in root.system.full or root.system.file_systems
+    ]
+    limits = [
+        f"{root.system.open_files} of {limit} files open"
+        if name == "RLIMIT_NOFILE" and root.system.open_files is not None
+        else f"{name} {limit if name in _COUNTS else size(limit)}"
+        for name, limit in root.system.limits
+    ]
+    for name, texts in (("memory", list(_memory(root))), ("disk", disks), ("limits", limits)):
+        if texts:
+            yield Fact(name, ", ".join(texts))
+    collectives = []
+    for progress in root.collectives:
+        number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
+        completed = f", {progress.completed} completed" if progress.completed is not None else ""
+        collectives.append(f"{number}{completed} (group {progress.group})")
+    yield from (Fact("last collective", text) for text in few(collectives, _FEW))
+
+
+def _memory(root: WorkerError) -> Iterator[str]:
+    found = root.resources
+    limit = f" of {size(found.memory_limit_bytes)}" if found.memory_limit_bytes is not None else ""
+    if found.memory_peak_bytes is not None:
+        yield f"peak {size(found.memory_peak_bytes)}{limit}"
+    if found.memory_used_bytes is not None:
+        yield f"in use {size(found.memory_used_bytes)}" + ("" if found.memory_peak_bytes is not None else limit)
+    elif found.memory_peak_bytes is None and limit:
+        yield f"limit {size(found.memory_limit_bytes or 0)}"
+    if found.oom_kill is not None:
+        yield f"{counted(found.oom_kill, 'OOM kill')} counted" if found.oom_kill else "no OOM kill counted"
+
+
+def raw_facts(verdict: Verdict) -> Iterator[Fact]:
+    """Yield what few people need: process ids, exact times, digests."""
+    found = [("time", format_timestamp(verdict.timestamp_ns))]
+    if (root := verdict.root) is not None:
+        found += [("pid", str(root.place.pid or "")), ("address", root.place.ip)]
+        found += [("boot id", root.boot_id), ("round", str(root.place.round))]
+    found += [("fingerprint", verdict.fingerprint), ("rule", verdict.rule), ("documents", str(verdict.document_count))]
+    yield from (Fact(name, value) for name, value in found if value)
+
+
+# --- what ran ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """What ran, on what, and for how long. Empty, 0 or None: not known."""
+
+    task: str = ""
+    """Its full name."""
+    execution: str = ""
+    """Name of Flyte's execution."""
+    image: str = ""
+    started_ns: int | None = None
+    """When its first agent started, nanoseconds since the Unix epoch."""
+    seconds: float | None = None
+    """From then to the root cause, or to the last failure if the root cause has no time."""
+    ranks: int = 0
+    nodes: int = 0
+    gpu_model: str = ""
+    gpus: int = 0
+    """Of the nodes that say it."""
+    all_gpus: bool = False
+    """Whether every node says it."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Of packages."""
+    source_url: str = ""
+    """Where its source code can be read: "https://github.com/org/repo/blob/<commit>"."""
+    source_root: str = ""
+    """The folder that this address stands for."""
+
+    @property
+    def commit(self) -> str:
+        """The commit of its source code; empty if the address names none."""
+        found = _COMMIT.search(self.source_url)
+        return found[0] if found else ""
+
+    def _size(self, engine: EngineWords) -> str:
+        ranks = counted(self.ranks, "rank") if self.ranks else ""
+        return " on ".join(filter(None, [ranks, counted(self.nodes, engine.node) if self.nodes else ""]))
+
+    @property
+    def _after(self) -> str:
+        return f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+
+    def brief(self, engine: EngineWords) -> str:
+        """Return what ran in few words; the rest is the same for every attempt of it."""
+        gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
+        return ", ".join(filter(None, [self.task or self.execution, self._size(engine), gpus, self._after]))
+
+    def parts(self, engine: EngineWords) -> tuple[str, ...]:
+        """Return what is known, in the order in which a person asks for it."""
+        start = f"started {shown_time(self.started_ns)[:19]} UTC" if self.started_ns is not None else ""
+        parts = (
+            self.task,
+            f"execution {self.execution}" if self.execution else "",
+            self.image,
+            f"commit {self.commit[:7]}" if self.commit else "",
+            ", ".join(filter(None, [start, self._after])),
+            self._size(engine),
+            ": ".join(filter(None, [counted(self.gpus, "GPU") if self.gpus and self.all_gpus else "", self.gpu_model])),
+            ", ".join(f"{name} {version}" for name, version in self.versions),
+        )
+        return tuple(filter(None, parts))
+
+
+def identity_of(case: Case) -> JobIdentity:
+    """Return what ran, as far as the documents and the output prefix tell."""
+    job, verdict, places = case.job, case.verdict, case.job.places
+    times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
+    ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
+    # a clock that was not set yet, or a damaged entry, is not a start
+    longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
+    started = [start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest]
+    started_ns = min(started, default=None)
+    took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1
+    setups = {entry.place.node: entry.setup for entry in job.roster if entry.setup != NodeSetup()}
+    first = next(iter(setups.values()), NodeSetup())
+    versions = verdict.root.versions if verdict.root is not None else ()
+    hosts = len({place.node for place in places})
+    return JobIdentity(
+        task=first.task,
+        execution=execution_of(case.uri) or "",
+        image=first.image,
+        started_ns=started_ns,
+        seconds=took_ns / _NS if took_ns >= 0 else None,
+        ranks=world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
+        nodes=hosts if case.engine.reporter else verdict.coverage.expected or len(case.cascade.nodes),
+        gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
+        gpus=sum(setup.gpus for setup in setups.values()),
+        all_gpus=len(setups) == verdict.coverage.expected,
+        versions=versions or next((failure.versions for failure in job.failures if failure.versions), ()),
+        source_url=first.source_url,
+        source_root=first.source_root,
+    )

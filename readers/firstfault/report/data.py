@@ -15,16 +15,14 @@ from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import place_of
 from firstfault.layout import Layout, attempt_of
 from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
-from firstfault.report.answers import Answers, Case, answers_on, machine_of
-from firstfault.report.cascade import cascade_of
-from firstfault.report.facts import Fact, clocks_text, coverage_text, facts_of, followers_text, identity_of, raw_facts
+from firstfault.report.answers import Answers, Case, Fact, JobIdentity, answers_on, facts_of, identity_of, raw_facts
+from firstfault.report.cascade import cascade_of, clocks_text, coverage_text, followers_text
 from firstfault.report.words import State, engine_of, few, first_line, is_retried, line_of, ranks_text
 from firstfault.strategies import who
 from firstfault.text import counted, one_line, printable
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
-    from firstfault.report.facts import JobIdentity
 
 _RANKS = 40
 """Characters."""
@@ -125,9 +123,9 @@ def report_of(  # noqa: PLR0913 - keywords
     return Report(
         *(job, verdict, decision, cascade, case.engine, uri, case.logs),
         answers=answers_on(case),
-        facts=tuple(facts_of(verdict, cascade, case.engine, machine_of(job, verdict))),
+        facts=tuple(facts_of(case)),
         raw=tuple(raw_facts(verdict)),
-        identity=identity_of(job, verdict, cascade, uri),
+        identity=identity_of(case),
         followers=followers_text(verdict, cascade, diagnosis.clocks),
         clocks=clocks_text(cascade, diagnosis.clocks),
         coverage=coverage_text(verdict, cascade),
