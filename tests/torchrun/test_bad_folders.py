@@ -16,8 +16,7 @@ LONGEST_S = 60
 """A folder that answers nothing would hold a job up for ever."""
 HERE = Path(__file__).parent
 CHOOSE = """
-from firstfault_torch.torchrun.folder import chosen_folder
-from firstfault_torch.torchrun.settings import who
+from firstfault_torch.torchrun.job import chosen_folder, who
 print(chosen_folder(who("job", {}), None).folder)
 """
 SUCCEEDS = "print('trained', flush=True)"

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.run import get_args_parser
 
 from firstfault_torch.torchrun.agent import stand_in
-from firstfault_torch.torchrun.settings import add_options, drop_invalid, options_of, set_variables
+from firstfault_torch.torchrun.job import add_options, drop_invalid, options_of, set_variables
 
 if TYPE_CHECKING:
     import argparse

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.attempts import read_attempt
-from firstfault_torch.torchrun.folder import chosen_folder
-from firstfault_torch.torchrun.settings import SOURCES, Source, who
+from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
 
 DOCS = Path(__file__).parents[2] / "docs" / "torchrun.md"
 HOST = socket.gethostname()

@@ -26,8 +26,7 @@ from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
-from firstfault_torch.torchrun.folder import chosen_folder, fallback_folder
-from firstfault_torch.torchrun.settings import drop_invalid, options_of, who
+from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, options_of, who
 from firstfault_torch.worker.recording import RecordedFunction
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     with without_collections():
         from firstfault_torch.guard import caught  # noqa: PLC0415 - loads torch
         from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
-        from firstfault_torch.torchrun.settings import add_options, set_variables  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.job import add_options, set_variables  # noqa: PLC0415 - loads torch
 
     stand_in()
     sys.argv[0] = "firstfault torchrun"

@@ -24,7 +24,6 @@ from firstfault.sync import run_sync
 from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_STORAGE_S
 from firstfault_torch.context import WORKER_VARIABLE
 from firstfault_torch.guard import bounded, caught
-from firstfault_torch.torchrun.folder import VARIABLE, fallback_folder, given_folder, root_folder
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""
@@ -66,7 +65,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _checks() -> Iterator[_Check]:
-    from firstfault_torch.torchrun.settings import who  # noqa: PLC0415 - the help of all commands needs no strategy
+    from firstfault_torch.torchrun.job import root_folder, who  # noqa: PLC0415 - loads strategies, as help must not
 
     versions = {name: caught(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
@@ -129,16 +128,18 @@ def _workers() -> _Check:
 
 
 def _storage() -> _Check:
-    folder, began = root_folder(), time.monotonic()
+    from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
+
+    folder, began = job.root_folder(), time.monotonic()
     probe = partial(caught, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception)
     _, error = bounded(probe, DOCTOR_STORAGE_S, "trying the storage") or (None, TimeoutError())
-    name = VARIABLE if given_folder() else f"{VARIABLE} is not set"
+    name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
     if error is None:
         took = time.monotonic() - began
         return _OK, "storage", f"{folder} was written, listed and read in {took:.2f} s ({name})"
     why = f"no answer within {DOCTOR_STORAGE_S:g} s" if isinstance(error, TimeoutError) else str(error)
-    text = f"{folder}: {why} ({name}); documents would be in {fallback_folder()}"
-    return _NO if given_folder() else _FACT, "storage", text
+    text = f"{folder}: {why} ({name}); documents would be in {job.fallback_folder()}"
+    return _NO if job.given_folder() else _FACT, "storage", text
 
 
 def _try_local(folder: str) -> None:

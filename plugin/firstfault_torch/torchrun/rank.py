@@ -26,8 +26,7 @@ from firstfault_torch.engine import PlainEngine
 from firstfault_torch.guard import WORKER_SIGNALS, begun, guarded, logger, undisturbed
 from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node
-from firstfault_torch.torchrun.folder import given_folder
-from firstfault_torch.torchrun.settings import who
+from firstfault_torch.torchrun.job import given_folder, who
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
 
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
