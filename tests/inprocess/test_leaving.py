@@ -13,8 +13,7 @@ from firstfault_torch import inprocess
 from firstfault_torch.inprocess import wrap as call_module
 from firstfault_torch.inprocess.exception import RankLost
 from firstfault_torch.inprocess.job import root_of
-from firstfault_torch.inprocess.monitor_process import Phase, Progress, Watcher
-from firstfault_torch.inprocess.monitor_thread import position_of
+from firstfault_torch.inprocess.monitor import Phase, Progress, Watcher, position_of
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
 
 if TYPE_CHECKING:

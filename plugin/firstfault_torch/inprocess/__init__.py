@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import sys
 
-from firstfault_torch.inprocess import exception, hooks, monitor_thread, rank_assignment, store
+from firstfault_torch.inprocess import exception, hooks, monitor, rank_assignment, store
 from firstfault_torch.inprocess.hooks import Compose
 from firstfault_torch.inprocess.job import InProcessRestart
 from firstfault_torch.inprocess.rank_assignment import FrozenState, Mode, State
 from firstfault_torch.inprocess.wrap import CallWrapper, Wrapper, current_call
 
 abort = completion = compose = finalize = health_check = initialize = terminate = hooks
+monitor_thread = monitor
 state = rank_assignment
 # NVRx's modules: also ``from firstfault_torch.inprocess.abort import Abort`` works
-for _name in ("abort", "completion", "compose", "finalize", "health_check", "initialize", "state", "terminate"):
-    sys.modules[f"{__name__}.{_name}"] = globals()[_name]
+_NAMES = dict.fromkeys(("abort", "completion", "compose", "finalize", "health_check", "initialize", "terminate"), hooks)
+for _name, _module in {**_NAMES, "monitor_thread": monitor, "state": rank_assignment}.items():
+    sys.modules[f"{__name__}.{_name}"] = _module
 
 __all__ = [
     "CallWrapper",

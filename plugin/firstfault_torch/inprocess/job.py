@@ -41,13 +41,7 @@ class Restarted(NamedTuple):
 
 @dataclass(frozen=True)
 class InProcessRestart(InProcessOptions):
-    """How the ranks of a function are started again in the same processes after a fault.
-
-    It implements `firstfault_torch.options.RestartsInProcess`. Durations are ``timedelta`` or seconds.
-
-    Raises:
-        firstfault.errors.UsageError: an option has a value that is not valid, or two are in the wrong order.
-    """
+    """The options of a task's restarts; it implements `firstfault_torch.options.RestartsInProcess`."""
 
     def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""

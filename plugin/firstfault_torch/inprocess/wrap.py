@@ -39,8 +39,7 @@ from firstfault_torch.inprocess.exception import (
 )
 from firstfault_torch.inprocess.hooks import Compose, destroy_process_groups
 from firstfault_torch.inprocess.meeting import Connections, Meeting
-from firstfault_torch.inprocess.monitor_process import Phase, Progress, Watcher
-from firstfault_torch.inprocess.monitor_thread import MonitorThread, Stamping, position_of
+from firstfault_torch.inprocess.monitor import MonitorThread, Phase, Progress, Stamping, Watcher, position_of
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
 from firstfault_torch.inprocess.store import (
