@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from firstfault.evidence.classification import FailureClass, classify_failures
+from firstfault.evidence.clocks import Clocks
 from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.layout import ErrorKey
 from firstfault.model import (
@@ -23,7 +26,7 @@ from firstfault.model import (
     ThreadFailure,
 )
 from firstfault.strategies.rules import evidence
-from firstfault.testing import make_job, make_presence
+from firstfault.testing import make_error, make_job, make_presence
 from tests.readers.scenes import (
     BOOT,
     IN_COLLECTIVE,
@@ -597,3 +600,23 @@ def test_a_headline_without_a_text_or_a_rank() -> None:
         places = ((0, {"group_rank": 0}), (1, {"group_rank": None}))
         verdict = evidence(make_job(*(victim(rank, group_world_size=nodes, **place) for rank, place in places)))
         assert verdict.headline.startswith(f"undetermined: no report from nodes {missing}; 2 ranks: RuntimeError: ")
+
+
+_MOMENTS = st.builds(
+    make_error,
+    st.integers(0, 9),
+    node=st.sampled_from(["w-0", "w-1"]),
+    at_ms=st.sampled_from([0, 10_000_000, 20_000_000]) | st.none(),  # clocks may be wrong by an hour
+    boot_id=st.sampled_from(["a", "b", ""]),
+    monotonic_ns=st.integers(1, 4) | st.none(),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(_MOMENTS, max_size=5), _MOMENTS)
+def test_order_in_constant_time(failures: list[WorkerError], other: WorkerError) -> None:
+    """It is the same as comparing each failure with each, which would take hours for thousands of them."""
+    clocks = Clocks(make_job(*failures))
+    assert clocks.before_all(failures)(other) is all(clocks.before(other, failure) for failure in failures)
+    contenders = [not any(clocks.before(one, failure) for one in failures) for failure in failures]
+    assert clocks.contenders(failures) == contenders

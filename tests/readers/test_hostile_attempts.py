@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from firstfault.conclude import conclude
 from firstfault.layout import error_key_for, roster_key_for
-from firstfault.model import NodePresence, Phase, Receipt, SentSignal, StackDump, WorkerError, Writer
+from firstfault.model import CausedBy, NodePresence, Phase, Receipt, SentSignal, StackDump, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import round_of
 from firstfault.report import report_of
@@ -180,6 +180,20 @@ def test_time_is_linear_in_documents_without_a_group_rank() -> None:
     judged = round_of((), documents, ())
     assert all(map(judged.has, documents))
     assert time.thread_time() - began < 1
+
+
+def test_time_is_linear_in_documents() -> None:
+    """An attempt is judged at once in which thousands were stopped while they raised, and thousands timed out later."""
+    sent = (SentSignal("SIGTERM", "because another rank failed"),)
+    raised = [
+        make_error(rank, node=f"w-{rank}", in_flight=True, sent_signals=sent, caused_by=CausedBy(rank + 1, "w-0", ""))
+        for rank in range(2_000)
+    ]
+    timeout = "Timed out waiting 60000ms for recv operation to complete"
+    waits = [make_error(rank, at_ms=90_000_000, node=f"w-{rank}", message=timeout) for rank in range(2_000, 4_000)]
+    began = time.thread_time()
+    assert conclude(make_job(*raised, *waits)) is not None
+    assert time.thread_time() - began < _SOON_S
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ _NAMED = 3
 """Wrong clocks that get a sentence of their own."""
 _UNKNOWN_NS = 3600 * _S
 """How wrong an unknown clock may be."""
+_NEVER = 1 << 100
+"""Later than any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +115,37 @@ class Clocks:
 
     def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
         """Return for each failure whether no other one certainly happened before it. Takes linear time."""
-        # the earliest failure of each boot, by its own clock and by the storage's
-        own: dict[str, int] = {}
-        stored: dict[str, int] = {}
-        places = [
-            # a clock that is not known is one of its own
-            (failure.boot_id if failure.boot_id and failure.monotonic_ns else f"#{index}", failure, moment)
-            for index, (failure, moment) in enumerate(zip(failures, map(self._on_storage, failures), strict=True))
-        ]
-        for boot, failure, moment in places:
-            if failure.monotonic_ns:
-                own[boot] = min(own.get(boot, failure.monotonic_ns), failure.monotonic_ns)
-            if moment is not None:
-                stored[boot] = min(stored.get(boot, moment.high), moment.high)
-        ends = sorted((high, boot) for boot, high in stored.items())[:2]
+        earliest = _Earliest(
+            (_clock_of(failure), failure.monotonic_ns, moment.high if moment is not None else _NEVER)
+            for failure, moment in zip(failures, map(self._on_storage, failures), strict=True)
+        )
         found = []
-        for boot, failure, moment in places:
-            ticks = failure.monotonic_ns
-            here = ticks is not None and own.get(boot, 1 << 63) < _around(ticks, failure).low
-            others = next((high for high, other in ends if other != boot), None)
-            elsewhere = moment is not None and others is not None and others < moment.low
+        for failure in failures:
+            clock, moment = _clock_of(failure), self._on_storage(failure)
+            here = clock and earliest.own[clock] < _around(failure.monotonic_ns or 0, failure).low
+            there = earliest.elsewhere(clock)
+            elsewhere = there is not None and moment is not None and there < moment.low
             found.append(not here and not elsewhere)
         return found
+
+    def before_all(self, failures: Sequence[WorkerError]) -> Callable[[WorkerError], bool]:
+        """Return a function: whether a failure certainly happened before all of these. It takes constant time."""
+        earliest = _Earliest(
+            (
+                _clock_of(failure),
+                _around(failure.monotonic_ns or 0, failure).low,
+                moment.low if moment is not None else -_NEVER,
+            )
+            for failure, moment in zip(failures, map(self._on_storage, failures), strict=True)
+        )
+
+        def is_before_all(failure: WorkerError) -> bool:
+            clock, moment = _clock_of(failure), self._on_storage(failure)
+            there = earliest.elsewhere(clock)
+            here = not clock or (failure.monotonic_ns or 0) < earliest.own.get(clock, _NEVER)
+            return here and (there is None or (moment is not None and moment.high < there))
+
+        return is_before_all
 
     def sentences(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return sentences about clocks that are certainly wrong, each with the names of its nodes.
@@ -161,10 +172,31 @@ class Clocks:
         return [*said, (f"{others} wrong, by less", more)] if more else said
 
 
+class _Earliest:
+    """The earliest of many moments by each monotonic clock, and by the storage's clock."""
+
+    def __init__(self, moments: Iterable[tuple[str, int | None, int]]) -> None:
+        """Take for each moment the name of its clock, the time by that, and the time by the storage's."""
+        self.own: dict[str, int] = {}
+        stored: dict[str, int] = {}
+        for clock, ticks, moment in moments:
+            self.own[clock] = min(ticks or 0, self.own.get(clock, _NEVER))
+            stored[clock] = min(moment, stored.get(clock, _NEVER))
+        self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
+
+    def elsewhere(self, clock: str) -> int | None:
+        """Return the earliest time by the storage's clock of the moments that `clock` cannot compare; None: no such."""
+        return next((moment for moment, other in self._stored if not clock or other != clock), None)
+
+
+def _clock_of(failure: WorkerError) -> str:
+    """Return the boot by whose monotonic clock a failure was recorded; empty: it has no such time."""
+    return failure.boot_id if failure.monotonic_ns is not None else ""
+
+
 def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
     """Whether both read the monotonic clock of the same boot."""
-    is_same = bool(first.boot_id) and first.boot_id == second.boot_id
-    return is_same and first.monotonic_ns is not None and second.monotonic_ns is not None
+    return _clock_of(first) != "" and _clock_of(first) == _clock_of(second)
 
 
 def _how_wrong(offset: Offset) -> str:

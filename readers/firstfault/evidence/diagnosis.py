@@ -36,6 +36,8 @@ class Accusations:
     nodes: Counter[str] = field(default_factory=Counter)
     broadcast: Counter[CausedBy] = field(default_factory=Counter)
     """How many agents and workers were stopped for each failure that the agents broadcast, without its document."""
+    broadcast_of: Counter[int | str] = field(default_factory=Counter)
+    """The same by the rank of the failure; by its node if it has no rank."""
 
     def of(self, judged: ClassifiedFailure) -> int:
         """Return how many others name this failure's process or its node."""
@@ -45,11 +47,7 @@ class Accusations:
     def times_broadcast(self, judged: ClassifiedFailure) -> int:
         """Return how many were stopped because of it. The agents noticed it first, but it need not have been first."""
         rank, node = judged.failure.rank, judged.failure.node
-        return sum(
-            count
-            for cause, count in self.broadcast.items()
-            if (cause.rank == rank if cause.rank is not None else cause.node == node)
-        )
+        return (self.broadcast_of[rank] if rank is not None else 0) + self.broadcast_of[node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,9 @@ def _accusations(job: JobErrors, classified: Iterable[ClassifiedFailure]) -> Acc
                 nodes_at[name].add(place.node)
     accusations = Accusations()
     told = [entry.first_failure for entry in job.roster] + [judged.failure.caused_by for judged in classified]
-    accusations.broadcast.update(replace(cause, document="") for cause in told if cause is not None)
+    causes = [replace(cause, document="") for cause in told if cause is not None]
+    accusations.broadcast.update(causes)
+    accusations.broadcast_of.update(cause.node if cause.rank is None else cause.rank for cause in causes)
     for judged in classified:
         if judged.pointer is None:
             continue

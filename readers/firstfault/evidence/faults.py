@@ -41,28 +41,31 @@ _RANK = re.compile(r"\branks?\W{1,4}(\d{1,6})\b", re.IGNORECASE)
 
 
 def with_faults(diagnosis: Diagnosis) -> Diagnosis:
-    """Return the diagnosis with its faults, in which ranks that failed after a peer's error are victims."""
+    """Return the diagnosis with its faults, in which ranks that failed after a peer's error are victims.
+
+    An exception that was still inside the task function when its process was stopped is not a fault if another rank may
+    have timed out before it was raised.
+    """
     diagnosis = _without_retries(diagnosis)
-    waits, before = diagnosis.waits, diagnosis.clocks.before
-    faults = tuple(judged for judged in diagnosis.classified if _is_fault(judged, waits, diagnosis))
+    waits, clocks = [judged.failure for judged in diagnosis.waits], diagnosis.clocks
+    is_before_waits = clocks.before_all(waits)
+    faults = tuple(
+        judged
+        for judged in diagnosis.classified
+        if _is_fault(judged, diagnosis.accusations) and (not judged.in_flight or is_before_waits(judged.failure))
+    )
     # what such a rank waited for happened before any rank failed by itself
-    if any(all(before(wait.failure, fault.failure) for fault in faults) for wait in waits):
+    if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
         return replace(diagnosis, late=faults)
-    first = _first_fault(faults, diagnosis.clocks, diagnosis.accusations) if faults else None
+    first = _first_fault(faults, clocks, diagnosis.accusations) if faults else None
     return replace(diagnosis, faults=faults, first=first)
 
 
-def _is_fault(judged: ClassifiedFailure, waits: Sequence[ClassifiedFailure], diagnosis: Diagnosis) -> bool:
-    """Whether a failure is a fault of its own.
-
-    An exit that may be cause or consequence is one too, if the agents broadcast it. An exception that was still inside
-    the task function when its process was stopped is not one if another rank may have timed out before it was raised.
-    """
+def _is_fault(judged: ClassifiedFailure, accusations: Accusations) -> bool:
+    """Whether a failure is a fault of its own; an exit that may be a consequence is one if the agents broadcast it."""
     # either end of a message may have another size than the others
     may_be = is_unclear_exit(judged) and judged.signature != MISMATCH
-    if judged.failure_class > FailureClass.EXTERNAL and not (may_be and diagnosis.accusations.times_broadcast(judged)):
-        return False
-    return not judged.in_flight or all(diagnosis.clocks.before(judged.failure, wait.failure) for wait in waits)
+    return judged.failure_class <= FailureClass.EXTERNAL or (may_be and accusations.times_broadcast(judged) > 0)
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:
@@ -106,14 +109,13 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     if own:
         # a fault that certainly came later explains nothing, and ranks with the same fault have one cause
         first = diagnosis.clocks.contenders([judged.failure for judged in own])
-        earliest = [by for by, is_first in zip(own, first, strict=True) if is_first] or own
+        earliest = [by.failure for by, is_first in zip(own, first, strict=True) if is_first]
+        is_before_all = diagnosis.clocks.before_all(earliest or [by.failure for by in own])
         prints = {by.failure.fingerprint for by in own} - {""}
         late = {
             id(item): late[id(item)]
             for item in roots
-            if id(item) in late
-            and item.failure.fingerprint not in prints
-            and not all(diagnosis.clocks.before(item.failure, by.failure) for by in earliest)
+            if id(item) in late and item.failure.fingerprint not in prints and not is_before_all(item.failure)
         }
     changed = tuple(
         replace(judged, failure_class=FailureClass.CONSEQUENCE, why=late[id(judged)], waited=not own)
