@@ -9,13 +9,14 @@ import stamina
 
 from firstfault.errors import StoreError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import CLIENT_VARIABLE, _base
+from firstfault.store import CLIENT_VARIABLE, _base, _fsspec
 from firstfault.testing import make_error
 from tests.faulty_proxy import FAULTS, faulty_proxy_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from firstfault.store import Store
     from tests.faulty_proxy import FaultyProxy
     from tests.s3_server import S3
 
@@ -66,6 +67,24 @@ def test_a_listing_that_fails(
     with pytest.raises(StoreError, match="cannot list") as caught:
         MultiErrorFileOutputReader(attempt[0]).is_error()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_page_of_a_listing_that_fails_once(
+    proxy: FaultyProxy, with_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only this page is requested again; a long listing that began again with each failure might never end."""
+    monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
+    monkeypatch.setattr(_fsspec, "PAGE", 2)
+
+    async def use(store: Store) -> list[str]:
+        for name in "abcde":
+            await store.put(name, b"x")
+        proxy.requests.clear()
+        proxy.fail("reset", path="continuation-token", times=1)
+        return [item.name for item in await store.list()]
+
+    assert with_store(proxy.server.uri("pages"), use) == list("abcde")
+    assert len([request for request in proxy.requests if LISTING in request]) == 3 + 1
 
 
 @pytest.mark.parametrize(("what", "client"), CASES)

@@ -163,8 +163,11 @@ class StoreOfClient(abc.ABC):
         """Close all connections."""
 
     @abc.abstractmethod
-    async def list_once(self, folder: str) -> Sequence[ObjectInfo]:
-        """Return the objects directly in `folder`; none if it does not exist."""
+    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
+        """Return objects directly in `folder`, and the token that asks for more of them; empty: there are no more.
+
+        There are none if the folder does not exist. The first token is empty.
+        """
 
     @abc.abstractmethod
     async def page_once(self, after: str) -> Page:
@@ -210,7 +213,16 @@ class StoreOfClient(abc.ABC):
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """See `ReadableStore.list`."""
-        return by_name(await self.request("list", folder, lambda client: client.list_once(folder)))
+        part, token = await self._part(folder, "")
+        found = list(part)
+        while token:
+            part, token = await self._part(folder, token)
+            found += part
+        return by_name(found)
+
+    async def _part(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
+        # a request of its own: if it fails, the listing does not begin again
+        return await self.request("list", folder, lambda client: client.list_once(folder, token))
 
     async def page(self, after: str = "") -> Page:
         """See `ReadableStore.page`."""

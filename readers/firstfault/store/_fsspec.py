@@ -104,15 +104,11 @@ class FsspecStore(StoreOfClient):
         if session is not None and hasattr(session, "close"):
             await session.close()
 
-    async def list_once(self, folder: str) -> Sequence[ObjectInfo]:
-        """Return the objects directly in `folder`; none if it does not exist."""
+    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
+        """See `StoreOfClient.list_once`."""
         if self._protocol not in self.ordered:
-            return await self._entries("ls", folder)
-        found, token = await self._s3_page(folder, Delimiter="/")
-        while token:
-            page, token = await self._s3_page(folder, Delimiter="/", ContinuationToken=token)
-            found += page
-        return found
+            return await self._entries("ls", folder), ""
+        return await self._s3_page(folder, Delimiter="/", **({"ContinuationToken": token} if token else {}))
 
     async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""

@@ -94,11 +94,11 @@ class ObstoreStore(StoreOfClient):
         if self._fallback is not None:
             await self._fallback.__aexit__(None, None, None)
 
-    async def list_once(self, folder: str) -> Sequence[ObjectInfo]:
-        """Return the objects directly in `folder`; none if it does not exist."""
+    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002 - see below
+        """See `StoreOfClient.list_once`; obstore fetches all pages by itself."""
         root = self._path(folder)
         found = await obstore.list_with_delimiter_async(self._client, root or None)
-        return _objects(found["objects"], root)
+        return _objects(found["objects"], root), ""
 
     async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""
