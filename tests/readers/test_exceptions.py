@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.tracebacks import format_exception, place_of, runs
+from firstfault.exceptions.tracebacks import format_exception, own_frames, place_of, runs
 from firstfault.model import ExceptionInfo, ExpiredDeadline, FrameInfo, SentSignal, StackDump, Subject
 from firstfault.testing import make_error
 from tests.readers.scenes import IN_SLEEP

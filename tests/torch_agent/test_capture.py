@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import firstfault_torch
-from firstfault.exceptions.first_cause import all_links
-from firstfault.exceptions.tracebacks import format_exception
+from firstfault.exceptions.tracebacks import all_links, format_exception
 from firstfault_torch.capture import before_exit, capture, qualified_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.first_cause import first_cause
+from firstfault.exceptions.tracebacks import first_cause
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.report import report_of
 from firstfault.report.words import first_line

@@ -19,7 +19,7 @@ import pytest
 import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
-from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.tracebacks import own_frames
 from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Resources, Subject, WorkerError, Writer
 from firstfault.recorder.folder import Recorder, Spool

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.tracebacks import REMOTE, chain, format_exception, original_of, with_remote
+from firstfault.exceptions.tracebacks import REMOTE, chain, format_exception, original_of, own_frames, with_remote
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
 from firstfault.render.plain import flyte_message
 from firstfault.report import report_of

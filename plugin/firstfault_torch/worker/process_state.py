@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from firstfault.exceptions.first_cause import all_links
+from firstfault.exceptions.tracebacks import all_links
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
 from firstfault_torch.budgets import FILE_SYSTEMS_S, FLIGHT_RECORDER_S, GPU_S
 from firstfault_torch.capture import capture

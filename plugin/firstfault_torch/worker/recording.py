@@ -20,8 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from firstfault.exceptions.first_cause import frames_to, own_frames
-from firstfault.exceptions.tracebacks import format_exception
+from firstfault.exceptions.tracebacks import format_exception, frames_to, own_frames
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
 from firstfault.recorder.folder import Recorder
 from firstfault_torch import watchdog

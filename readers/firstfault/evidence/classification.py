@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify
-from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
 from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stood
 from firstfault.exceptions.stderr import (
     exception_of,
@@ -22,7 +21,7 @@ from firstfault.exceptions.stderr import (
     native_lines,
     text_of_death,
 )
-from firstfault.exceptions.tracebacks import short_name
+from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.failure import CRASHES, STOPS, ended_by, signal_of_exit_code
 

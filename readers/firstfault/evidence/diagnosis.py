@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures, ranks_of_spread_error
 from firstfault.evidence.clocks import Clocks
-from firstfault.exceptions.first_cause import first_cause
-from firstfault.exceptions.tracebacks import short_name
+from firstfault.exceptions.tracebacks import first_cause, short_name
 from firstfault.layout import ErrorKey
 from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_ALONE, TERMINATED_BY, Phase, Subject
 from firstfault.text import one_line

@@ -18,10 +18,9 @@ from firstfault.evidence.diagnosis import ENDS_OF_NODES, FirstFault
 from firstfault.evidence.hangs import hung, progress_by_group, waited_ns, without_messages
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import normalized
-from firstfault.exceptions.first_cause import causes_of, first_cause, own_frames
 from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
 from firstfault.exceptions.stderr import last_line, last_printed
-from firstfault.exceptions.tracebacks import library_of, place_of, short_name
+from firstfault.exceptions.tracebacks import causes_of, first_cause, library_of, own_frames, place_of, short_name
 from firstfault.model import Subject
 
 if TYPE_CHECKING:

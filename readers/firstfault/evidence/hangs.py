@@ -25,10 +25,9 @@ from firstfault.evidence.classification import (
 )
 from firstfault.evidence.diagnosis import Candidate, ended_alone, without_failure
 from firstfault.evidence.signatures import Pattern
-from firstfault.exceptions.first_cause import all_links, first_cause, own_frames
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.exceptions.stderr import last_printed
-from firstfault.exceptions.tracebacks import place_of
+from firstfault.exceptions.tracebacks import all_links, first_cause, own_frames, place_of
 from firstfault.model import Collective, CollectiveProgress
 
 if TYPE_CHECKING:

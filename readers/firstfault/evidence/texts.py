@@ -13,9 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import ANY_EXCEPTION, Pattern, Role, Signature, built_in_signatures, encoded
-from firstfault.exceptions.first_cause import causes_of, first_cause, is_wrapper, own_frames
 from firstfault.exceptions.stderr import bare_line, exception_of, last_line, last_printed, text_of_death, thrown
-from firstfault.exceptions.tracebacks import place_of, short_name, with_remote
+from firstfault.exceptions.tracebacks import (
+    causes_of,
+    first_cause,
+    is_wrapper,
+    own_frames,
+    place_of,
+    short_name,
+    with_remote,
+)
 from firstfault.model import Subject
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import sentence_of

@@ -15,9 +15,9 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.first_cause import causes_of, first_cause, frames_to
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_line
+from firstfault.exceptions.tracebacks import causes_of, first_cause, frames_to
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError

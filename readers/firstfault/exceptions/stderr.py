@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.first_cause import all_links, causes_of
 from firstfault.exceptions.stack_position import PROGRAM_ENDED, frames_of_crash, is_of_a_group, where_it_stood
-from firstfault.exceptions.tracebacks import RAISED, block_of, original_of, short_name
+from firstfault.exceptions.tracebacks import RAISED, all_links, block_of, causes_of, original_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import printable

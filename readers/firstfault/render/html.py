@@ -19,9 +19,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack, where_it_stood
-from firstfault.exceptions.tracebacks import chain, format_exception, runs
+from firstfault.exceptions.tracebacks import chain, format_exception, own_frames, runs
 from firstfault.render.drawings import node_map, timeline_of
 from firstfault.render.plain import json_report, markdown
 from firstfault.report.data import Report, log_lines, message_text, recovered_lines

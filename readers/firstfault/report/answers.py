@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from firstfault.evidence.texts import message_of
-from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of
-from firstfault.exceptions.tracebacks import place_of
+from firstfault.exceptions.tracebacks import own_frames, place_of
 from firstfault.layout import execution_of
 from firstfault.model import CATEGORIES, Decision, JobErrors, NodeSetup, Origin, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import explain_signal

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
-from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
-from firstfault.exceptions.tracebacks import place_of
+from firstfault.exceptions.tracebacks import own_frames, place_of
 from firstfault.layout import Layout, attempt_of
 from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
 from firstfault.report.answers import Answers, Case, Fact, JobIdentity, answers_on, facts_of, identity_of, raw_facts
