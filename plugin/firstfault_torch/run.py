@@ -1,6 +1,12 @@
-"""Runs one node of a job: launches its workers under a reporting agent; if the job fails, settles, publishes and exits.
+"""Runs one node of a job, from launch to exit: the middle of the road in docs/design.md, from top to bottom.
 
-This is the middle of the road in docs/design.md. Read it from `run_node` down.
+    launch, run_node   run the workers under a reporting agent, until its last round ends with a `RoundEnd`
+    verdict_on         settles on a verdict with the other nodes, or concludes alone
+    _published         publishes it, and leaves it for the next attempt and for readers
+    _report            tells a person, an outer launcher and notifiers
+    _end_process       does all this in a hurry, if the main thread does not handle a signal
+
+After a failure `run_node` raises NodeFailedError, and its caller exits.
 """
 
 from __future__ import annotations

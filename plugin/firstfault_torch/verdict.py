@@ -340,7 +340,7 @@ def leave_verdict(recording: Recording, document: bytes, give_up: threading.Even
 
 
 def previous_attempt(
-    recording: Recording, seconds: float = PREVIOUS_S, give_up: threading.Event | None = None
+    recording: Recording, seconds: float, give_up: threading.Event | None = None
 ) -> SealedVerdict | None:
     """Return how the attempt before ended; None if it left no verdict, or none that can be read in time."""
     where = recording.identity.previous_handover_uri
@@ -352,7 +352,7 @@ def previous_attempt(
         # None: its pods were lost, or it ran without firstfault
         return sealed_elsewhere(document, recording, durable=True) if document is not None else None
 
-    return bounded(read, min(seconds, PREVIOUS_S), "reading the verdict on the attempt before", give_up)
+    return bounded(read, seconds, "reading the verdict on the attempt before", give_up)
 
 
 def retries_left(attempt: int, retries: int | None, previous: Decision | None) -> int | None:

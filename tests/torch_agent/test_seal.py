@@ -48,7 +48,7 @@ def test_a_verdict_is_found_by_the_next_attempt(place: str, tmp_path: Path, requ
     second = recording_at(f"{raw}/out/1", handover_uri=f"{raw}/1", previous_handover_uri=f"{raw}/0")
 
     conclusion, document = _sealed(first, "the batch has no labels")
-    assert previous_attempt(second) is None
+    assert previous_attempt(second, LONG_S) is None
     leave_verdict(first, document)
 
     found = previous_attempt(second, LONG_S)

@@ -1,7 +1,22 @@
-"""LocalElasticAgent that exchanges failure notices with its peers and documents why its workers died, and its launch.
+"""The elastic agent of one node, and its launch.
 
-torch decides when a worker counts as failed, how often workers restart, and how nodes meet. The code of this agent is
-guarded: if it breaks, this is a plain LocalElasticAgent and one warning.
+The life of a round. torch calls these hooks of `ReportingAgent` in this order:
+
+    join     _rendezvous        meets the other nodes, and numbers the round alike on all of them
+    start    _start_workers     starts the workers, watches them, and connects to the other agents
+    watch    _monitor_workers   waits for an event or torch's interval, then looks, again and again:
+               the workers live      it returns HEALTHY, and is called again
+               a worker failed       it tells the other agents, stops the other workers, reports, and returns FAILED
+               another node failed   it stops the workers, reports, and raises PeerFailedError
+    restart                     if restarts are left, the agents decide on one together: _stop_workers, then "join"
+    finish   _exit_barrier      waits until the workers of all nodes have succeeded
+    end      _shutdown, close   ends the workers that are left, and after the uploads all threads
+
+`launch_agent` returns how the last round ended; `run_node` then settles on a verdict with the other nodes.
+
+torch decides when a worker counts as failed, how often workers restart, and how nodes meet. A hook does firstfault's
+part, and lets torch do its own. firstfault's part is guarded: if it breaks, this is a plain LocalElasticAgent and one
+warning.
 """
 
 from __future__ import annotations
@@ -74,17 +89,7 @@ class MissingNamesError(Exception):
 
 
 class ReportingAgent(LocalElasticAgent):
-    """The elastic agent of one node. torch calls its hooks in the order of a round's life.
-
-    - Join: `_rendezvous` meets the other nodes and numbers the round.
-    - Start: `_start_workers` starts the workers, watches them, and connects to the other agents.
-    - Watch: `_monitor_workers` is called again and again. If a worker fails, here or on another node, it stops the
-      other workers and reports. If restarts are left, the agents decide on one together; the next round begins with
-      "join".
-    - Finish: `_exit_barrier` waits until the workers of all nodes have succeeded.
-    - `_stop_workers` and `_shutdown` end the workers before a new round and when the agent ends.
-
-    What follows is not the agent's: `launch_agent` returns how the last round ended, `run_node` settles on a verdict.
+    """torch's LocalElasticAgent, which also tells the other agents of failures and reports why its workers ended.
 
     Raises:
         MissingNamesError: torch's agent does not have all hooks and attributes.

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -58,29 +58,11 @@ def flight_recorder_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {} if is_on else {_BUFFER_SIZE: _ENTRIES}
 
 
-class WorkerProcess(Protocol):
-    """A worker process of either of torch's contexts."""
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        ...
-
-    @property
-    def exitcode(self) -> int | None:
-        """None while it runs; negative for a signal."""
-        ...
-
-    @property
-    def sentinel(self) -> int | None:
-        """Descriptor that becomes readable when the process ends; None: there is none."""
-        ...
-
-
 class _Subprocess:
-    """A worker that torch started as a binary, with the names that multiprocessing has."""
+    """A worker that torch started as a program, with the names of multiprocessing's processes."""
 
     sentinel = None
+    """There is no descriptor that becomes readable when the process ends."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
@@ -157,8 +139,10 @@ def job_store(handler: Any) -> Any:
     return getattr(handler, "_store", None) if backend in {"c10d", "static"} else None
 
 
-def worker_processes(context: Any) -> Sequence[WorkerProcess]:
+def worker_processes(context: Any) -> Sequence[Any]:
     """Return the worker processes of a process context in the order of their local ranks; empty if they are not found.
+
+    Each has multiprocessing's `pid`, `exitcode` and `sentinel`.
 
     Args:
         context: torch's MultiprocessContext or SubprocessContext.

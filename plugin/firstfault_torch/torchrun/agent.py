@@ -27,7 +27,7 @@ from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, options_of, who
-from firstfault_torch.worker.recording import RecordedFunction
+from firstfault_torch.worker.recording import run_recorded
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -93,7 +93,10 @@ class TorchrunAgent(LocalElasticAgent):
         if engine is None:
             return super().run(role)
         if callable(spec.entrypoint):
-            spec.entrypoint = RecordedFunction(engine, spec.entrypoint)
+            function: Any = partial(run_recorded, engine, spec.entrypoint)
+            # torch shows it under the name of the user's
+            function.__name__ = function.__qualname__ = getattr(spec.entrypoint, "__qualname__", str(spec.entrypoint))
+            spec.entrypoint = function
         handler: Any = spec.rdzv_handler
         prepared = Prepared(self._arguments, results_of, handler.shutdown)
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long

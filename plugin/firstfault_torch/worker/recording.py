@@ -68,18 +68,6 @@ def current_monitor() -> WorkerMonitor | None:
     return _monitors[-1] if _monitors else None
 
 
-class RecordedFunction:
-    """A function that is recorded; torch shows it under its own name. It is pickled with that function."""
-
-    def __init__(self, engine: Engine, function: Callable[..., Any]) -> None:
-        self._run = partial(run_recorded, engine, function)
-        self.__name__ = self.__qualname__ = getattr(function, "__qualname__", str(function))
-
-    def __call__(self, *args: Any) -> Any:
-        """Run it in a worker process."""
-        return self._run(*args)
-
-
 def run_recorded(engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
     """Return what ``function(*args)`` returns, in a worker process; an exception is recorded and passes unchanged."""
     with recorded(engine):
