@@ -32,7 +32,7 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.json_schemas import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.capture import ErrorClass
-from firstfault_torch.notifiers.otel import attributes_of
+from firstfault_torch.notifiers import attributes_of
 from firstfault_torch.verdict import NOTIFIERS
 from tests.chaos.chaos import STORAGE_FAULTS
 from tests.chaos.steps import CASES, PROMISES, STEPS

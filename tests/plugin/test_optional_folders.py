@@ -1,4 +1,4 @@
-"""All optional folders can be deleted: the rest imports, passes tests of its own, and shows a recorded failure."""
+"""All optional parts can be deleted: the rest imports, passes tests of its own, and shows a recorded failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOTS = {
 OPTIONAL = (
     "readers/firstfault/torchrun_logs",
     "plugin/firstfault_torch/inprocess",
-    "plugin/firstfault_torch/notifiers",
+    "plugin/firstfault_torch/notifiers.py",
     "plugin/firstfault_torch/torchrun",
     "plugin/flytekitplugins/firstfault/flyteadmin",
     "plugin/flytekitplugins/firstfault/local",
@@ -33,7 +33,7 @@ NEIGHBOURS = (
     "torch_agent/test_seal.py",
     "plugin/test_config.py",
 )
-"""Quick tests of what stands next to the optional folders."""
+"""Quick tests of what stands next to the optional parts."""
 NAME = "SIGKILL-rank0-of4"
 CHECK = """
 import importlib, json, sys
@@ -84,13 +84,14 @@ def _modules(folder: Path) -> list[str]:
 
 
 def test_the_rest_works_without(tmp_path: Path) -> None:
-    """Without the folders every module imports, `firstfault show` finds the cause, and other tests pass.
+    """Without them every module imports, `firstfault show` finds the cause, and other tests pass.
 
-    As nothing imports an optional folder (import-linter), not even another one, they need not be deleted one by one.
+    As nothing imports an optional part (import-linter), not even another one, they need not be deleted one by one.
     """
     _copy(tmp_path)
     for optional in OPTIONAL:
-        shutil.rmtree(tmp_path / optional)
+        path = tmp_path / optional
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     told = json.dumps([_modules(tmp_path), [f"tests/{file}" for file in NEIGHBOURS], "cascade", "empty"])
     roots = os.pathsep.join(str(tmp_path / root) for root in ("readers", "proto", "plugin"))
     done = subprocess.run(

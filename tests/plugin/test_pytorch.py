@@ -22,7 +22,7 @@ from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
+from firstfault_torch.notifiers import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from flytekitplugins.firstfault import PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE

@@ -26,7 +26,7 @@ from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, record_error
-from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
+from firstfault_torch.notifiers import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
 from firstfault_torch.verdict import notify
@@ -350,8 +350,8 @@ def test_a_receiver_that_does_not_answer(
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
     monkeypatch.setattr(verdicts, "NOTIFIERS_S", 0.5)
-    monkeypatch.setattr("firstfault_torch.notifiers.otel.OTEL_S", 60.0)
-    monkeypatch.setattr("firstfault_torch.notifiers.webhook.WEBHOOK_S", 60.0)
+    monkeypatch.setattr("firstfault_torch.notifiers.OTEL_S", 60.0)
+    monkeypatch.setattr("firstfault_torch.notifiers.WEBHOOK_S", 60.0)
     if receiver == "webhook":
         monkeypatch.delenv(BASE)
         monkeypatch.setenv(WEBHOOK_VARIABLE, f"{collector.url}/a-secret")
@@ -370,7 +370,7 @@ def test_a_healthy_training_imports_none_of_it(collector: Receiver) -> None:
     """The agent's modules load without OpenTelemetry, and start no thread, also if an endpoint is configured."""
     code = """if True:
         import sys, threading
-        import firstfault_torch.run, firstfault_torch.notifiers.otel
+        import firstfault_torch.run, firstfault_torch.notifiers
         assert threading.active_count() == 1
         print([name for name in sys.modules if name.startswith('opentelemetry')])
     """
