@@ -61,6 +61,8 @@ _FOLDERS = {
 _SLOW = (
     "benchmarks/test_benchmarks.py",
     "generated",
+    "plugin/test_optional_folders.py",
+    "plugin/test_rollout.py",
     "readers/test_help_and_completion.py",
     "readers/test_recorder_last_words.py",
     "readers/test_recorder_process.py",
@@ -81,8 +83,15 @@ _SLOW = (
     "torch_agent/test_stderr_relay.py",
     "torch_agent/test_torch_names.py",
     "torch_agent/test_watchdog.py",
+    "torchrun/test_bad_folders.py",
+    "torchrun/test_doctor.py",
+    "torchrun/test_ranks.py",
+    "torchrun/test_same_program.py",
 )
-"""Files whose tests start processes or servers and wait for them: `make quick` leaves them out."""
+"""Files whose tests start processes or servers and wait for them: `make quick` leaves them out.
+
+It also leaves out trainings, the tests that use the S3 server or a browser, and those with the mark `slow`.
+"""
 _PRESENT = [*itertools.takewhile(lambda layer: importlib.util.find_spec(_LAYERS[layer]), _LAYERS)]
 _ONLY = os.environ.get("TESTS_LAYER", "")
 """The layer whose tests run; empty: all."""
@@ -123,9 +132,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # a long file that a process of xdist gets last would leave the others without work
     items[:] = sorted(chosen, key=lambda item: -jobs[item.path])
     for item in items:
-        if "s3" in getattr(item, "fixturenames", ()):
+        fixtures = {*getattr(item, "fixturenames", ())}
+        if "s3" in fixtures:
             item.add_marker("s3")
-        if item.get_closest_marker("jobs") or _is_in(item.path, _SLOW):
+        is_marked = any(item.get_closest_marker(name) for name in ("jobs", "s3"))
+        if is_marked or "browser" in fixtures or _is_in(item.path, _SLOW):
             item.add_marker("slow")
         if item.get_closest_marker("flyte") and "flyte" not in _PRESENT:
             item.add_marker(pytest.mark.skip(reason="flytekit is not installed"))

@@ -62,6 +62,7 @@ def test_a_wrong_verdict_is_called_wrong() -> None:
     assert judge(cascade, run_strategy(last_written, other)) == "wrong"
 
 
+@pytest.mark.slow
 def test_a_measurement() -> None:
     """A measurement states the number of workers, and the seconds and megabytes of the verdict."""
     said = measure(256)

@@ -258,6 +258,7 @@ def test_a_bad_store(store: str, code: int, line: str, say: Callable[..., Said],
 # --- as a process ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_as_a_process(tmp_path: Path) -> None:
     """In a process of its own stderr has nothing but the message, also if libraries warn while they are imported."""
     (tmp_path / "tasks_of_this_test.py").write_text(TASKS)

@@ -66,6 +66,7 @@ def test_names() -> None:
     assert type(task(task_config=config)(_train)) is PyTorchFunctionTask
 
 
+@pytest.mark.slow
 def test_a_new_process(tmp_path: Path) -> None:
     """Defining a task does not import torch, also if the stock plugin is installed; the task has our type."""
     script = tmp_path / "train.py"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstfault.layout import ErrorKey
@@ -388,6 +388,7 @@ _ENTRIES = st.builds(
 _UNIQUE_NAMES = st.lists(_DOCUMENTS, max_size=8, unique_by=lambda document: document.documents[0].name)
 
 
+@settings(max_examples=50)
 @given(_UNIQUE_NAMES, st.lists(_ENTRIES, max_size=5), st.randoms(use_true_random=False))
 def test_the_order_of_reading_does_not_matter(
     documents: list[WorkerError], entries: list[NodePresence], shuffler: random.Random

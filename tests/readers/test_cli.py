@@ -447,6 +447,7 @@ def _process(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run([*program, *arguments], capture_output=True, timeout=60, check=False, env=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--html", "-")])
 def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
     """With a closed stdout the exit code is the same, and stderr is empty."""
@@ -457,6 +458,7 @@ def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
     assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])
 def test_a_poor_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
     """Each form works without HOME, PATH and a locale, and escapes what stdout's encoding does not have."""
@@ -467,6 +469,7 @@ def test_a_poor_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
     assert ("\U0001f525".encode() if options[1:] else escaped) in ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "folded", "coloured"),
     [
@@ -484,6 +487,7 @@ def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], 
     assert (b"\x1b[1;31m" in out) is coloured
 
 
+@pytest.mark.slow
 def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
     """A pipe and --json import neither rich nor jinja2."""
     attempt.write(make_error(3, node="w-1"))

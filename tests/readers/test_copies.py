@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # --- a bundle -------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=20), st.binary(), max_size=8))
 def test_a_bundle_has_the_files(files: dict[str, bytes]) -> None:
     """What is packed comes back; the name belongs to the content."""

@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 # --- classify: JSON lines in, JSON lines out, and one line for an error -----------------------------------------------
 
 
-def classify(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a process."""
-    command = [sys.executable, "-m", "firstfault", "classify", *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture
+def classify(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> Callable[..., Ran]:
+    """Return a function that runs the command on a text from stdin."""
+
+    def call(text: str, *arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        return run("classify", *arguments)
+
+    return call
 
 
-def test_lines() -> None:
+def test_lines(classify: Callable[..., Ran]) -> None:
     """One answer per line, in order, with the id of the input; empty lines are skipped."""
     rows = [
         {"id": "a", "exception_type": "ValueError", "message": "bad batch"},
@@ -47,8 +52,8 @@ def test_lines() -> None:
         {"message": "CUDA error: misaligned address", "exception_type": None, "more": 1},
     ]
     done = classify("\n\n".join(json.dumps(row) for row in rows))
-    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
-    assert done.returncode == 0
+    first, second, third = (json.loads(line) for line in done.out.splitlines())
+    assert done.code == 0
     assert first == {"id": "a", "role": "primary", "category": "user_code", "pointer": None, "signature": "program"}
     assert (second["id"], second["role"], second["pointer"]) == (2, "secondary", {"ip": "10.0.0.7", "port": 4711})
     assert (third["id"], third["signature"]) == (None, "gpu-kernel")
@@ -61,22 +66,24 @@ def test_lines() -> None:
         ("[" * 5_000, "line 1 of stdin is not JSON"),
         ("[1]", "line 1 of stdin must be an object"),
         ('{"message": 7}', "'message' in line 1 of stdin must be a string"),
-        ("", "firstfault: stdin is closed; give it lines of JSON\n"),
     ],
 )
-def test_bad_input(text: str, reason: str) -> None:
-    """An invalid line has exit code 2 and an error with its number; so has a closed stdin."""
-    if text:
-        done = classify(text)
-    else:
-        command = f"{shlex.quote(sys.executable)} -m firstfault classify <&-"
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert reason in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_bad_input(text: str, reason: str, classify: Callable[..., Ran]) -> None:
+    """An invalid line has exit code 2 and an error with its number."""
+    done = classify(text)
+    assert done.code == 2
+    assert reason in done.err
+    assert len(done.err.splitlines()) == 1
 
 
-def test_signatures_of_ones_own(tmp_path: Path) -> None:
+def test_a_closed_stdin() -> None:
+    """It has exit code 2 and an error that says what is missing."""
+    command = f"{shlex.quote(sys.executable)} -m firstfault classify <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "firstfault: stdin is closed; give it lines of JSON\n")
+
+
+def test_signatures_of_ones_own(tmp_path: Path, classify: Callable[..., Ran]) -> None:
     """A file's signatures come first; an invalid file is named in the error."""
     file = tmp_path / "ours.toml"
     file.write_text(
@@ -84,11 +91,11 @@ def test_signatures_of_ones_own(tmp_path: Path) -> None:
         'example = "bad batch"\nwhy = "ours"\n'
     )
     row = json.dumps({"id": 1, "exception_type": "ValueError", "message": "bad batch"})
-    assert json.loads(classify(row, "--signatures", str(file)).stdout)["signature"] == "ours"
+    assert json.loads(classify(row, "--signatures", str(file)).out)["signature"] == "ours"
     file.write_text("schema = 2")
     done = classify(row, "--signatures", str(file))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{file}:1: must say schema = 1" in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert f"{file}:1: must say schema = 1" in done.err
 
 
 # --- prune removes old runs, and nothing else -------------------------------------------------------------------------

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOORS = {
     "firstfault.wire": "each text of a document is cleaned when it is written, and of a stock file when it is read",
@@ -28,18 +25,18 @@ GUARDS = {
 _EVERY = {"Exception", "BaseException"}
 
 
-def _sources() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def _sources() -> list[tuple[str, ast.Module]]:
     """Return the modules of the installed packages with their names."""
+    sources = []
     for package in ("firstfault", "firstfault_torch", "flytekitplugins.firstfault"):
         found = find_spec(package) if package != "flytekitplugins.firstfault" or find_spec("flytekitplugins") else None
         for folder in found.submodule_search_locations or () if found is not None else ():
             for file in sorted(Path(folder).rglob("*.py")):
                 path = file.relative_to(folder).with_suffix("")
                 parts = [package, *(part for part in path.parts if part != "__init__")]
-                yield ".".join(parts), ast.parse(file.read_text(encoding="utf-8"))
-
-
-SOURCES = list(_sources())
+                sources.append((".".join(parts), ast.parse(file.read_text(encoding="utf-8"))))
+    return sources
 
 
 def _redacts(module: ast.Module) -> bool:
@@ -71,7 +68,7 @@ def _is_one_of(name: str, known: set[str]) -> bool:
 
 def test_secrets_are_removed_at_two_doors() -> None:
     """Only what writes a document and what reads foreign text removes secrets; each door is in use."""
-    found = {name for name, module in SOURCES if _redacts(module) and not name.startswith("firstfault.credentials")}
+    found = {name for name, module in _sources() if _redacts(module) and not name.startswith("firstfault.credentials")}
     assert {name for name in found - {"firstfault.text"} if not _is_one_of(name, set(DOORS))} == set()
     assert {door for door in DOORS for name in found if _is_one_of(name, {door})} == DOORS.keys()
 
@@ -80,7 +77,7 @@ def test_documents_are_written_through_the_door() -> None:
     """Only `firstfault.wire` makes the bytes of a document, so every text of one passes `clean`."""
     makes = {
         name
-        for name, module in SOURCES
+        for name, module in _sources()
         if any(isinstance(node, ast.Attribute) and node.attr == "SerializeToString" for node in ast.walk(module))
     }
     assert {name for name in makes if not name.startswith("firstfault.wire.")} <= {
@@ -106,7 +103,7 @@ def test_what_swallows(code: str, swallows: bool) -> None:
 
 def test_every_exception_is_caught_in_few_places() -> None:
     """No module catches every exception but the guards."""
-    found = {name for name, module in SOURCES if _swallows(module)}
+    found = {name for name, module in _sources() if _swallows(module)}
     assert found - GUARDS.keys() == set()
-    present = {name for name, _ in SOURCES}
+    present = {name for name, _ in _sources()}
     assert {name for name in GUARDS if name in present} <= found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstfault import model
@@ -52,6 +52,7 @@ _ERRORS, _PRESENCES = failures_and_entries(_TEXT, st.integers(0, 2**32 - 1))
 # --- round trips ----------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(_ERRORS)
 def test_a_failure_comes_back(error: WorkerError) -> None:
     """Every field survives the round trip, also through a program that knows only flyteidl's messages.

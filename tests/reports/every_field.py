@@ -60,6 +60,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, _NAMES)
 
 
+@functools.cache
 def filled(kind: Any, text: str, depth: int = 0) -> Any:
     """Return a value of a type in which every string is `text`, every optional part is there, and lists have one item.
 

@@ -20,6 +20,8 @@ from tests.all_forms import FORMS
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
 
 if TYPE_CHECKING:
+    from markdown_it.token import Token
+
     from firstfault.report import Report
 
 _STEERING = (
@@ -160,16 +162,20 @@ _BLOCKS = {
 }
 
 
+@cache
+def _markdown(text: str, root: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(FORMS["markdown"](_report(text, root)))
+
+
 @pytest.mark.parametrize("root", KINDS_OF_ROOT)
 @pytest.mark.parametrize("text", EVIL)
 def test_markdown_has_no_markup_of_others(text: str, root: str) -> None:
     """Parsed as Markdown, the report has no links, images, HTML, titles or table cells beyond its own."""
-    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    tokens = parser.parse(FORMS["markdown"](_report(EVIL[text], root)))
+    tokens = _markdown(EVIL[text], root)
     assert {token.type for token in tokens} <= _BLOCKS
     inline = {child.type for token in tokens for child in token.children or []}
     assert inline <= _INLINE
-    harmless = Counter(token.type for token in parser.parse(FORMS["markdown"](_report("a", root))))
+    harmless = Counter(token.type for token in _markdown("a", root))
     found = Counter(token.type for token in tokens)
     for kind in ("heading_open", "th_open", "td_open", "table_open"):
         assert found[kind] <= harmless[kind]

@@ -276,7 +276,7 @@ def test_nodes_without_firstfault_at_the_exit(
 ) -> None:
     """Agents do not wait for a node that never joined: it may have failed. They wait for one that did."""
     made = agents(3, joined)
-    monkeypatch.setattr(peers_module, "BARRIER_S", 0.5)
+    monkeypatch.setattr(peers_module, "BARRIER_S", 0.25)
     monkeypatch.setattr(peers_module, "BARRIER_LOOK_S", 0.25)
     ended: list[FirstFailure | None] = []
 
@@ -287,7 +287,7 @@ def test_nodes_without_firstfault_at_the_exit(
     for thread in waiting:
         thread.start()
     if joined == 3:
-        waiting[0].join(2.5)
+        waiting[0].join(1.5)
         assert not ended
         made[2].peers.notify(replace(made[2].own, fatal=True, asks=False))
     for thread in waiting:

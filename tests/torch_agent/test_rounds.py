@@ -146,8 +146,9 @@ class Node:
 
 
 @pytest.fixture
-def node(shared: TCPStore, prefix: Prefix) -> Iterator[Callable[[int], Node]]:
-    """Make nodes; none of their threads outlives the test."""
+def node(shared: TCPStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Node]]:
+    """Make nodes, which look often; none of their threads outlives the test."""
+    monkeypatch.setattr("firstfault_torch.rounds.peers.BARRIER_LOOK_S", 0.05)
     made: list[Node] = []
 
     def begin(group_rank: int) -> Node:

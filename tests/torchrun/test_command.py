@@ -113,6 +113,7 @@ def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
     assert "torch's own agent runs the workers" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_unknown_option(tmp_path: Path) -> None:
     """It is refused in the words of torch."""
     code, lines = _ended(tmp_path, "--nope", "train.py")

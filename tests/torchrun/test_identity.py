@@ -1,4 +1,4 @@
-"""Who a node of torchrun is, and in which folder it records."""
+"""Who a node or a rank is, and in which folder it records."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.attempts import read_attempt
+from firstfault_start import rank_of
 from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
 
 DOCS = Path(__file__).parents[2] / "docs" / "torchrun.md"
@@ -109,6 +110,25 @@ def test_nodes_that_cannot_agree(
     assert not caplog.messages
     _folder(monkeypatch, tmp_path, lambda: None)
     assert "set FIRSTFAULT_JOB to a new name for each run" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 SLURM_PROCID=0 SLURM_NTASKS=1", (5, 1, 8)),
+        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=8 SLURM_PROCID=0", (5, 1, 8)),
+        ("PMI_RANK=5 MPI_LOCALRANKID=1 PMI_SIZE=8", (5, 1, 8)),
+        ("SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NTASKS=8", (5, 1, 8)),
+        ("LOCAL_RANK=1 WORLD_SIZE=8 NODE_RANK=0", (1, 1, 8)),
+        ("LOCAL_RANK=1 WORLD_SIZE=8 NODE_RANK=2", (None, 1, 8)),
+        ("RANK=5 WORLD_SIZE=many", (5, 0, 0)),
+        ("NODE_RANK=2", (None, 0, 0)),
+        ("", (0, 0, 0)),
+    ],
+)
+def test_ranks_by_launcher(variables: str, found: tuple[int | None, int, int]) -> None:
+    """Rank, local rank and world size are those of the launcher that is nearest to the process."""
+    assert rank_of(dict(item.split("=") for item in variables.split())) == found
 
 
 @pytest.mark.jobs

@@ -14,7 +14,6 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
-from firstfault_start import rank_of
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
 from tests.waiting import until
@@ -190,22 +189,3 @@ def test_without_a_program() -> None:
     ended = subprocess.run([sys.executable, *RECORD], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("usage: python -m firstfault_torch.record train.py")
-
-
-@pytest.mark.parametrize(
-    ("variables", "found"),
-    [
-        ("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 SLURM_PROCID=0 SLURM_NTASKS=1", (5, 1, 8)),
-        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=8 SLURM_PROCID=0", (5, 1, 8)),
-        ("PMI_RANK=5 MPI_LOCALRANKID=1 PMI_SIZE=8", (5, 1, 8)),
-        ("SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NTASKS=8", (5, 1, 8)),
-        ("LOCAL_RANK=1 WORLD_SIZE=8 NODE_RANK=0", (1, 1, 8)),
-        ("LOCAL_RANK=1 WORLD_SIZE=8 NODE_RANK=2", (None, 1, 8)),
-        ("RANK=5 WORLD_SIZE=many", (5, 0, 0)),
-        ("NODE_RANK=2", (None, 0, 0)),
-        ("", (0, 0, 0)),
-    ],
-)
-def test_ranks_by_launcher(variables: str, found: tuple[int | None, int, int]) -> None:
-    """Rank, local rank and world size are those of the launcher that is nearest to the process."""
-    assert rank_of(dict(item.split("=") for item in variables.split())) == found
