@@ -8,8 +8,6 @@ from typing import Any
 
 from firstfault.credentials import redact
 
-__all__ = ["clean", "clean_end", "counted", "elide", "one_line", "printable", "redact", "sentence_of"]
-
 
 def elide(text: str, limit: int) -> str:
     """Return at most `limit` characters of `text`: both ends, and between them how many characters are left out."""

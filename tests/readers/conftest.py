@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import FsspecStore
+from firstfault.store._fsspec import FsspecStore
 from firstfault.wire.documents import encode, encode_presence
 from tests.readers.commands import run
 from tests.readers.recorders import agent, gate, out, short, start

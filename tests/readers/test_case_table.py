@@ -10,7 +10,7 @@ from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableErr
 from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import FsspecStore
+from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 

@@ -12,7 +12,8 @@ import pytest
 
 from firstfault import strategies as registry
 from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
-from firstfault.store import FsspecStore, open_store
+from firstfault.store import open_store
+from firstfault.store._fsspec import FsspecStore
 from firstfault.strategies import (
     get_strategy,
     register_strategy,

@@ -14,13 +14,15 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from firstfault.errors import AccessDeniedError, ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import CLIENT_VARIABLE, FsspecStore, is_remote, join, open_store, split_name
+from firstfault.store import CLIENT_VARIABLE, is_remote, join, open_store, split_name
 from firstfault.store._base import storage_options
 from firstfault.sync import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
+
+    from firstfault.store._fsspec import FsspecStore
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.model import Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
-from firstfault.store import FsspecStore
+from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
 from tests.seals import sealed
 

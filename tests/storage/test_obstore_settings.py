@@ -13,8 +13,9 @@ import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
-from firstfault.store import CLIENT_VARIABLE, FsspecStore, ObstoreStore, open_store
-from firstfault.store._obstore import client_for
+from firstfault.store import CLIENT_VARIABLE, open_store
+from firstfault.store._fsspec import FsspecStore
+from firstfault.store._obstore import ObstoreStore, client_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Object storage: list a folder without a cache, get, put. It does not know what the bytes mean.
 
-Imports only `errors` and `lazy` of this library. A client (obstore or fsspec) is imported on first use, because each is
+Imports only `errors` of this library. A client (obstore or fsspec) is imported on first use, because each is
 slow to import and one is enough.
 """
 
@@ -10,10 +10,9 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.errors import UsageError
-from firstfault.lazy import lazy_names
 from firstfault.store._base import (
     ATTEMPTS,
     ObjectInfo,
@@ -27,15 +26,9 @@ from firstfault.store._base import (
     split_name,
 )
 
-if TYPE_CHECKING:
-    from firstfault.store._fsspec import FsspecStore
-    from firstfault.store._obstore import ObstoreStore
-
 __all__ = [
     "CLIENT_VARIABLE",
-    "FsspecStore",
     "ObjectInfo",
-    "ObstoreStore",
     "Page",
     "ReadableStore",
     "Store",
@@ -51,11 +44,6 @@ CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
 """Environment variable that names the client: ``fsspec`` or ``obstore``."""
 _OF_OBSTORE = {"s3", "s3a", "gs", "gcs", "az"}
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?):(?!//[^/])", re.IGNORECASE)
-
-__getattr__, _ = lazy_names(
-    __name__,
-    {"firstfault.store._fsspec": ("FsspecStore",), "firstfault.store._obstore": ("ObstoreStore",)},
-)
 
 
 def open_store(
