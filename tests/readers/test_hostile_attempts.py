@@ -196,6 +196,19 @@ def test_time_is_linear_in_documents() -> None:
     assert time.thread_time() - began < _SOON_S
 
 
+@pytest.mark.parametrize("text", ["Connection closed by peer", "Timed out waiting 60000ms for recv operation"])
+def test_time_is_linear_in_faults(text: str) -> None:
+    """A verdict on 16,000 victims takes seconds, also if each claims a fault of its own."""
+    victims = (
+        make_error(rank, node=f"w-{rank}", exception="RuntimeError", message=text, fingerprint=f"1:{rank:012x}")
+        for rank in range(16_000)
+    )
+    job = make_job(make_error(16_000), *victims)
+    began = time.thread_time()
+    assert conclude(job) is not None
+    assert time.thread_time() - began < 8
+
+
 @pytest.mark.parametrize(
     "message", ["boom", "CUDA error: an illegal memory access was encountered", "No space left on device"]
 )

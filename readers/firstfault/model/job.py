@@ -213,14 +213,11 @@ class JobErrors:
         """Where the failures and the nodes were."""
         return [failure.place for failure in self.failures] + [entry.place for entry in self.roster]
 
-    def unopened_like(self, fingerprint: str) -> tuple[int, ...]:
-        """Return the ranks with this fault and no opened document, ascending."""
-        opened = {failure.rank for failure in self.failures}
-        return tuple(
-            sorted(
-                {rank for group in self.unopened if group.fingerprint == fingerprint for rank in group.ranks} - opened
-            )
-        )
+    def unopened_like(self, *fingerprints: str) -> tuple[int, ...]:
+        """Return the ranks with one of these faults and no opened document, ascending."""
+        opened, wanted = {failure.rank for failure in self.failures}, set(fingerprints)
+        alike = (group for group in self.unopened if group.fingerprint in wanted)
+        return tuple(sorted({rank for group in alike for rank in group.ranks} - opened))
 
     def unopened_elsewhere(self, *fingerprints: str) -> int:
         """Return the number of processes with an unopened document of another fault."""

@@ -218,7 +218,7 @@ def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
     """Return the verdict that a candidate is the root cause."""
     job, classified = diagnosis.job, diagnosis.classified
     waiting = {judged.failure.fingerprint for judged in diagnosis.waits}
-    waited = len(diagnosis.waits) + sum(map(len, map(job.unopened_like, waiting)))
+    waited = len(diagnosis.waits) + len(job.unopened_like(*waiting))
     why = [
         Reason(f"{_name(found)}: {found.why}", _witnesses(found, classified)),
         Reason("no rank raised an error of its own", first_few(classified)),
@@ -306,7 +306,8 @@ def on_remaining(
         return None
     remaining = sorted(remaining, key=by_time)
     first = remaining[0]
-    others = (judged for judged in diagnosis.classified if not any(judged is item for item in remaining))
+    known = set(map(id, remaining))
+    others = (judged for judged in diagnosis.classified if id(judged) not in known)
     why = [
         Reason(f"{who(first.failure)} {first.why}", (first.failure,)),
         Reason("no other rank shows a fault of its own", first_few(others)),
@@ -471,4 +472,4 @@ def count_of(classified: Iterable[ClassifiedFailure], job: JobErrors, failure_cl
     """Return how many failures have this class; an unopened one has the class of the opened ones with its fault."""
     have = [item for item in classified if item.failure_class is failure_class]
     prints = {item.failure.fingerprint for item in have}
-    return len(have) + sum(len(job.unopened_like(fingerprint)) for fingerprint in prints)
+    return len(have) + len(job.unopened_like(*prints))
