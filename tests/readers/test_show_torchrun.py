@@ -215,6 +215,14 @@ def test_an_error_file_of_another_format(show: Show, tmp_path: Path, text: str) 
     assert any("attempt_0/0/error.json: no error.json of torchrun: " in note for note in found["unknown"])
 
 
+def test_no_error_file_can_be_read(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    """The line about it names the folder that was asked for."""
+    _worker(tmp_path, error="[1")
+    ran = run("show", str(tmp_path))
+    assert ran.code == EXIT.UNREADABLE
+    assert ran.err.startswith(f"firstfault: no root cause in {tmp_path}: ")
+
+
 def test_files_that_are_no_files(show: Show, tmp_path: Path) -> None:
     """A dangling symlink and a FIFO in place of a log do not stop the reader."""
     rank = _worker(tmp_path, error='{"message": "ValueError: boom"}')

@@ -180,7 +180,8 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
         coverage = read.job.coverage
         found = "; ".join(coverage.notes) or "a node reported a failure, but its error documents are missing"
         other = "another program wrote what is there, or its upload was cut off: " if coverage.unreadable else ""
-        fail(f"no root cause in {read.reader.errors_uri}: {found}; {other}read the nodes' logs")
+        place = read.reader.errors_uri if read.uri else uri
+        fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
         return EXIT.UNREADABLE
     return EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else EXIT.ROOT_CAUSE
 
