@@ -146,6 +146,14 @@ def in_checkpoint(main: str) -> str:
     return f'{head}  File "{file}", line 9 in reduce_scatter\n{pool}\n{main.replace("0x1", "0x2")}'
 
 
+def gone_on(failure: WorkerError) -> WorkerError:
+    """A rank that has called one collective more."""
+    (progress,) = failure.collectives
+    number = progress.enqueued + 1
+    last = (*progress.last, replace(progress.last[-1], sequence=number, sizes="[[4]] -> [[4]]"))
+    return replace(failure, collectives=(replace(progress, enqueued=number, completed=number, last=last),))
+
+
 JOINED = entry(1, Phase.JOINED)
 HUNG = stopped(3, IN_SLEEP, **count(5))
 HOSTILE_WORDS = (
@@ -226,6 +234,10 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             *(victim(rank, world_size=4) for rank in (0, 1, 2)),
             roster=[entry(node, receipts=(Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
         ),
+        "others lose a node that finished": done(
+            *(victim(rank, node="worker-0", world_size=4) for rank in (0, 1, 2)),
+            roster=[entry(0), entry(1, Phase.SUCCEEDED, ranks=(3,))],
+        ),
         "others wait for a rank that exited with 0": done(
             *(waited(rank, world_size=4, **count(6)) for rank in (0, 1, 2)),
             roster=[entry(node, receipts=(Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
@@ -251,6 +263,9 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "a text about a preemption": done(own(3, 0, "ValueError", "the job got preempted")),
     },
     "undetermined - low: hang, undetermined": {
+        "another size at one of two ranks, of which the other waits": done(
+            replace(passed(0, 4), message=WAITED, exception=waited(0).exception), gone_on(passed(1, 2)), nodes=1
+        ),
         "all retried": done(*map(retried, range(4))),
         "a handled error in the log of a rank that timed out": done(
             died(0, "", 2, log_tail=f"no cache, going on\n{TRACE}OSError: no cache\nfatal: RuntimeError: {WAITED}"),
@@ -492,6 +507,7 @@ WORDS = {
     "a broadcast failure without a document": "its agent reported its failure to the other nodes (KeyError)",
     "a rank that is frozen": "it answered no signal",
     "others lose a rank that exited with 0": "it had exited with code 0 when the others lost a peer",
+    "others lose a node that finished": "it had exited with code 0 when the others lost a peer",
     "others wait for a rank that exited with 0": "it had exited with code 0 while the others waited for it",
     "others wait for a rank that returned": "its function had returned while the others waited for it",
 }

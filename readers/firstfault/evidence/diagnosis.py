@@ -217,11 +217,15 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def without_failure(job: JobErrors) -> dict[int, str]:
-    """Return the ranks without a failure, with their nodes: a node that failed has reported its other ranks."""
+    """Return the ranks without a failure, with their nodes: those of finished nodes, and of nodes that reported others.
+
+    Ranks without an agent are not among them.
+    """
     known = {failure.rank for failure in job.failures} | {rank for group in job.unopened for rank in group.ranks}
-    ended = [entry for entry in job.roster if entry.phase is Phase.FAILED and entry.receipts]
-    known |= {receipt.rank for entry in ended for receipt in entry.receipts}
-    return {rank: entry.place.node for entry in ended for rank in entry.ranks if rank not in known}
+    failed = [entry for entry in job.roster if entry.phase is Phase.FAILED and entry.receipts]
+    finished = [entry for entry in job.roster if entry.phase is Phase.SUCCEEDED and entry.place.rank is None]
+    known |= {receipt.rank for entry in failed for receipt in entry.receipts}
+    return {rank: entry.place.node for entry in failed + finished for rank in entry.ranks if rank not in known}
 
 
 def _in_name(name: str) -> str:

@@ -73,6 +73,8 @@ _UNNAMED = ""
 
 Progress = dict[str, dict[int, CollectiveProgress]]
 """By group and global rank."""
+Apart = dict[str, list[tuple[int, str]]]
+"""The groups whose ranks called a collective differently, each with the ranks that differ from most, if most agree."""
 
 
 def hung(diagnosis: Diagnosis) -> list[Candidate]:
@@ -92,10 +94,11 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     # a rank that met an error about a peer stood where it handled that
     met = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
     elsewhere = _elsewhere(alive, {item.failure.rank for item in (*diagnosis.waits, *met)})
+    apart = _apart(recorded, printed)
     reasons = [
         *elsewhere,
-        *_apart(recorded, printed),
-        *_behind(known),
+        *_each(apart),
+        *_behind(known, apart),
         *_not_started(recorded),
         *_threads(diagnosis.workers),
         *_frozen(alive),
@@ -139,7 +142,7 @@ def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
     if not receivers:
         return []
     recorded, printed = progress_by_group([judged.failure for judged in diagnosis.workers])
-    odd = dict(_apart(recorded, printed))
+    odd = dict(_each(_apart(recorded, printed)))
     agreeing = max((len(members) for members in recorded.values()), default=0)
     receiver = receivers[0].rank
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
@@ -166,7 +169,7 @@ def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     failed = {judged.failure.rank for judged in misled}
     recorded, _ = progress_by_group([judged.failure for judged in workers])
-    return _candidates(diagnosis, [(rank, why) for rank, why in _behind(recorded) if rank not in failed])
+    return _candidates(diagnosis, [(rank, why) for rank, why in _behind(recorded, {}) if rank not in failed])
 
 
 def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
@@ -253,11 +256,14 @@ def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
     return [Candidate(why, None, nodes.pop(), None, "network")]
 
 
-def _behind(groups: Progress) -> list[tuple[int, str]]:
+def _behind(groups: Progress, apart: Apart) -> list[tuple[int, str]]:
     """Return the ranks that have not called a collective of a group in which most of its members wait.
 
     A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
     tensor, pipeline and data parallel groups the one that is stuck first explains the others.
+
+    After a collective in which ranks differ, one that called the same as most is not behind: it waits in that
+    collective, which the others may have completed with less data.
     """
     usual: dict[str, int] = {}
     late: dict[str, dict[int, int]] = {}
@@ -269,6 +275,8 @@ def _behind(groups: Progress) -> list[tuple[int, str]]:
         # ranks that have called the first collective that has ended on no rank wait for the others, however far ahead
         first = 1 + max(item.enqueued if item.completed is None else item.completed for item in members.values())
         behind = {rank: count for rank, count in counts.items() if count < min(usual[group], first)}
+        if group in apart:
+            behind = {rank: behind[rank] for rank, _ in apart[group] if rank in behind}
         if behind and len(behind) * 2 <= len(counts):
             late[group] = behind
     return [
@@ -282,21 +290,26 @@ def _behind(groups: Progress) -> list[tuple[int, str]]:
     ]
 
 
-def _apart(recorded: Progress, printed: Progress) -> list[tuple[int, str]]:
+def _apart(recorded: Progress, printed: Progress) -> Apart:
     """Return the ranks that differ from most in the first collective of a group in which the ranks differ.
 
     Recorders and texts give operations and sizes in different words, so each is compared with its own kind.
     """
-    found: dict[str, list[tuple[int, str]]] = {}
+    found: Apart = {}
     for progress in (recorded, printed):
-        for group, members in sorted(progress.items()):
+        for group, members in progress.items():
             odd = _first_odd_ones(members)
-            if odd and group not in found:
+            if odd is not None and not found.get(group):
                 found[group] = [(rank, f"as collective {number} of group {group} {why}") for rank, number, why in odd]
-    return [each for group in sorted(found) for each in found[group]]
+    return found
 
 
-def _first_odd_ones(members: dict[int, CollectiveProgress]) -> list[tuple[int, int, str]]:
+def _each(apart: Apart) -> list[tuple[int, str]]:
+    return [each for group in sorted(apart) for each in apart[group]]
+
+
+def _first_odd_ones(members: dict[int, CollectiveProgress]) -> list[tuple[int, int, str]] | None:
+    """Return what differs in the first collective in which ranks differ; None: they agree in all."""
     steps: dict[int, dict[int, Collective]] = defaultdict(dict)
     for rank, progress in members.items():
         if progress.last_operation:
@@ -304,15 +317,18 @@ def _first_odd_ones(members: dict[int, CollectiveProgress]) -> list[tuple[int, i
         for entry in progress.last:
             if not entry.is_p2p:
                 steps[entry.sequence][rank] = entry
+    odd: list[tuple[int, int, str]] | None = None
     for number, calls in sorted(steps.items()):
-        odd = _odd_ones(calls)
-        if odd:
-            return [(rank, number, why) for rank, why in odd]  # a rank that has diverged differs in all that follows
-    return []
+        found = _odd_ones(calls)
+        if found:
+            return [(rank, number, why) for rank, why in found]  # a rank that has diverged differs in all that follows
+        if found is not None:
+            odd = []
+    return odd
 
 
-def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
-    """Return the ranks that called one collective with another operation, type or size than most."""
+def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
+    """Return the ranks that called one collective with another operation, type or size than most; None: all agree."""
     is_same_everywhere = any(_SAME_EVERYWHERE.search(call.operation) for call in calls.values())
     for field, verb, side in _COMPARED:
         if field == "sizes" and not is_same_everywhere:
@@ -328,7 +344,7 @@ def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
                 for rank, value in sorted(values.items())
                 if value != usual and number * 2 > len(values)
             ]
-    return []
+    return None
 
 
 def _not_started(recorded: Progress) -> list[tuple[int, str]]:
