@@ -39,10 +39,6 @@ class Interval:
     low: int
     high: int
 
-    def before(self, other: Interval) -> bool:
-        """Whether this moment certainly was before the other."""
-        return self.high < other.low
-
     def ahead_ns(self, other: Interval) -> int:
         """Return by how much this moment certainly was before the other; 0 if that is not certain."""
         return max(other.low - self.high, 0)
@@ -115,28 +111,22 @@ class Clocks:
 
     def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
         """Return for each failure whether no other one certainly happened before it. Takes linear time."""
-        earliest = _Earliest(
-            (_clock_of(failure), failure.monotonic_ns, moment.high if moment is not None else _NEVER)
-            for failure, moment in zip(failures, map(self._on_storage, failures), strict=True)
-        )
+        moments = [(failure, _clock_of(failure), self._on_storage(failure)) for failure in failures]
+        earliest = _Earliest((clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments)
         found = []
-        for failure in failures:
-            clock, moment = _clock_of(failure), self._on_storage(failure)
-            here = clock and earliest.own[clock] < _around(failure.monotonic_ns or 0, failure).low
+        for failure, clock, moment in moments:
             there = earliest.elsewhere(clock)
+            here = clock and earliest.own[clock] < _around(failure.monotonic_ns or 0, failure).low
             elsewhere = there is not None and moment is not None and there < moment.low
             found.append(not here and not elsewhere)
         return found
 
     def before_all(self, failures: Sequence[WorkerError]) -> Callable[[WorkerError], bool]:
         """Return a function: whether a failure certainly happened before all of these. It takes constant time."""
+        moments = ((failure, self._on_storage(failure)) for failure in failures)
         earliest = _Earliest(
-            (
-                _clock_of(failure),
-                _around(failure.monotonic_ns or 0, failure).low,
-                moment.low if moment is not None else -_NEVER,
-            )
-            for failure, moment in zip(failures, map(self._on_storage, failures), strict=True)
+            (_clock_of(item), _around(item.monotonic_ns or 0, item).low, at.low if at else -_NEVER)
+            for item, at in moments
         )
 
         def is_before_all(failure: WorkerError) -> bool:
