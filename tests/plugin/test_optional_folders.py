@@ -54,7 +54,7 @@ for name in modules:
 shown = CliRunner().invoke(group, ["show", cascade], standalone_mode=False)
 assert "SIGKILL" in shown.output, shown
 assert CliRunner().invoke(group, ["show", empty], standalone_mode=False).return_value is EXIT.NOTHING_FOUND
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *tests]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]))
 """
 
 

@@ -278,6 +278,7 @@ def test_nodes_without_firstfault_at_the_exit(
     made = agents(3, joined)
     monkeypatch.setattr(peers_module, "BARRIER_S", 0.25)
     monkeypatch.setattr(peers_module, "BARRIER_LOOK_S", 0.25)
+    monkeypatch.setattr(peers_module, "LEAVING_S", 0.2)
     ended: list[FirstFailure | None] = []
 
     def wait(agent: Agent) -> None:

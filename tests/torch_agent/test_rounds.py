@@ -147,8 +147,9 @@ class Node:
 
 @pytest.fixture
 def node(shared: TCPStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Node]]:
-    """Make nodes, which look often; none of their threads outlives the test."""
+    """Make nodes that wait little for an agent of torch's own; none of their threads outlives the test."""
     monkeypatch.setattr("firstfault_torch.rounds.peers.BARRIER_LOOK_S", 0.05)
+    monkeypatch.setattr("firstfault_torch.rounds.peers.LEAVING_S", 0.2)
     made: list[Node] = []
 
     def begin(group_rank: int) -> Node:
