@@ -24,7 +24,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
         (verdicts, "CONCLUDING_S"),
         (verdicts, "PREVIOUS_S"),
         (verdicts, "READING_S"),
-        (verdicts, "PREVIOUS_S"),
         (verdicts, "LEAVING_FILES_S"),
         (verdicts, "TURN_LOOK_S"),
         (process_state, "FLIGHT_RECORDER_S"),
