@@ -123,8 +123,9 @@ def test_a_bundle_adds_nothing(attempt: Attempt) -> None:
     assert _verdict(attempt) == before
 
 
-@pytest.mark.parametrize("strategy", ["evidence", "earliest"])
-@pytest.mark.parametrize("folder", ["", "/firstfault", "/firstfault/errors"])
+@pytest.mark.parametrize(
+    ("folder", "strategy"), [("", "evidence"), ("/firstfault", "evidence"), ("/firstfault/errors", "earliest")]
+)
 def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> None:
     """In a folder that only one node sees, the bundle adds what the others handed over, also to a fresh read."""
     files = _files(150)
