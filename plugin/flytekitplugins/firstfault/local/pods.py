@@ -215,17 +215,6 @@ def elastic_environment(*, nodes: str, processes: int, max_restarts: int, job: s
     }
 
 
-def master_environment(*, rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return the variables that the operator sets in each pod of a job with a master."""
-    return {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world_size),
-        "RANK": str(rank),
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
 def free_port() -> int:
     """Return a free port below the ephemeral range, so that the kernel does not give it to another process."""
     for candidate in random.sample(range(20_000, 32_000), 200):

@@ -34,7 +34,6 @@ from flytekitplugins.firstfault.local.pods import (
     error_seen,
     free_port,
     job_state,
-    master_environment,
     start_pod,
 )
 
@@ -340,7 +339,12 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
         TIME_LIMIT_VARIABLE: str(plan.time_limit_file(number)),
     }
     if plan.has_master:
-        operator = master_environment(rank=index, world_size=plan.pods, port=port)
+        operator = {
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(plan.pods),
+            "RANK": str(index),
+        }
     elif plan.nodes == "1" == str(config.nnodes):
         operator = {}
     else:
