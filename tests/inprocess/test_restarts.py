@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import socket
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from firstfault_torch import Options, inprocess
 from firstfault_torch.inprocess import InProcessRestart, initialize
+from firstfault_torch.inprocess.store import TCPStore
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, on_nodes, run
 from tests.nodes import Ended, Job
 from tests.waiting import beside, until
@@ -68,9 +70,10 @@ def test_the_others_go_on_without_a_rank_that_exits() -> None:
 def test_what_code_makes_of_an_interruption() -> None:
     """A healthy rank continues if the interruption leaves its function as another exception.
 
-    Torch's older store, without libuv, wakes waiting ranks, too.
+    Torch's older store, without libuv, wakes waiting ranks, too. The options are as a program for NVRx may give them.
     """
-    ended = run("otherwise", initialize=FEW, store_kwargs={"use_libuv": False}, **FAST)
+    options = {"store_factory": TCPStore, "store_kwargs": {"use_libuv": False, "wait_for_workers": True}}
+    ended = run("otherwise", initialize=FEW, last_call_wait=dt.timedelta(0), **options, **FAST)
     assert set(ended.of("enter", 1)) == ALL
     assert ended.values("done") == {rank: (rank, 4) for rank in ALL}
 

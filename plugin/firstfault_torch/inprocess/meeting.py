@@ -60,11 +60,12 @@ class Meeting:
     def __init__(self, options: InProcessOptions, rank: int, prefix: str) -> None:
         self._began = f"{prefix}/began/{rank}"
         self._seconds = options.seconds("barrier_timeout")
-        self._is_users = options.store_factory is not None
-        if options.store_factory is not None:
-            self.connect: Callable[..., Any] = partial(options.store_factory, **options.store_kwargs)
+        given, factory = dict(options.store_kwargs or {}), options.store_factory
+        self._is_users = factory is not None and factory is not TCPStore
+        if factory is not None and self._is_users:
+            self.connect: Callable[..., Any] = partial(factory, **given)
             return
-        given = dict(options.store_kwargs)
+        is_agents = os.environ.get(AGENT_STORE) == "True" and "port" not in given
         host = str(given.pop("host_name", None) or os.environ.get("MASTER_ADDR") or "")
         port = int(given.pop("port", None) or os.environ.get("MASTER_PORT") or 0)
         if not host or not port:
@@ -75,7 +76,6 @@ class Meeting:
         self._timeout = given.pop("timeout", _TIMEOUT)
         self._open = partial(TCPStore, host, port, **given)
         self.connect = partial(self._open, timeout=self._timeout)
-        is_agents = os.environ.get(AGENT_STORE) == "True" and "port" not in options.store_kwargs
         if rank == 0 and not is_agents and self._address not in _hosted:
             self._host()
 

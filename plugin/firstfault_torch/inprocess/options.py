@@ -25,6 +25,7 @@ _ORDER = (
 )
 """Pairs of options of which the first must be shorter."""
 _KINDS: dict[str, type] = {"store_kwargs": dict, "monitor_process_logfile": str, "enabled": bool}
+_MAY_BE_ZERO = {"last_call_wait", "termination_grace_time"}
 _ALL_SHIFTED = Compose(ActivateAllRanks(), ShiftRanks())
 
 
@@ -39,9 +40,9 @@ class InProcessOptions:
     """
 
     store_factory: Callable[..., Any] | None = None
-    """Makes each connection to the store of the ranks. None: torch elastic's agent hosts it, else a process beside the
-    first rank."""
-    store_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Makes each connection to the store of the ranks. None or `TCPStore`: torch elastic's agent hosts it, else a
+    process beside the first rank."""
+    store_kwargs: dict[str, Any] | None = None
     """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR, MASTER_PORT)."""
     initialize: Callable[[State], Any] | None = None
     """Called on each rank before each iteration. `RetryController` limits the iterations."""
@@ -102,11 +103,8 @@ class InProcessOptions:
                 raise UsageError(f"{name} must be callable, not {value!r}")
         for name in _fields_of("timedelta"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float | dt.timedelta) and not isinstance(value, bool)
-            if not (is_number and 0 < _seconds(value) < float("inf")) and not (
-                name == "completion_timeout" and value is None
-            ):
-                raise UsageError(f"{name} must be a timedelta or a number of seconds above 0, not {value!r}")
+            if value is not None or name != "completion_timeout":
+                _check_duration(name, value)
         for shorter, longer in _ORDER:
             one, other = self.seconds(shorter), self.seconds(longer)
             if one >= other:
@@ -127,3 +125,11 @@ def _fields_of(kind: str) -> list[str]:
 
 def _seconds(value: dt.timedelta | float) -> float:
     return value.total_seconds() if isinstance(value, dt.timedelta) else float(value)
+
+
+def _check_duration(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float | dt.timedelta) and not isinstance(value, bool)
+    seconds = _seconds(value) if is_number else -1
+    if not 0 <= seconds < float("inf") or (seconds == 0 and name not in _MAY_BE_ZERO):
+        least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
+        raise UsageError(f"{name} must be a timedelta or a number of seconds, {least}, not {value!r}")
