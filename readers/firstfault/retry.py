@@ -282,6 +282,8 @@ _UNKNOWN = "the cause is not known; if nothing in the code explains it, run the 
 _ONLY_A_TEXT = (
     "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
 )
+_ASKING = {"FlyteRecoverableException", "RecoverableError"}
+"""Exceptions that ask for a retry."""
 _AGAINST = {
     "user_code": "the same code would probably fail again",
     "exit": "the same code would probably end again",
@@ -351,4 +353,16 @@ def _reason_against(verdict: Verdict, context: RetryContext) -> str:
         return _LIMITED
     if everywhere := same_fault_everywhere()(verdict, context):
         return f"{everywhere.reason}; a retry would meet it again"
+    if reason := _replaced(verdict.root):
+        return reason
     return _AGAINST.get(verdict.category, _ONLY_A_TEXT)
+
+
+def _replaced(root: WorkerError | None) -> str:
+    """Return a sentence if another exception replaced one that asks for a retry; else an empty text."""
+    if root is None or root.exception is None or root.recoverable:
+        return ""
+    raised = root.exception
+    outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
+    asked = next((name for name in inner if name in _ASKING), None)
+    return f"{outer} left the task, and the {asked} inside it does not count for a retry" if asked else ""

@@ -266,6 +266,16 @@ def test_the_default(changes: dict[str, Any], decided: tuple[bool, Origin], reas
     assert decision.reason.endswith(reason)
 
 
+@pytest.mark.parametrize("where", ["causes", "members"])
+def test_a_recoverable_exception_that_was_replaced(where: str) -> None:
+    """The reason says that the exception that left the task counts, and that the one inside it does not."""
+    asked = ExceptionInfo("flytekit.exceptions.user.FlyteRecoverableException", "the loader is gone")
+    root = replace(make_error(3), exception=ExceptionInfo("ValueError", "bad", **{where: (asked,)}))
+    reason = "ValueError left the task, and the FlyteRecoverableException inside it does not count for a retry"
+    assert decide(_verdict(root)).reason == reason
+    assert decide(_verdict(replace(root, kind=Kind.RECOVERABLE))).retry
+
+
 def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> WorkerError:
     resources = Resources(oom_kill=oom_kill, memory_peak_bytes=peak, memory_limit_bytes=limit)
     return replace(make_error(3, signal="SIGKILL", category="host_oom"), resources=resources)

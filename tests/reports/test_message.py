@@ -83,7 +83,16 @@ def _of_rank_3(**fields: Any) -> Verdict:
         # a machine, not a pod of Flyte's
         (_YES, _of_rank_3(node="dgx-a-worker-1"), "ValueError rank 3 dgx-a-worker-1 retry: bad"),
         (_SPENT, _of_rank_3(), "ValueError rank 3 w-1 retry spent: bad"),
-        (_SPENT, _of_rank_3(exception="FlyteRecoverableException"), "recoverable rank 3 w-1 retry spent: bad"),
+        (
+            _SPENT,
+            _of_rank_3(exception="FlyteRecoverableException", category="recoverable"),
+            "recoverable rank 3 w-1 retry spent: bad",
+        ),
+        (
+            _NO,
+            _of_rank_3(exception="FlyteRecoverableException"),
+            "FlyteRecoverableException rank 3 w-1 no retry: bad",
+        ),
         (_NO, _of_rank_3(node=""), "ValueError rank 3 no retry: bad"),
         (
             _NO,

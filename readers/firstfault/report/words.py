@@ -346,8 +346,6 @@ _MEANINGS_OF_GENERIC = {
 _GENERIC = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
 """Names of exceptions that say nothing by themselves."""
 _NAMES = {
-    "FlyteRecoverableException": "recoverable",
-    "RecoverableError": "recoverable",
     "AgentLost": "agent lost",
     "NoErrorFile": "no error file",
 }
@@ -396,6 +394,8 @@ def _what(verdict: Verdict, name: str) -> str:
         return name
     if name in _GENERIC:
         name = _MEANINGS_OF_GENERIC.get(verdict.category, name)
+    if verdict.category == "recoverable" and name in {"FlyteRecoverableException", "RecoverableError"}:
+        return verdict.category
     return _MEANINGS.get(verdict.category) or _NAMES.get(name, name)
 
 
