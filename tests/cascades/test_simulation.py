@@ -15,6 +15,7 @@ from tests.cascades.simulation import judge, measure, simulate
 _FEW = Rules(workers=256)
 
 
+@pytest.mark.slow
 def test_evidence_holds_when_documents_are_late_missing_and_wrong() -> None:
     """In simulated cascades of 256 workers the verdict is right, or undetermined if the root left no document."""
     tallies, _ = simulate(_FEW, range(16))

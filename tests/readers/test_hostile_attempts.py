@@ -66,6 +66,7 @@ def _concluded(files: list[tuple[str, bytes]], forms: Mapping[str, Callable[[Rep
 _SLOW = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
+@pytest.mark.slow
 @_SLOW
 @given(st.lists(_FAILURES, min_size=1, max_size=4), st.lists(_ENTRIES, max_size=2))
 def test_no_attempt_makes_a_reader_raise(failures: list[WorkerError], entries: list[NodePresence]) -> None:
@@ -166,6 +167,7 @@ def _seconds(part: str, text: str) -> float:
     return time.thread_time() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["message", "exception", "log", "stack"])
 def test_time_is_linear_in_a_text(part: str) -> None:
     """Whatever a text repeats, it is judged and drawn at once: in quadratic time it would take minutes."""

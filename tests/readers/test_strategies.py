@@ -334,6 +334,7 @@ def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> N
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sixteen_thousand() -> None:
     """A verdict on 16,384 ranks, whatever order they are in, takes seconds, not minutes."""
     failures = [victim(rank, 40 + rank % 7, peer=rank % 200) for rank in range(16_384)]
