@@ -26,7 +26,7 @@ from typing import Any
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.tracebacks import is_library, original_of
 from firstfault.model import ExceptionInfo, FrameInfo, Kind, Origin, Place, Subject, WorkerError, Writer
-from firstfault.text import parse_json
+from firstfault.text import counted, parse_json
 from firstfault_torch.context import boot_id, versions
 from firstfault_torch.guard import caught
 
@@ -38,6 +38,8 @@ _WITH_CONTEXT = 8
 _AROUND = 2
 """Lines before and after."""
 _MAX_CAUSES = 10
+_MAX_LINKS = 10_000
+"""Of a chain, to find its innermost exception."""
 _MAX_MEMBERS = 10
 _MAX_DEPTH = 6
 """Exceptions within exceptions: a group's members, and their causes."""
@@ -232,21 +234,35 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _causes(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
-    """Return the chain: an explicit cause, else the context. After ``raise ... from None`` it is not printed."""
+    """Return the nearest exceptions of the chain and the innermost ones, which tell what failed first."""
+    links = _chain(error) if depth < _MAX_DEPTH else []
+    omitted, half = len(links) - _MAX_CAUSES, _MAX_CAUSES // 2
+    causes: list[ExceptionInfo] = []
+    for number, (link, relation) in enumerate(links[:half] + links[-half:] if omitted > 0 else links):
+        if len(done) >= _MAX_EXCEPTIONS:
+            break
+        found = replace(_capture(link, done, depth + 1, is_link=True), relation=relation)
+        if omitted > 0 and number == half:
+            found = replace(found, notes=(*found.notes, f"{counted(omitted, 'exception')} left out after this one"))
+        causes.append(found)
+    return tuple(causes)
+
+
+def _chain(error: BaseException) -> list[tuple[BaseException, str]]:
+    """Return the causes: an explicit cause, else the context. After ``raise ... from None`` that is not printed."""
     seen = {id(error)}
-    chain: list[ExceptionInfo] = []
-    current = error
-    while len(chain) < _MAX_CAUSES and depth < _MAX_DEPTH and len(done) < _MAX_EXCEPTIONS:
-        following, relation = _attribute(current, "__cause__"), "cause"
+    links: list[tuple[BaseException, str]] = []
+    while len(links) < _MAX_LINKS:
+        following, relation = _attribute(error, "__cause__"), "cause"
         if following is None:
-            following = _attribute(current, "__context__")
-            relation = "suppressed" if _attribute(current, "__suppress_context__") else "context"
+            following = _attribute(error, "__context__")
+            relation = "suppressed" if _attribute(error, "__suppress_context__") else "context"
         if not _is_exception(following) or id(following) in seen:
             break
         seen.add(id(following))
-        chain.append(replace(_capture(following, done, depth + 1, is_link=True), relation=relation))
-        current = following
-    return tuple(chain)
+        links.append((following, relation))
+        error = following
+    return links
 
 
 def _members(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:

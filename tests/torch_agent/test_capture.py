@@ -280,17 +280,21 @@ def test_what_came_before_an_exit(error: BaseException | None) -> None:
 
 
 def test_a_cycle_of_causes_ends() -> None:
-    """Exceptions that are each other's causes appear once each, and of a long chain the ten nearest."""
+    """Exceptions that are each other's causes appear once each; of a long chain the nearest and the first ones do."""
     first, second = ValueError("first"), KeyError("second")
     first.__cause__, second.__cause__ = second, first
     assert [cause.type for cause in capture(first).causes] == ["KeyError"]
     first.__cause__ = first
     assert capture(first).causes == ()
-    innermost = error = ValueError("0")
+    outermost = error = ValueError("0")
     for number in range(1, 30):
         error.__cause__ = ValueError(str(number))
         error = error.__cause__
-    assert [cause.message for cause in capture(innermost).causes] == [str(number) for number in range(1, 11)]
+    causes = capture(outermost).causes
+    assert [int(cause.message) for cause in causes] == [*range(1, 6), *range(25, 30)]
+    assert {cause.message: cause.notes for cause in causes if cause.notes} == {
+        "25": ("19 exceptions left out after this one",)
+    }
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
