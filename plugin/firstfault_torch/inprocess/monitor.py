@@ -27,8 +27,8 @@ import torch.distributed as dist
 
 from firstfault_torch.budgets import MONITOR_CLOSING_S, MONITOR_LINGER_S, MONITOR_PATIENCE_S, MONITOR_STORE_S
 from firstfault_torch.guard import caught, guarded, logger
+from firstfault_torch.inprocess.detached import Process, log_error, start_detached
 from firstfault_torch.inprocess.exception import RankShouldRestart
-from firstfault_torch.inprocess.meeting import Process, log_error, start_detached
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome, Position
 
 if TYPE_CHECKING:

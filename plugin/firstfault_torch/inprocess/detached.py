@@ -1,0 +1,117 @@
+"""Processes beside a rank, which have none of its files: the monitor process, and the host of the ranks' store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from firstfault_torch.budgets import MONITOR_START_S
+from firstfault_torch.guard import caught
+from firstfault_torch.inprocess.exception import InternalError
+
+
+def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str, logfile: str | None) -> int:
+    """Run `begin`, then `run` in a grandchild that has none of this process's files; return its number after `begin`.
+
+    Raises:
+        firstfault_torch.inprocess.exception.InternalError: `begin` raised.
+    """
+    ours, its = socket.socketpair()
+    with ours, its:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of a fork beside threads; the child uses nothing that they may hold
+            warnings.simplefilter("ignore", DeprecationWarning)
+            middle = os.fork()
+        if middle == 0:
+            caught(lambda: _run_detached(begin, run, its, logfile))
+            os._exit(0)  # nothing may run the worker's handlers at exit
+        its.close()
+        os.waitpid(middle, 0)
+        ours.settimeout(MONITOR_START_S)
+        answer = b""
+        with contextlib.suppress(TimeoutError):
+            while more := ours.recv(4096):
+                answer += more
+    if not answer.startswith(b"ok"):
+        raise InternalError(f"{name} did not start: {answer.decode(errors='replace') or 'it does not answer'}")
+    number: int = struct.unpack("=q", answer[2:10])[0]
+    return number
+
+
+def _run_detached(
+    begin: Callable[[], None], run: Callable[[], None], answer: socket.socket, logfile: str | None
+) -> None:
+    os.setsid()
+    if os.fork() > 0:
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+
+    def prepare() -> None:
+        _drop_files(keep=answer.fileno(), logfile=logfile)
+        begin()
+
+    _, error = caught(prepare, Exception)
+    if error is not None:
+        answer.sendall(f"{type(error).__name__}: {error}".encode())
+        return
+    answer.sendall(b"ok" + struct.pack("=q", os.getpid()))
+    answer.close()
+    log_error(caught(run)[1])
+
+
+def log_error(error: BaseException | None) -> None:
+    """Write an exception to such a process's log."""
+    if error is not None:
+        with contextlib.suppress(OSError):
+            os.write(2, "".join(traceback.format_exception(error)).encode())
+
+
+def _drop_files(keep: int, logfile: str | None) -> None:
+    """Close everything that was inherited: an open end of a pipe would hide the worker's death from its agent."""
+    log = os.open(logfile or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number != keep:  # noqa: PLR2004 - stdin, stdout, stderr
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+class Process:
+    """Another process, whose end can be waited for."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._started = _start_of(number)
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or a sandbox
+            self._descriptor = os.pidfd_open(number)
+
+    def has_died(self, seconds: float) -> bool:
+        """Wait at most so long for its end."""
+        if self._descriptor is not None:
+            return bool(select.select([self._descriptor], [], [], seconds)[0])
+        time.sleep(seconds)
+        return _start_of(self.number) != self._started
+
+
+def _start_of(process: int) -> str:
+    """Return when a process started, which tells it from a later one with its number; empty: it has ended."""
+    try:
+        state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]
