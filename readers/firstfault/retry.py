@@ -65,6 +65,8 @@ class Vote:
         return self.retry
 
 
+ASKING = {"FlyteRecoverableException", "RecoverableError"}
+"""Names of the exceptions with which a program asks for a retry."""
 RetryPolicy = Callable[[Verdict, RetryContext], Vote | bool]
 """Any callable of (verdict, context) that returns a Vote or a bool."""
 
@@ -282,8 +284,6 @@ _UNKNOWN = "the cause is not known; if nothing in the code explains it, run the 
 _ONLY_A_TEXT = (
     "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
 )
-_ASKING = {"FlyteRecoverableException", "RecoverableError"}
-"""Exceptions that ask for a retry."""
 _AGAINST = {
     "user_code": "the same code would probably fail again",
     "exit": "the same code would probably end again",
@@ -364,5 +364,5 @@ def _replaced(root: WorkerError | None) -> str:
         return ""
     raised = root.exception
     outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
-    asked = next((name for name in inner if name in _ASKING), None)
+    asked = next((name for name in inner if name in ASKING), None)
     return f"{outer} left the task, and the {asked} inside it does not count for a retry" if asked else ""

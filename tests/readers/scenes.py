@@ -91,6 +91,14 @@ def passed(rank: int, size: int) -> WorkerError:
     return victim(rank, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4, (call,)),))
 
 
+def gone_on(failure: WorkerError) -> WorkerError:
+    """A rank that has called one collective more."""
+    (progress,) = failure.collectives
+    number = progress.enqueued + 1
+    last = (*progress.last, replace(progress.last[-1], sequence=number, sizes="[[4]] -> [[4]]"))
+    return replace(failure, collectives=(replace(progress, enqueued=number, completed=number, last=last),))
+
+
 def stock(message: str, at_ms: float) -> WorkerError:
     """A file of Flyte's own."""
     text = f"Trace:\n\n    Traceback (most recent call last):\n\nMessage:\n\n    {message}"

@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.evidence.clocks import Clocks
 from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.layout import ErrorKey
 from firstfault.model import (
@@ -26,7 +23,7 @@ from firstfault.model import (
     ThreadFailure,
 )
 from firstfault.strategies.rules import evidence
-from firstfault.testing import make_error, make_job, make_presence
+from firstfault.testing import make_job, make_presence
 from tests.readers.scenes import (
     BOOT,
     IN_COLLECTIVE,
@@ -39,6 +36,7 @@ from tests.readers.scenes import (
     count,
     died,
     done,
+    gone_on,
     own,
     passed,
     received,
@@ -144,14 +142,6 @@ def in_checkpoint(main: str) -> str:
     pool = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
     head = "Thread 0x1 (most recent call first):\n"
     return f'{head}  File "{file}", line 9 in reduce_scatter\n{pool}\n{main.replace("0x1", "0x2")}'
-
-
-def gone_on(failure: WorkerError) -> WorkerError:
-    """A rank that has called one collective more."""
-    (progress,) = failure.collectives
-    number = progress.enqueued + 1
-    last = (*progress.last, replace(progress.last[-1], sequence=number, sizes="[[4]] -> [[4]]"))
-    return replace(failure, collectives=(replace(progress, enqueued=number, completed=number, last=last),))
 
 
 JOINED = entry(1, Phase.JOINED)
@@ -604,35 +594,3 @@ def test_another_size_at_one_rank(failures: tuple[WorkerError, ...], verdict: st
     caused = (replace(item, caused_by=CausedBy(1, "worker-0", "")) for item in failures[1:])
     found = evidence(done(failures[0], *caused, nodes=len(failures) // 2))
     assert (told(found), [suspect.rank for suspect in found.suspects]) == (verdict, suspects)
-
-
-def test_a_headline_without_a_text_or_a_rank() -> None:
-    """A bare assert has the line that raised it; without a cause, silent nodes are named, of four billion the first."""
-    frame = FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
-    root = own(2, message="", exception=ExceptionInfo("AssertionError", "", frames=(frame,)))
-    headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
-    assert evidence(done(root, victim(0))).headline == headline
-    for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
-        places = ((0, {"group_rank": 0}), (1, {"group_rank": None}))
-        verdict = evidence(make_job(*(victim(rank, group_world_size=nodes, **place) for rank, place in places)))
-        assert verdict.headline.startswith(f"undetermined: no report from nodes {missing}; 2 ranks: RuntimeError: ")
-
-
-_MOMENTS = st.builds(
-    make_error,
-    st.integers(0, 9),
-    node=st.sampled_from(["w-0", "w-1"]),
-    at_ms=st.sampled_from([0, 10_000_000, 20_000_000]) | st.none(),  # clocks may be wrong by an hour
-    boot_id=st.sampled_from(["a", "b", ""]),
-    monotonic_ns=st.integers(1, 4) | st.none(),
-)
-
-
-@settings(max_examples=400)
-@given(st.lists(_MOMENTS, max_size=5), _MOMENTS)
-def test_order_in_constant_time(failures: list[WorkerError], other: WorkerError) -> None:
-    """It is the same as comparing each failure with each, which would take hours for thousands of them."""
-    clocks = Clocks(make_job(*failures))
-    assert clocks.before_all(failures)(other) is all(clocks.before(other, failure) for failure in failures)
-    contenders = [not any(clocks.before(one, failure) for one in failures) for failure in failures]
-    assert clocks.contenders(failures) == contenders

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from firstfault.evidence.clocks import Clocks
 from firstfault.layout import ErrorKey
@@ -16,6 +18,7 @@ from firstfault.model import (
     Coverage,
     DocumentRef,
     ExceptionInfo,
+    FrameInfo,
     JobErrors,
     Kind,
     Origin,
@@ -256,6 +259,18 @@ def test_what_was_read_is_in_the_verdict() -> None:
     assert not verdict.settled
 
 
+def test_a_headline_without_a_text_or_a_rank() -> None:
+    """A bare assert has the line that raised it; without a cause, silent nodes are named, of four billion the first."""
+    frame = FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
+    root = own(2, message="", exception=ExceptionInfo("AssertionError", "", frames=(frame,)))
+    headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
+    assert evidence(done(root, victim(0))).headline == headline
+    for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
+        places = ((0, {"group_rank": 0}), (1, {"group_rank": None}))
+        verdict = evidence(make_job(*(victim(rank, group_world_size=nodes, **place) for rank, place in places)))
+        assert verdict.headline.startswith(f"undetermined: no report from nodes {missing}; 2 ranks: RuntimeError: ")
+
+
 # --- running one ----------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +344,26 @@ def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> N
     assert len(job.failures) == 1
     assert (Clocks(job).sentences(), clock_warnings(job.failures)) == ([], [])
     assert Clocks(job).offset("worker-0").is_known
+
+
+_MOMENTS = st.builds(
+    make_error,
+    st.integers(0, 9),
+    node=st.sampled_from(["w-0", "w-1"]),
+    at_ms=st.sampled_from([0, 10_000_000, 20_000_000]) | st.none(),  # clocks may be wrong by an hour
+    boot_id=st.sampled_from(["a", "b", ""]),
+    monotonic_ns=st.integers(1, 4) | st.none(),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(_MOMENTS, max_size=5), _MOMENTS)
+def test_one_pass_compares_all(failures: list[WorkerError], other: WorkerError) -> None:
+    """What one pass tells is the same as comparing each failure with each."""
+    clocks = Clocks(make_job(*failures))
+    assert clocks.before_all(failures)(other) is all(clocks.before(other, failure) for failure in failures)
+    contenders = [not any(clocks.before(one, failure) for one in failures) for failure in failures]
+    assert clocks.contenders(failures) == contenders
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
+from firstfault.retry import ASKING
 from firstfault.strategies import sentence_about
 from firstfault.text import one_line, printable
 from firstfault.wire.json_schemas import format_timestamp
@@ -394,7 +395,7 @@ def _what(verdict: Verdict, name: str) -> str:
         return name
     if name in _GENERIC:
         name = _MEANINGS_OF_GENERIC.get(verdict.category, name)
-    if verdict.category == "recoverable" and name in {"FlyteRecoverableException", "RecoverableError"}:
+    if verdict.category == "recoverable" and name in ASKING:
         return verdict.category
     return _MEANINGS.get(verdict.category) or _NAMES.get(name, name)
 
