@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import signal
 import socket
 import sys
 import weakref
@@ -75,6 +77,27 @@ def test_what_the_function_held_is_freed_before_it_is_called_again(observer: Kee
     with CallWrapper(inprocess.InProcessRestart(**FAST), observer) as call:
         call(train, (), {})
     assert alive == [[], [False], [False, False]]
+
+
+@pytest.mark.parametrize("faults", [0, 1])
+def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
+    """A debugger, a profiler or coverage still works, also after an interruption."""
+
+    @inprocess.Wrapper(**FAST)
+    def train(call: inprocess.CallWrapper | None = None) -> None:
+        assert call is not None
+        if call.iteration < faults:
+            raise ValueError("the fault")
+
+    train()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # Python would wait for ever
+        sys.settrace(lambda *_: None)
+        getpass.getuser()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_call_within_a_call() -> None:

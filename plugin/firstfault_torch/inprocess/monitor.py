@@ -43,6 +43,7 @@ _FOREVER = dt.timedelta(days=30)
 _COLLECTIVES = "torch.distributed"
 _INSTALLED = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib"), "<frozen")
 _LENGTH = 200
+_INSTRUCTIONS = 1000
 _kept: list[object] = []
 """Memory into which a call that Python has not made yet may still write; a few dozen bytes each."""
 _SEMAPHORE_SIZE = 64
@@ -337,6 +338,7 @@ class MonitorThread:
         self._main = threading.get_ident()
         self._lock = threading.Lock()
         self._may_raise = False
+        self._has_raised = False
         self._left = threading.Event()
         self.outcome: Outcome | None = None
         """How the iteration ended; None while it has not."""
@@ -374,6 +376,7 @@ class MonitorThread:
             while not self._left.is_set():
                 with self._lock:
                     if self._may_raise:
+                        self._has_raised = True
                         _set_exception(self._main, RankShouldRestart)
                 self._left.wait(self._interval)
         finally:
@@ -389,7 +392,8 @@ class MonitorThread:
         self._may_raise = False
         with self._lock:
             self._may_raise = False
-            _set_exception(self._main, ctypes.py_object())
+        if self._has_raised:
+            _take_back()
         self._left.set()
 
     def join(self, seconds: float) -> bool:
@@ -402,6 +406,18 @@ class MonitorThread:
         if self.join(MONITOR_CLOSING_S):
             self._iteration.close()
             self._abort = lambda: None
+
+
+def _take_back() -> None:
+    """Leave no exception of another thread pending in this one.
+
+    A new one takes the pending one's place and is caught here. To set none instead would remove the exception, but not
+    Python's sign that there is one: with a debugger, a profiler or coverage, Python 3.11 would wait for it for ever.
+    """
+    with contextlib.suppress(RankShouldRestart):
+        _set_exception(threading.get_ident(), RankShouldRestart)
+        for _ in range(_INSTRUCTIONS):  # Python raises it at one of the next jumps
+            pass
 
 
 class Stamping:
