@@ -22,7 +22,7 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
-from tests.reports.scenes import HARD_SCENES, SCENES, cascade, process, report_on
+from tests.reports.scenes import HARD_SCENES, cascade, process, report_on
 
 if TYPE_CHECKING:
     from firstfault.report import Report
@@ -213,7 +213,7 @@ def test_markup_is_text(verbose: bool) -> None:
 
 _LONG_LINE, _DEEP = FrameInfo("t.py", 1, "f", "x" * 1_000_000), " " * 500
 _BAD = {
-    **{name: SCENES[name] for name in (*HARD_SCENES, "a-thousand-messages") if name in SCENES},
+    **HARD_SCENES,
     "nothing at all": lambda: report_on(model.JobErrors(), verdict=model.Verdict(Scope.UNDETERMINED, *[""] * 5)),
     "code of 1 MB": lambda: _usual(exception=ExceptionInfo("KeyError", "", frames=(_LONG_LINE,))),
     "deep code": lambda: _usual(

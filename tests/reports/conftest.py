@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -40,16 +41,14 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture
-def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    """Return a function that opens a page; the test fails on an error in the page or a request to another address."""
+@pytest.fixture(scope="module")
+def _page(browser: Browser) -> tuple[Callable[[bool], Page], list[str]]:
+    """Return a page with scripts and one without, and what went wrong in them: a new page for each file is slow."""
     problems: list[str] = []
-    contexts = []
 
-    def opened(text: str, *, width: int = 880, height: int = 720, **options: object) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        page = context.new_page()
+    @cache
+    def page(scripts: bool) -> Page:
+        page = browser.new_context(java_script_enabled=scripts).new_page()
         page.on("pageerror", lambda error: problems.append(f"error: {error}"))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
@@ -59,14 +58,32 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
                 None if asked.url.startswith(("file:", "blob:", "data:", "about:")) else problems.append(asked.url)
             ),
         )
-        file = tmp_path / f"page-{len(contexts)}.html"
+        return page
+
+    return page, problems
+
+
+@pytest.fixture
+def open_page(_page: tuple[Callable[[bool], Page], list[str]], tmp_path: Path) -> Iterator[Callable[..., Page]]:
+    """Return a function that shows a text in the page instead of what was there.
+
+    The test fails on an error in the page or a request to another address.
+    """
+    page_with, problems = _page
+    problems.clear()
+    numbers = itertools.count()
+
+    def opened(text: str, *, width: int = 880, height: int = 720, scripts: bool = True, **media: Any) -> Page:
+        page = page_with(scripts)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(**{"media": "screen", "color_scheme": "light", "forced_colors": "none", **media})
+        page.mouse.move(-1, -1)
+        file = tmp_path / f"page-{next(numbers)}.html"
         file.write_text(text, encoding="utf-8")
         page.goto(file.as_uri())
         return page
 
     yield opened
-    for context in contexts:
-        context.close()
     assert problems == []
 
 

@@ -413,24 +413,27 @@ def nodes_of(count: int, *, lost: int | None = None, name: str = _POD) -> Report
 HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
     {
         "nothing-but-a-node": _nothing_but_a_node,
-        "ten-thousand-messages": lambda: messages(10_000),
+        "a-thousand-messages": lambda: messages(1_000),
         "one-long-line": _one_long_line,
         "long-names": _long_names,
         "no-times": _no_times,
         "three-attempts": _three_attempts,
         "all-terminated": _all_terminated,
-        "ten-thousand-ranks": lambda: nodes_of(1_250),
+        "a-thousand-ranks": lambda: nodes_of(125),
     }
 )
 """Reports that are hard to show, by name."""
 
+SCENES: dict[str, Callable[[], Report]] = {**SCOPE_SCENES, **CATEGORY_SCENES, **HARD_SCENES}
+"""All of them."""
+
 _HOST = "w{}.gpunode0123456789.rack17.datacenter3.research.examplecompany.internal"
 PAGE_SCENES: dict[str, Callable[[], Report]] = {
-    **SCOPE_SCENES,
-    **CATEGORY_SCENES,
-    **HARD_SCENES,
+    **SCENES,
     **_kept(
         {
+            "ten-thousand-messages": lambda: messages(10_000),
+            "ten-thousand-ranks": lambda: nodes_of(1_250),
             "64x8": lambda: nodes_of(64),
             "lost-node": lambda: nodes_of(64, lost=37),
             "long-host": lambda: nodes_of(64, name=_HOST),
@@ -438,12 +441,4 @@ PAGE_SCENES: dict[str, Callable[[], Report]] = {
         }
     ),
 }
-"""Those of the page's own tests."""
-
-SCENES: dict[str, Callable[[], Report]] = {
-    **SCOPE_SCENES,
-    **CATEGORY_SCENES,
-    **{name: scene for name, scene in HARD_SCENES.items() if not name.startswith("ten-thousand")},
-    **_kept({"a-thousand-messages": lambda: messages(1_000), "a-thousand-ranks": lambda: nodes_of(125)}),
-}
-"""All of them, with a thousand ranks for the ten thousand of the page's own tests."""
+"""With those of the page's own tests."""
