@@ -174,10 +174,19 @@ def handler() -> Callable[..., Any]:
 
         def first(parameters: Any) -> Any:
             registry.create_handler = create
-            with without_collections():
-                from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - as above
+            try:
+                with without_collections():
+                    from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - as above
 
-            stand_in()
+                stand_in()
+            except Exception as error:  # noqa: BLE001 - an image that breaks firstfault must not end its jobs
+                import logging  # noqa: PLC0415 - as above
+
+                logging.getLogger(__name__).warning(
+                    "firstfault cannot be imported (%s: %s); torch's own agent runs the workers; nothing is recorded",
+                    type(error).__name__,
+                    error,
+                )
             return registry.create_handler(parameters)
 
         registry.create_handler = first

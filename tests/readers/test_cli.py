@@ -476,13 +476,15 @@ def test_a_poor_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
         ({}, False, False),
         ({"FORCE_COLOR": "1", "TERM": "xterm-256color"}, True, True),
         ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "0"}, True, True),
     ],
-    ids=["pipe", "FORCE_COLOR", "NO_COLOR"],
+    ids=["pipe", "FORCE_COLOR", "NO_COLOR", "without a width"],
 )
 def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], folded: bool, coloured: bool) -> None:
     """A pipe gets one fact per line; a terminal, or FORCE_COLOR, gets labels and colours."""
     attempt.write(make_error(3, node="w-1", message="bad"))
     out = _process("show", attempt.uri, **environment).stdout
+    assert b"ValueError" in out
     assert (b"root cause: ValueError" not in out) is folded
     assert (b"\x1b[1;31m" in out) is coloured
 

@@ -11,6 +11,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.run import get_args_parser
 
+from firstfault_start import handler
 from firstfault_torch.torchrun.agent import stand_in
 from firstfault_torch.torchrun.job import add_options, drop_invalid, options_of, set_variables
 
@@ -110,6 +111,16 @@ def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
     before = rendezvous_handler_registry.create_handler
     stand_in()
     assert rendezvous_handler_registry.create_handler == before
+    assert "torch's own agent runs the workers" in caplog.text
+
+
+def test_a_broken_installation(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """If firstfault cannot be imported, torch's own agent runs the workers, with a warning."""
+    monkeypatch.setenv("FIRSTFAULT", "1")
+    monkeypatch.setattr(rendezvous_handler_registry, "create_handler", lambda parameters: parameters)
+    monkeypatch.setitem(sys.modules, "firstfault_torch.torchrun.agent", None)
+    handler()
+    assert rendezvous_handler_registry.create_handler("parameters") == "parameters"
     assert "torch's own agent runs the workers" in caplog.text
 
 

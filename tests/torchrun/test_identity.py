@@ -74,6 +74,12 @@ def _folder(monkeypatch: pytest.MonkeyPatch, root: object, meet: object = None, 
     return chosen.folder
 
 
+def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands "~" in a manifest, nor in `--ff-folder=~/runs`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _folder(monkeypatch, "~/runs", SLURM_JOB_ID="4711") == f"{tmp_path}/runs/4711/0"
+
+
 def test_runs_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A requeue is the next attempt beside the first; another run of the same name has a folder of its own."""
     first = _folder(monkeypatch, tmp_path, SLURM_JOB_ID="4711")

@@ -228,7 +228,9 @@ class Chosen(NamedTuple):
 def given_folder() -> str:
     """Return the folder that the user names for all nodes; empty: none."""
     given = os.environ.get(FOLDER_VARIABLE, "").removeprefix("file://")
-    return given if not given or is_remote(given) else str(Path(given).absolute())
+    if not given or is_remote(given):
+        return given
+    return str(Path(os.path.expanduser(given)).absolute())  # noqa: PTH111 - Path's raises if there is no home
 
 
 def root_folder() -> str:

@@ -159,6 +159,10 @@ def resolved(uri: str) -> str:
 # --- output ---------------------------------------------------------------------------------------------------------
 
 
+_COLUMNS = 80
+"""Width of a terminal that tells none."""
+
+
 def on_terminal() -> bool:
     """Whether stdout is a terminal, or FORCE_COLOR is set."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
@@ -171,7 +175,9 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
         from firstfault.render.terminal import print_report  # noqa: PLC0415 - as above
 
-        print_report(report, Console(), verbose=verbose)
+        console = Console()
+        console.width = console.width or _COLUMNS  # COLUMNS=0: a terminal without a size
+        print_report(report, console, verbose=verbose)
     else:
         from firstfault.render.plain import terminal_text  # noqa: PLC0415 - `--help` needs none of it
 
