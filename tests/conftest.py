@@ -49,7 +49,6 @@ _LAYERS = {
 _FOLDERS = {
     "torch": ("generated", "inprocess", "torchrun", "readers/test_show_torchrun.py", "torch_agent"),
     "flyte": (
-        "cascades/test_live.py",
         "chaos",
         "examples",
         "frameworks",

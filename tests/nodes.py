@@ -5,11 +5,9 @@ The nodes share a folder, in which they leave documents, logs and what the worke
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -23,9 +21,11 @@ from torch.distributed.launcher.api import LaunchConfig
 from firstfault import MultiErrorFileOutputReader
 from firstfault_torch import NodeFailedError, PlainEngine, launch
 from tests.plugin.running import DEADLINE_S, short_folder
+from tests.processes import kill, left_of, running_of
+from tests.s3_server import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from multiprocessing.context import ForkServerContext
     from multiprocessing.process import BaseProcess
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict, WorkerError
     from firstfault_torch import Options
 
-LEFT_S = 30.0
-"""How long a process may outlive its agent."""
+_LOADED = ("torch.distributed.run", "tests.nodes", "tests.torchrun.nodes", "tests.inprocess.training")
 
 
 def forkserver() -> ForkServerContext:
     """Return the context of processes that are forked from one that has loaded torch, and nothing else."""
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch reads it when it is loaded
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tests.nodes", "tests.inprocess.training", "tests.torch_agent.trainings"])
+    context.set_forkserver_preload([*_LOADED, "tests.torch_agent.trainings"])
     return context
 
 
@@ -72,6 +72,7 @@ class Ended:
     folder: Path
     codes: list[int | None]
     """The nodes' exit codes: 0, and 1 after a failure."""
+    reader: MultiErrorFileOutputReader
     conclusion: Conclusion | None
     """None: nothing failed."""
     job: JobErrors
@@ -111,6 +112,8 @@ class Job:
         arguments: further ones.
         options: of `launch`.
         config: fields of torch's LaunchConfig.
+        store: URI of the documents' folder, if it is not the job's.
+        attempt: counted from 0.
     """
 
     folder: Path
@@ -118,6 +121,8 @@ class Job:
     arguments: tuple[Any, ...] = ()
     options: Options | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    store: str = ""
+    attempt: int = 0
     processes: list[BaseProcess] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -131,8 +136,8 @@ class Job:
         for _ in range(number):
             environment = {**os.environ, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
             work = (self.function, (str(self.folder), *self.arguments), self.options, self.config)
-            place = (self.folder, len(self.processes), environment)
-            self.processes.append(forkserver().Process(target=_node, args=(*place, *work)))
+            engine = PlainEngine(self.store or str(self.folder), self.attempt, f"node-{len(self.processes)}")
+            self.processes.append(forkserver().Process(target=_node, args=(self.folder, engine, environment, *work)))
             self.processes[-1].start()
         return self
 
@@ -142,6 +147,17 @@ class Job:
         self.await_files(path.name)
         found: dict[str, Any] = json.loads(path.read_text())
         return found
+
+    def host(self, agents: dict[int, int]) -> int:
+        """Return the rank whose agent hosts the store that the agents share."""
+        port = self.config["rdzv_endpoint"].rpartition(":")[2]
+        is_host = {rank: any(it.endswith(f":{port}") for it in listening(pid)) for rank, pid in agents.items()}
+        return next(rank for rank in agents if is_host[rank])
+
+    def go(self, rank: int) -> None:
+        """Write a rank into the file "go", for which the workers wait."""
+        (self.folder / "part").write_text(str(rank))
+        (self.folder / "part").rename(self.folder / "go")
 
     def await_files(self, pattern: str) -> None:
         """Wait until there is such a file in the job's folder."""
@@ -159,36 +175,26 @@ class Job:
             assert process.exitcode is not None, _logs(self.folder)
         left = self.left_over()
         assert left == [], left
-        reader = MultiErrorFileOutputReader(str(self.folder / "0"), **reading)
+        reader = MultiErrorFileOutputReader(f"{self.store or self.folder}/{self.attempt}", **reading)
         conclusion = reader.conclude()
         job = conclusion.job if conclusion is not None else reader.job()
-        return Ended(self.folder, [process.exitcode for process in self.processes], conclusion, job)
+        return Ended(self.folder, [process.exitcode for process in self.processes], reader, conclusion, job)
 
     def left_over(self) -> list[str]:
-        """Return which processes, sockets, FIFOs and folders of the job remain after a while."""
-        deadline = time.monotonic() + LEFT_S
-        while (
-            left := [*self._running(), *map(str, self.temporary.glob("firstfault-*"))]
-        ) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return left
+        """Return which processes of the job remain after a while, and which of their sockets, FIFOs and folders."""
+        processes = left_of(*self._ours)
+        return [*processes.values(), *map(str, self.temporary.glob("firstfault-*"))]
 
-    def _running(self) -> Iterator[str]:
-        sessions = {str(process.pid) for process in self.processes}
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                is_ours = fields[3] in sessions or f"TMPDIR={self.temporary}\0" in (folder / "environ").read_text()
-                if is_ours and fields[0] != "Z":
-                    yield f"{folder.name} {(folder / 'cmdline').read_text()}"
+    @property
+    def _ours(self) -> tuple[set[int | None], str]:
+        """What the job's processes have in common: their sessions, or a variable."""
+        return {process.pid for process in self.processes}, f"TMPDIR={self.temporary}"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for running in self._running():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(running.partition(" ")[0]), signal.SIGKILL)
+        kill(running_of(*self._ours))
         for process in self.processes:
             process.join()
 
@@ -199,7 +205,7 @@ def _logs(folder: Path) -> str:
 
 def _node(  # noqa: PLR0917 - arguments of a process
     folder: Path,
-    number: int,
+    engine: PlainEngine,
     environment: dict[str, str],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
@@ -213,11 +219,10 @@ def _node(  # noqa: PLR0917 - arguments of a process
     tempfile.tempdir = None
     os.chdir(folder)
     for descriptor, stream in ((1, "out"), (2, "err")):
-        os.dup2(os.open(folder / f"node-{number}.{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+        os.dup2(os.open(folder / f"{engine.node}.{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     settings = LaunchConfig(**{"min_nodes": 2, "max_nodes": 2, **config})
-    engine = PlainEngine(str(folder), node=f"node-{number}")
     try:
         results = launch(settings, function, *arguments, engine=engine, options=options)
     except NodeFailedError:
         sys.exit(1)
-    Path(folder, f"results-{number}.json").write_text(json.dumps(results))
+    Path(folder, f"results-{engine.node}.json").write_text(json.dumps(results))

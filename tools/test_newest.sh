@@ -16,4 +16,4 @@ export PIP_CONSTRAINT=/dev/null
 cd "$root"
 pytest=("$venv/bin/python" -m pytest -q -p no:cacheprovider)
 "${pytest[@]}" -n auto --maxprocesses 4 --dist loadfile -m 'not jobs' tests/torch_agent "$@"
-exec "${pytest[@]}" tests/plugin/test_jobs.py::test_a_worker_is_killed tests/generated tests/cascades/test_live.py "$@"
+exec "${pytest[@]}" tests/plugin/test_jobs.py::test_a_worker_is_killed tests/generated tests/torchrun/test_jobs.py "$@"

@@ -42,7 +42,7 @@ def run_program(case: Case, folder: Path, common: str = "") -> Job:
         environments[node] = {**clock, "LAB_CLOCK": f"-{node} {seconds:+g}"}
     inputs = {"kind": case.fault.removeprefix(NCCL), "culprit": case.culprit, **case.inputs}
     program = HERE / ("nccl_training.py" if case.is_nccl else "training.py")
-    options = ["--max-restarts=1"] if case.task == "restarted" else []
+    options = [f"--nproc-per-node={case.per_node}", *["--max-restarts=1"] * (case.task == "restarted")]
     job = run_job(
         folder,
         [str(program), json.dumps(inputs)],

@@ -39,11 +39,11 @@ PROMISED = {
     "test_answers_that_come_twice": NO_HALF,
     "test_a_listing_that_fails": EXIT_CODE,
     "test_no_document_can_be_read": EXIT_CODE,
-    "test_a_pod_is_terminated_while_the_storage_hangs": EXIT_CODE,
+    "test_a_node_is_terminated_while_the_storage_hangs": EXIT_CODE,
     "test_uploads": TEXT_KEPT,
     "test_sealing": TEXT_KEPT,
     "test_a_storage_that_refuses_connections": TEXT_KEPT,
-    "test_the_storage_hangs_and_the_failing_pod_dies": TEXT_KEPT,
+    "test_the_storage_hangs_and_the_failing_node_dies": TEXT_KEPT,
 }
 """What a test of the storage is about; each of its cases is one fault."""
 STORAGE_FAULTS = {
@@ -62,8 +62,8 @@ STORAGE_FAULTS = {
 ONE_FAULT = {
     "test_answers_that_come_twice": "twice",
     "test_a_storage_that_refuses_connections": "refused",
-    "test_the_storage_hangs_and_the_failing_pod_dies": "stall",
-    "test_a_pod_is_terminated_while_the_storage_hangs": "stall",
+    "test_the_storage_hangs_and_the_failing_node_dies": "stall",
+    "test_a_node_is_terminated_while_the_storage_hangs": "stall",
 }
 """The faults of the tests that have only one."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -23,17 +21,14 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Scope
 from firstfault_torch import NodeFailedError, PlainEngine, launch
 from tests.generated.program import NODES, TIMEOUT_S, WORKERS, Plan, plan_of, source_of
+from tests.processes import kill, left_of, running_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from firstfault.model import Verdict
     from tests.generated.faults import Fault
 
 _CLOCK = Path(__file__).parent / "clock"
 _LONGEST_S = 60.0
-_LEFT_S = 30.0
-"""How long a process may outlive its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +68,12 @@ def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
     is_stuck = any(node.is_alive() for node in nodes)
     seconds = time.monotonic() - began
     sessions = {node.pid for node in nodes}
-    left = _left(sessions) if not is_stuck else ()
-    _end_sessions(sessions)
+    left = {} if is_stuck else left_of(sessions)
+    kill(running_of(sessions))
     for node in nodes:
         node.join()
-    outcome = replace(judged(plan, folder, is_stuck=is_stuck), seconds=round(seconds, 2), left=left)
+    commands = tuple(sorted(command[:100] for command in left.values()))
+    outcome = replace(judged(plan, folder, is_stuck=is_stuck), seconds=round(seconds, 2), left=commands)
     (folder / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1))
     return outcome
 
@@ -119,31 +115,6 @@ def _loaded(name: str, file: str | Path) -> Any:
     sys.modules[name] = module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
-
-
-def _left(sessions: set[int | None]) -> tuple[str, ...]:
-    """Return the commands of the processes in these sessions that do not end soon."""
-    deadline = time.monotonic() + _LEFT_S
-    while (left := list(_members(sessions))) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return tuple(sorted(command for _, command in left))
-
-
-def _members(sessions: set[int | None]) -> Iterable[tuple[int, str]]:
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) in sessions and fields[0] != "Z":
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                yield int(folder.name), command[:100]
-        except (OSError, IndexError):
-            continue  # it has just ended
-
-
-def _end_sessions(sessions: set[int | None]) -> None:
-    for pid, _ in _members(sessions):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from firstfault_torch import inprocess
 from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
 from firstfault_torch.inprocess.store import TCPStore
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, run
+from tests.nodes import forkserver
 from tests.waiting import beside
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ def _serve(answer: Any) -> None:
 @pytest.fixture
 def store() -> Iterator[tuple[int, int]]:
     """Run a store in a process that a rank can kill; its port and process."""
-    context = multiprocessing.get_context("spawn")
-    ours, its = context.Pipe()
-    process = context.Process(target=_serve, args=(its,), daemon=True)
+    ours, its = forkserver().Pipe()
+    process = forkserver().Process(target=_serve, args=(its,), daemon=True)
     process.start()
     yield ours.recv(), process.pid or 0
     process.kill()

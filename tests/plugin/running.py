@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault import MultiErrorFileOutputReader
+from tests.processes import running_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from firstfault.model import JobErrors, WorkerError
 
-__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "processes_of", "running", "short_folder"]
+__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "running", "short_folder"]
 
 DEADLINE_S = 150
 """A run of four processes takes a minute and a half on a busy machine with two slow cores."""
@@ -107,7 +108,7 @@ class Running:
 
     def left_over(self) -> list[str]:
         """Return this run's remaining processes, sockets, FIFOs and folders."""
-        return [*processes_of(self.marks).values(), *map(str, self.temporary.glob("firstfault-*"))]
+        return [*running_of(variable=f"MARKS={self.marks}").values(), *map(str, self.temporary.glob("firstfault-*"))]
 
 
 @contextlib.contextmanager
@@ -172,13 +173,3 @@ def await_exit(pid: int) -> float:
             break
         time.sleep(0.01)
     return time.monotonic() - began
-
-
-def processes_of(marks: Path) -> dict[int, str]:
-    """Return the command lines of a job's processes, which have its folder of marks in their environment."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"\0MARKS={marks}\0".encode() in b"\0" + (process / "environ").read_bytes() + b"\0":
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
-    return {pid: line for pid, line in found.items() if line}

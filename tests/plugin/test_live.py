@@ -293,9 +293,9 @@ class _Terminal:
 @pytest.mark.jobs
 def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     """A failing run shows nodes and ranks while they run, then the report and the path of the HTML file."""
-    arguments = (str(EXAMPLES / "user_error.py"), "train", "--nodes", "2", "--store", "runs")
+    arguments = (str(EXAMPLES / "user_error.py"), "train", "--nodes", "1", "--store", "runs")
     with _Terminal(tmp_path, *arguments) as terminal:
-        terminal.await_text(r"-n0-0-worker-1  pid \d+  \. 2-3 running")
+        terminal.await_text(r"-n0-0  pid \d+  \. 0-1 running")
         assert terminal.end() == EXIT.ROOT_CAUSE
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.shown).replace("\r\n", "\n")
     below = shown[shown.rindex("attempt 0: failed after ") :]
@@ -303,7 +303,7 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     assert run is not None
     assert "attempt 1" not in shown, "it is not retried"
     assert re.search(r"^What     RuntimeError: mat1 and mat2 shapes cannot be multiplied", below, re.MULTILINE)
-    assert re.search(rf"^         less {run[1]}/logs/attempt-0/\S+-worker-\d\.log$", below, re.MULTILINE)
+    assert re.search(rf"^         less {run[1]}/logs/attempt-0/\S+-n0-0\.log$", below, re.MULTILINE)
     assert below.rstrip().endswith(run[0])
     page = (tmp_path / run[1] / "report.html").read_text(encoding="utf-8")
     assert "mat1 and mat2 shapes cannot be multiplied" in page
@@ -359,3 +359,5 @@ def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
     assert "attempt: 1: succeeded" in done.stdout
     assert re.fullmatch(r"report: \.firstfault/runs/\w+/report\.html", lines[-2])
     assert lines[-1] == 'succeeded: {"o0": 7}'
+    page = (tmp_path / lines[-2].removeprefix("report: ")).read_text(encoding="utf-8")
+    assert all(f"attempt {number}" in page for number in range(2))

@@ -72,7 +72,7 @@ def of_pool() -> None:
 
 def of_torch_spawn() -> None:
     """As `torch.multiprocessing.spawn` raises it."""
-    torch.multiprocessing.spawn(_spawned, nprocs=1)  # type: ignore[no-untyped-call]
+    torch.multiprocessing.start_processes(_spawned, nprocs=1, start_method="fork")  # type: ignore[no-untyped-call]
 
 
 def of_the_program() -> None:

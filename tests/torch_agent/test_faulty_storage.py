@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
+import signal
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -12,9 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.layout import ERROR_FILE
+from firstfault.model import DocumentRef, Origin, Scope, Seal
 from firstfault.testing import make_error
-from firstfault.wire.documents import encode
-from firstfault_torch import engine
+from firstfault.wire.documents import decode, encode
+from firstfault_torch import Options, engine
 from firstfault_torch import verdict as verdicts
 from firstfault_torch.node.document_writer import (
     document_path,
@@ -25,10 +28,14 @@ from firstfault_torch.node.document_writer import (
     spool_of,
 )
 from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
+from tests.nodes import Job
+from tests.processes import kill
 from tests.recordings import RetryingEngine, concluded, recording_at, sealed
+from tests.torch_agent import trainings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from firstfault.model import Receipt, WorkerError
     from firstfault.recorder.folder import SpooledDocument
@@ -41,6 +48,8 @@ SLACK_S = 30.0
 LATER_S = 30.0
 SEALED_S = 60.0
 PATIENT_S = 30.0
+TERMINATED_S = 30.0
+"""SIGTERM to the verdict: ten seconds, and more for a busy machine; Kubernetes kills a pod after 30."""
 FIRST_RANK = 11
 """Of the workers that fail: the numbers of ranks are told from others in the names of documents."""
 HARMLESS = {"half", "twice"}
@@ -65,9 +74,9 @@ def recording(proxy: FaultyProxy) -> Iterator[Recording]:
         yield recording
 
 
-def stored(server: S3, recording: Recording) -> Callable[[str], bytes | None]:
+def stored(server: S3, output_prefix: str) -> Callable[[str], bytes | None]:
     """Return a function that reads a file below the output prefix, beside the proxy; None if there is none."""
-    prefix = recording.output_prefix.partition(f"{server.bucket}/")[2]
+    prefix = output_prefix.partition(f"{server.bucket}/")[2]
     client = server.client()
 
     def read(path: str) -> bytes | None:
@@ -145,7 +154,7 @@ def test_uploads(s3: S3, recording: Recording, uploads: dict[str, tuple[Uploads,
 
     That holds with the node's recorder and without, also while the connection of the first upload still hangs.
     """
-    (found, receipt), read = uploads[what], stored(s3, recording)
+    (found, receipt), read = uploads[what], stored(s3, recording.output_prefix)
     assert found.seconds < SLACK_S
     for path, is_durable in found.told:
         assert is_durable == (what in HARMLESS)
@@ -187,7 +196,7 @@ def sealings(s3: S3, proxy: FaultyProxy) -> dict[str, Sealing]:
         verdict = sealed(concluded(recording, [failure(3)], give_up=terminated), recording)
         published = RetryingEngine(recording.output_prefix).publish(verdict, give_up=terminated)
         seconds = time.monotonic() - began
-        found = stored(s3, recording)(ERROR_FILE)
+        found = stored(s3, recording.output_prefix)(ERROR_FILE)
         headline, message = verdict.verdict.headline, verdict.seal.message
         return Sealing(headline, message, published.document, published.durable, found, seconds)
 
@@ -222,3 +231,57 @@ def test_sealing(sealings: dict[str, Sealing], what: str) -> None:
     assert sealing.durable == (what in HARMLESS)
     if sealing.durable:
         assert sealing.stored == sealing.document
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(proxy: FaultyProxy, tmp_path: Path) -> Iterator[Job]:
+    """Start two nodes, and wait until their workers run and they have said so."""
+    options = Options(settle_seconds=2, upload_deadline_seconds=1)
+    before = len(proxy.requests)
+    with Job(tmp_path, trainings.once_told, options=options, store=proxy.server.uri("job")).start(2) as running:
+        for number in range(2):
+            proxy.await_request("PUT", f"-{number:07d}-joined-", since=before)
+        yield running
+        proxy.plan()
+
+
+@pytest.mark.jobs
+def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy, job: Job) -> None:
+    """The other node, alone and with its own findings, names the rank of which its agent was told.
+
+    The node that fails hosts the agents' store.
+    """
+    workers = {rank: job.told(f"rank-{rank}-0") for rank in range(2)}
+    rank = job.host({number: worker["agent"] for number, worker in workers.items()})
+    other, before = f"{1 - rank:07d}", len(proxy.requests)
+    proxy.plan(Fault("stall"))
+    job.go(rank)
+    proxy.await_request("PUT", f"-{other}-{other}-", since=before)  # the document of the stopped rank
+    kill([workers[rank]["agent"], workers[rank]["pid"]])
+    proxy.await_request("PUT", "/error.pb", since=before)
+    proxy.plan()
+    assert sorted(map(str, job.end().codes)) == ["-9", "1"]
+    seal = decode(stored(s3, f"{job.store}/0")(ERROR_FILE) or b"", DocumentRef(ERROR_FILE))
+    assert isinstance(seal, Seal)
+    root = next(line for line in seal.message.splitlines() if line.startswith("root cause: "))
+    assert f"rank {rank} on" in root
+    assert "ValueError" in root
+    assert "only the documents at hand were read" in seal.message
+
+
+@pytest.mark.jobs
+def test_a_node_is_terminated_while_the_storage_hangs(proxy: FaultyProxy, job: Job) -> None:
+    """It seals within seconds, long before Kubernetes kills it."""
+    agent, before = job.told("rank-1-0")["agent"], len(proxy.requests)
+    proxy.plan(Fault("stall"))
+    began = time.monotonic()
+    os.kill(agent, signal.SIGTERM)
+    assert proxy.await_request("PUT", "/error.pb", since=before) - began < TERMINATED_S
+    proxy.plan()
+    ended = job.end()
+    assert (ended.verdict.scope, ended.verdict.category) == (Scope.EXTERNAL, "preemption")
+    assert ended.conclusion is not None
+    assert (ended.conclusion.decision.retry, ended.conclusion.decision.origin) == (True, Origin.SYSTEM)

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from firstfault.model import RestartKind
 from firstfault_torch import Options
 from tests.nodes import DEADLINE_S, Job
-from tests.s3_server import listening
 from tests.torch_agent import trainings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.s3_server import S3
 
 pytestmark = pytest.mark.jobs
 
@@ -38,6 +40,57 @@ def test_the_same_fault_twice(tmp_path: Path) -> None:
     assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
     assert "2 of 3 restarts (max_restarts) were not used: the previous round failed with the same fault" in ended.logs
     assert "restarted 1 time before: round 0: ValueError, rank 1" in ended.logs
+
+
+def test_restarts_that_are_used_up(s3_environ: S3, tmp_path: Path) -> None:
+    """Of three failed rounds, the last is judged and the others are history; also on S3, whose clients do not fork."""
+    fields = {**ONE_NODE, "nproc_per_node": 2, "max_restarts": 2}
+    with Job(tmp_path, trainings.not_there_yet, config=fields, store=s3_environ.uri("restarts")).start() as job:
+        ended = job.end()
+    found = ended.job
+    assert ended.verdict.ranks == (1,)
+    assert "shard 2 is not there yet" in ended.verdict.message
+    assert (found.round, {failure.place.round for failure in found.failures}) == (2, {2})
+    assert {failure.place.round for failure in found.history} == {0, 1}
+    assert any("shard 0 is not there yet" in failure.message for failure in found.history)
+    last, before = [[failure.timestamp_ns or 0 for failure in items] for items in (found.failures, found.history)]
+    assert min(last) > max(before)
+    # a recoverable error uses its restarts, each of which has a record
+    assert [(item.number, item.restart, item.rank) for item in found.restarts] == [(0, True, 1), (1, True, 1)]
+    assert "raised as recoverable" in found.restarts[0].reason
+    assert "shard 0 is not there yet" in found.restarts[0].headline
+    assert all(0 < (item.lost_seconds or 0) < 60 for item in found.restarts)
+    assert {(item.world_size_before, item.world_size_after) for item in found.restarts} == {(2, 2)}
+
+
+def test_the_same_fault_in_two_attempts(tmp_path: Path) -> None:
+    """A fault is retried; when it comes again, the policy ends the retries."""
+    options, decisions = Options(retry_policy=trainings.retries_other_faults), []
+    for attempt in range(2):
+        fields = {**ONE_NODE, "nproc_per_node": 2}
+        with Job(tmp_path, trainings.not_there_yet, (), options, fields, attempt=attempt).start() as job:
+            conclusion = job.end().conclusion
+        assert conclusion is not None
+        decisions.append(conclusion.decision)
+    assert [decision.retry for decision in decisions] == [True, False]
+    said = ["the previous attempt failed with the same fault" in decision.reason for decision in decisions]
+    assert said == [False, True]
+
+
+def test_ranks_restart_in_their_processes(tmp_path: Path) -> None:
+    """After an exception, and then a SIGKILL of rank 0, the others continue in their processes; the job succeeds."""
+    options, faults = Options(in_process_restart=trainings.RESTART), ["3 raise", "0 kill"]
+    with Job(tmp_path, trainings.restarts_in_process, (faults,), options, {"nproc_per_node": 2}).start(2) as job:
+        ended = job.end()
+    assert (ended.codes, ended.conclusion) == ([0, 0], None), ended.logs
+    assert ended.results[0] == "rank 0 of 3, began as 1, iteration 2"
+    first, second = ended.reader.restarts()
+    assert (first.kind, first.number, first.rank) == (RestartKind.IN_PROCESS, 0, 3)
+    assert first.headline == "rank 3: exception, ValueError: the fault of iteration 0"
+    assert (first.world_size_before, first.world_size_after) == (4, 4)
+    assert (second.number, second.rank, second.headline) == (1, 0, "rank 0: terminated, its process ended")
+    assert (second.world_size_before, second.world_size_after) == (4, 3)
+    assert 0 < (first.lost_seconds or 0) < 60
 
 
 def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
@@ -77,23 +130,20 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
     """If a node does not come to the new round, the one that waited reports it, and the fault that began the round."""
     options = Options(restarts_follow_policy=False)
     fields = {"max_restarts": 1, "rdzv_configs": {"join_timeout": 15}}
-    with Job(tmp_path, trainings.not_together_again, options=options, config=fields).start(2) as job:
+    with Job(tmp_path, trainings.once_told, options=options, config=fields).start(2) as job:
         agents = {rank: job.told(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
         # the node that hosts the store must live, because the rendezvous needs it
-        port = job.config["rdzv_endpoint"].rpartition(":")[2]
-        rank = 0 if any(address.endswith(f":{port}") for address in listening(agents[0])) else 1
+        rank = job.host(agents)
         os.kill(agents[1 - rank], signal.SIGSTOP)
         try:
-            part = tmp_path / "part"
-            part.write_text(str(rank))
-            part.rename(tmp_path / "go")
+            job.go(rank)
             next(process for process in job.processes if process.pid == agents[rank]).join(DEADLINE_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(agents[1 - rank], signal.SIGCONT)
         ended = job.end()
     assert ended.verdict.ranks == (rank,)
-    assert "the fault before the rendezvous" in ended.verdict.headline
+    assert "the fault that was asked for" in ended.verdict.headline
     # the other node reports it too, once it runs again
     waits = {failure.node: failure for failure in ended.job.failures if failure.category == "rendezvous"}
     waited = waits[ended.verdict.node]

@@ -22,6 +22,7 @@ from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node import stderr_relay
 from firstfault_torch.node.channel import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
+from tests.nodes import forkserver
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -301,9 +302,9 @@ def _agent_that_cannot_write(folder: Path, sender: Any) -> None:
 
 def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
     """An agent that cannot write its own stderr still answers at once what it has read so far."""
-    spawn = multiprocessing.get_context("spawn")  # a fork would inherit what threads of other tests hold
-    receiver, sender = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_agent_that_cannot_write, args=(tmp_path, sender))
+    # a fork of this process would inherit what threads of other tests hold
+    receiver, sender = forkserver().Pipe(duplex=False)
+    process = forkserver().Process(target=_agent_that_cannot_write, args=(tmp_path, sender))
     process.start()
     assert receiver.poll(3 * PATIENCE_S)
     seconds, text = receiver.recv()

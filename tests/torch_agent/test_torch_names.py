@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import logging
 import os
 import select
 import socket
@@ -17,7 +18,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed import TCPStore, distributed_c10d
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
@@ -30,6 +30,7 @@ from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import (
     flight_recorder_variables,
+    format_exceptions_early,
     master_address,
     missing_names,
     shutdown_timeout,
@@ -41,6 +42,7 @@ from firstfault_torch.compat.torch_worker import flight_recorders, group_teardow
 from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.process_state import collective_progress
+from tests.nodes import forkserver
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -169,28 +171,27 @@ def test_the_address_of_the_workers_store() -> None:
     assert [master_address(group) for group in (before, now)] == [("worker-0", 1234), ("worker-1", 4321)]
 
 
-SCRIPT = """\
-import logging, sys
-from firstfault_torch.compat.torch_agent import format_exceptions_early
-import torch.distributed.elastic.multiprocessing.api as api
-
-before = "torch._dynamo" in sys.modules
-format_exceptions_early()
-format_exceptions_early()  # as a second agent of this process does
-try:
-    raise ValueError("boom of a worker")
-except ValueError:
-    logging.getLogger(api.__name__).exception("failed (exitcode: %s)", 1)
-print(before, "torch._dynamo" in sys.modules)
-"""
+def _log_an_exception(folder: Path) -> None:
+    os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT), 2)
+    assert "torch._dynamo" not in sys.modules
+    format_exceptions_early()
+    format_exceptions_early()  # as a second agent of this process does
+    try:
+        raise ValueError("boom of a worker")  # noqa: TRY301 - logged here
+    except ValueError:
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").exception("failed (exitcode: %s)", 1)
+    assert "torch._dynamo" not in sys.modules
 
 
-def test_torchs_log_of_an_exception() -> None:
+def test_torchs_log_of_an_exception(tmp_path: Path) -> None:
     """Logging an exception does not import torch's compiler; the log contains message and traceback once."""
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "False False"
+    process = forkserver().Process(target=_log_an_exception, args=(tmp_path,))
+    process.start()
+    process.join(120)
+    log = (tmp_path / "log").read_text()
+    assert process.exitcode == 0, log
     for text in ("failed (exitcode: 1)", "Traceback (most recent call last):", "ValueError: boom of a worker"):
-        assert ended.stderr.count(text) == 1
+        assert log.count(text) == 1
 
 
 @pytest.mark.parametrize(
@@ -216,8 +217,13 @@ PATIENCE = dt.timedelta(seconds=60)
 
 def test_a_peer_that_waits_is_released(tmp_path: Path) -> None:
     """It fails at once, in each group, although the groups still exist; listening sockets and others' stay open."""
-    context = mp.spawn(_rank_without_an_end, args=(str(tmp_path / "store"), tmp_path), nprocs=2, join=False)
-    assert context.join(timeout=120) or context.join(timeout=120)
+    places = [(rank, str(tmp_path / "store"), tmp_path) for rank in range(2)]
+    ranks = [forkserver().Process(target=_rank_without_an_end, args=place) for place in places]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
     assert "onnection" in (tmp_path / "first").read_text()
     assert "onnection" in (tmp_path / "second").read_text()
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from firstfault.retry import on_category
+from firstfault.retry import explicit, on_category, same_fault_again
 from firstfault_torch import RecoverableError, watchdog
+from firstfault_torch.inprocess import InProcessRestart, current_call, initialize
 from tests.nodes import await_file, mark
 
 if TYPE_CHECKING:
     from firstfault.model import Verdict
-    from firstfault.retry import RetryContext
+    from firstfault.retry import RetryContext, Vote
 
 FAULT_STEP = 3
 LONG_S = 1000.0
@@ -176,6 +177,11 @@ def retries_user_code(verdict: Verdict, context: RetryContext) -> bool | None:
     return on_category("user_code")(verdict, context)
 
 
+def retries_other_faults(verdict: Verdict, context: RetryContext) -> Vote | bool | None:
+    """Be a retry policy that does not retry the same fault twice."""
+    return (explicit() & ~same_fault_again())(verdict, context)
+
+
 def _runs(folder: str) -> int:
     """Return the number of the round, counted by this rank's marks, and write a mark for it."""
     rank = os.environ["RANK"]
@@ -192,6 +198,14 @@ def the_same_again(folder: str) -> float:
     if rank == 1:
         raise ValueError("the same each time")
     return _summed()
+
+
+def not_there_yet(folder: str) -> None:
+    """Rank 1 raises a recoverable error in each round and attempt, without a process group."""
+    number = _runs(folder)
+    if os.environ["RANK"] == "1":
+        raise RecoverableError(f"shard {number} is not there yet")  # a fingerprint ignores numbers
+    time.sleep(LONG_S)
 
 
 def in_turn(folder: str) -> float:
@@ -221,12 +235,12 @@ def code_bug(folder: str) -> float:
         time.sleep(1)
 
 
-def not_together_again(folder: str) -> float:
-    """One rank fails when the test writes its number into the file "go"."""
+def once_told(folder: str) -> float:
+    """One rank fails when the test writes its number into the file "go"; the others sleep on."""
     _runs(folder)
     await_file(folder, "go")
     if os.environ["RANK"] == Path(folder, "go").read_text():
-        raise ValueError("the fault before the rendezvous")
+        raise ValueError("the fault that was asked for")
     time.sleep(ALONE_S)
     return 0.0
 
@@ -278,3 +292,32 @@ def loading(folder: str) -> float:
         return 0.0
     await_file(folder, "dead.json")
     return float(sum(int(batch) for batch in torch.utils.data.DataLoader(Shards(), num_workers=1)))
+
+
+# --- one round, in which ranks restart in their processes -------------------------------------------------------------
+
+RESTART = InProcessRestart(
+    initialize=initialize.RetryController(max_iterations=4, min_world_size=3),
+    soft_timeout=10.0,
+    hard_timeout=20.0,
+    monitor_process_interval=0.2,
+)
+
+
+def restarts_in_process(folder: str, faults: list[str]) -> str:
+    """In each iteration a rank fails as `faults` says, "3 raise" or "0 kill"; it is the one that it began as."""
+    del folder
+    call = current_call()
+    assert call is not None
+    began_as = call.state.initial_rank
+    rank, world = _meet(), dist.get_world_size()
+    who, _, kind = (faults[call.iteration] if call.iteration < len(faults) else "").partition(" ")
+    for step in range(2 * FAULT_STEP):
+        call.ping()
+        assert _summed() == world
+        if step == FAULT_STEP and who == str(began_as):
+            if kind == "raise":
+                raise ValueError(f"the fault of iteration {call.iteration}")
+            os.kill(os.getpid(), signal.SIGKILL)
+    dist.destroy_process_group()
+    return f"rank {rank} of {world}, began as {began_as}, iteration {call.iteration}"

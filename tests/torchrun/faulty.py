@@ -1,4 +1,4 @@
-"""Trains on gloo, and fails at rank 3, or "first-" at rank 0, as it is told: ``faulty.py FAULT [import]``.
+"""Trains on gloo, and fails at the last rank, or "first-" at rank 0, as it is told: ``faulty.py FAULT [import]``.
 
 torchrun, srun or mpirun starts it; with "import" it records itself.
 """
@@ -12,12 +12,13 @@ if "import" in sys.argv:
 import datetime as dt
 import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 FAULT = sys.argv[1]
-FAULTY_RANK, FAULT_AT, STEPS = 0 if FAULT.startswith("first-") else 3, 3, 6
+FAULT_AT, STEPS = 3, 6
 LONG_S = 300
 LAUNCHERS = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
@@ -25,6 +26,7 @@ LAUNCHERS = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_CO
 def fails(fault: str) -> None:
     """Leave the others, raise, hang, kill this process, or kill its agent, after which it ignores SIGTERM."""
     if fault == "leave":
+        Path(os.environ["MARKS"], "leaves").write_text(str(os.getpid()))
         dist.destroy_process_group()
         sys.exit()
     if fault == "raise":
@@ -38,20 +40,34 @@ def fails(fault: str) -> None:
         time.sleep(LONG_S)
 
 
+def reduced() -> int:
+    """Return the sum of a one of each rank. If a rank has left the others, fail once its process has ended."""
+    total = torch.ones(1)
+    try:
+        dist.all_reduce(total)
+    except RuntimeError:
+        if FAULT == "leave":
+            pid = Path(os.environ["MARKS"], "leaves").read_text()
+            while Path("/proc", pid).exists():
+                time.sleep(0.01)
+        raise
+    return int(total)
+
+
 def main() -> None:
     """Tell torch the rank, as programs of srun and mpirun do, and sum up what the ranks have, step by step."""
     for rank, size in LAUNCHERS:
         if rank in os.environ and "RANK" not in os.environ:
             os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ[rank], os.environ[size]
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=5 if FAULT == "hang" else LONG_S))
+    faulty = 0 if FAULT.startswith("first-") else dist.get_world_size() - 1
     for step in range(STEPS):
-        if dist.get_rank() == FAULTY_RANK and step == FAULT_AT:
+        if dist.get_rank() == faulty and step == FAULT_AT:
             fails(FAULT)
-        total = torch.ones(1)
-        dist.all_reduce(total)
+        total = reduced()
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.write(f"rank {os.environ['RANK']}: {int(total)}\n")  # in one piece: the ranks of a node share the pipe
+    sys.stdout.write(f"rank {os.environ['RANK']}: {total}\n")  # in one piece: the ranks of a node share the pipe
 
 
 main()

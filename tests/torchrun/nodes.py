@@ -1,23 +1,25 @@
-"""Runs a job of programs on nodes that torchrun's own command line starts, and says what is wrong with its end."""
+"""Runs a job of programs on nodes that torchrun's command line starts, and says what is wrong with its end."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from tests.plugin.running import processes_of
+from firstfault.cli import main
+from tests.nodes import forkserver
+from tests.processes import kill, left_of, running_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
     from tests.cascades.cases import Way
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["LONGEST_S", "Job", "Node", "run_job"]
 
 LONGEST_S = 150
-_LEAVING_S = 30
-"""The processes of a killed agent need a moment to end; one that stays would stay for minutes."""
 _DOORS = {"firstfault": ("-m", "firstfault", "torchrun"), "variable": ("-m", "torch.distributed.run")}
 _RENDEZVOUS = {
     "static": "--master-addr=127.0.0.1 --master-port={port} --node-rank={node}",
@@ -110,7 +110,7 @@ def run_job(
     environments: Mapping[int, Mapping[str, str]] | None = None,
     common: str = "",
 ) -> Job:
-    """Run a job to its end, each node in a folder of its own and with two workers.
+    """Run a job to its end, each node in a folder of its own, and with two workers if the options do not say else.
 
     Args:
         folder: for all files.
@@ -125,10 +125,10 @@ def run_job(
     marks, temporary = folder / "marks", folder / "temporary"
     for new in (marks, temporary):
         new.mkdir(exist_ok=True)
-    started = []
+    started: list[BaseProcess] = []
     for node in range(nodes):
         own = folder / f"node-{node}"
-        own.mkdir()
+        own.mkdir(exist_ok=True)
         environment = {
             **os.environ,
             "FIRSTFAULT_NODE": f"host-{node}",
@@ -142,43 +142,40 @@ def run_job(
         }
         given = {"port": port, "node": node, "is_host": int(node == 0), "folder": folder}
         rendezvous = _RENDEZVOUS[way.rendezvous].format(**given).split()
-        command = [*_DOORS[way.door], f"--nnodes={nodes}", "--nproc-per-node=2", *rendezvous, *options, *program]
-        with (own / "out").open("wb") as out, (own / "err").open("wb") as err:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, *command],
-                    cwd=own,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                )
-            )
+        arguments = [f"--nnodes={nodes}", "--nproc-per-node=2", *rendezvous, *options, *program]
+        process = forkserver().Process(target=_launcher, args=(own, environment, way.door, arguments))
+        process.start()
+        started.append(process)
+    sessions = {process.pid for process in started}
     try:
         deadline = time.monotonic() + LONGEST_S
         for process in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        left = _left_behind(marks)
+            process.join(max(0.0, deadline - time.monotonic()))
+        left = left_of(sessions, f"MARKS={marks}")
     finally:
+        kill(running_of(sessions, f"MARKS={marks}"))
         for process in started:
-            process.kill()
-            process.wait()
+            process.join()
     ended = [
-        Node(process.returncode, *((folder / f"node-{node}" / name).read_text() for name in ("out", "err")))
+        Node(process.exitcode or 0, *((folder / f"node-{node}" / name).read_text() for name in ("out", "err")))
         for node, process in enumerate(started)
     ]
     told = [json.loads(path.read_text()) for path in sorted(marks.glob("truth-*.json"))]
     shown = dict.fromkeys(node.prefix for node in ended if node.prefix)
-    return Job(ended, told, [*shown] or [str(found.parent) for found in folder.glob("**/0/firstfault")], left)
+    found = [*shown] or [str(found.parent) for found in folder.glob("**/0/firstfault")]
+    return Job(ended, told, found, [*left.values()])
 
 
-def _left_behind(marks: Path) -> list[str]:
-    """Wait until no process of the job lives; end those that stay, and return their command lines."""
-    deadline = time.monotonic() + _LEAVING_S
-    while (left := processes_of(marks)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return [*left.values()]
+def _launcher(folder: Path, environment: dict[str, str], door: str, arguments: list[str]) -> None:
+    """Be a node's launcher: a new process of Python, or, behind the door "forked", this one, which has loaded torch."""
+    os.setsid()
+    os.chdir(folder)
+    for descriptor, name in enumerate((os.devnull, "out", "err")):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), descriptor)
+    if door != "forked":
+        os.execve(sys.executable, [sys.executable, *_DOORS[door], *arguments], environment)  # noqa: S606 - our own words
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    sys.argv = ["firstfault", "torchrun", *arguments]
+    main(sys.argv[1:])

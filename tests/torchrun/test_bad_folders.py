@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
+from tests.cascades.cases import Way
+from tests.torchrun.nodes import run_job
 
 LONGEST_S = 60
 """A folder that answers nothing would hold a job up for ever."""
@@ -109,12 +111,9 @@ while True:
 @pytest.mark.jobs
 def test_a_program_that_has_opened_all_the_files_it_may(tmp_path: Path) -> None:
     """Its exception is recorded nevertheless, without a warning, and the number of files is told."""
-    launcher = ("-m", "firstfault", "torchrun", "--standalone", "--no-python", sys.executable, "-c", OPENS_ALL)
-    ended = subprocess.run(
-        [sys.executable, *launcher], cwd=tmp_path, capture_output=True, text=True, timeout=LONGEST_S, check=False
-    )
-    assert "firstfault failed" not in ended.stderr
-    assert "firstfault: OSError, rank 0 on " in ended.stderr
-    (documents,) = tmp_path.glob(".firstfault/torchrun/*/0")
-    (failure,) = MultiErrorFileOutputReader(str(documents)).job().failures
+    words = ["--nproc-per-node=1", "--no-python", sys.executable, "-c", OPENS_ALL]
+    (node,) = run_job(tmp_path, words, Way("forked"), nodes=1).nodes
+    assert "firstfault failed" not in node.err
+    assert node.headline.startswith("OSError, rank 0 on host-0")
+    (failure,) = MultiErrorFileOutputReader(node.prefix).job().failures
     assert (failure.exception is not None, failure.system.open_files is not None) == (True, True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,18 +10,20 @@ import pytest
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.run import get_args_parser
 
+from firstfault.cli import main
 from firstfault_start import handler
 from firstfault_torch.torchrun.agent import stand_in
 from firstfault_torch.torchrun.job import add_options, drop_invalid, options_of, set_variables
+from tests.cascades.cases import Way
+from tests.torchrun.nodes import run_job
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-LONGEST_S = 120
 NESTS = """
 import subprocess, sys
-ended = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "raises.py"])
+ended = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "../raises.py"])
 sys.exit(ended.returncode)
 """
 """A program that starts a launcher of its own."""
@@ -39,23 +40,6 @@ def parser() -> argparse.ArgumentParser:
     made = get_args_parser()
     add_options(made)
     return made
-
-
-def _ended(folder: Path, *arguments: str, **variables: str) -> tuple[int, list[str]]:
-    """Run ``firstfault torchrun`` on one node; return its exit code and the lines of stderr."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FIRSTFAULT_NODE": "host", **variables}
-    command = [sys.executable, "-m", "firstfault", "torchrun", *arguments]
-    ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False
-    )
-    return ended.returncode, ended.stderr.splitlines()
-
-
-def _told(lines: list[str]) -> list[str]:
-    """Return firstfault's lines, which are the last ones, without torch's box."""
-    first = next(number for number, line in enumerate(lines) if line.startswith("firstfault: "))
-    assert lines[-1].startswith("  more: firstfault show ")
-    return lines[first:-1]
 
 
 def test_options(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,31 +108,39 @@ def test_a_broken_installation(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     assert "torch's own agent runs the workers" in caplog.text
 
 
-@pytest.mark.slow
-def test_an_unknown_option(tmp_path: Path) -> None:
+def test_an_unknown_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused in the words of torch."""
-    code, lines = _ended(tmp_path, "--nope", "train.py")
-    assert (code, lines[-1]) == (2, "firstfault torchrun: error: unrecognized arguments: --nope")
+    monkeypatch.setattr(sys, "argv", ["firstfault"])
+    monkeypatch.setattr("firstfault_torch.torchrun.agent.stand_in", lambda: None)
+    with pytest.raises(SystemExit) as refused:
+        main(["torchrun", "--nope", "train.py"])
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.endswith("firstfault torchrun: error: unrecognized arguments: --nope\n")
 
 
 @pytest.mark.jobs
 @pytest.mark.parametrize(
     ("arguments", "headline"),
     [
-        ("missing.py", "exit code 2, rank 0 on host: can't open file '/"),
-        ("--no-python ./missing", "FileNotFoundError, the agent of host: [Errno 2] No such file or directory: './mis"),
-        ("--run-path raises.py", "ValueError, rank 0 on host: batch 7 has no labels"),
-        ("nests.py", "ChildFailedError, rank 0 on host: "),
+        ("missing.py", "exit code 2, rank 0 on host-0: can't open file '/"),
+        ("--no-python ./missing", "FileNotFoundError, the agent of host-0: [Errno 2] No such file or directory: './m"),
+        ("--run-path ../raises.py", "ValueError, rank 0 on host-0: batch 7 has no labels"),
+        ("../nests.py", "ChildFailedError, rank 0 on host-0: "),
     ],
 )
 def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path) -> None:
     """The lines at the end say why, and that a retry makes no sense; a variable with a bad value prevents nothing."""
     (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
     (tmp_path / "nests.py").write_text(NESTS)
-    code, lines = _ended(tmp_path, *arguments.split(), FIRSTFAULT="1", FIRSTFAULT_ATTEMPT="first")
-    told = _told(lines)
-    assert code == 1
-    assert told[0].startswith(f"firstfault: {headline}")
-    assert told[-1].startswith("  retry: no, the same ")
-    assert sum(BAD_VALUES["FIRSTFAULT_ATTEMPT"] in line for line in lines) == 1
-    assert sum(line.startswith("  more: ") for line in lines) == 1
+    way = Way("firstfault" if "--run-path" in arguments else "forked")
+    variables = {"FIRSTFAULT": "1", "FIRSTFAULT_ATTEMPT": "first"}
+    job = run_job(
+        tmp_path, arguments.split(), way, nodes=1, options=["--nproc-per-node=1"], environments={0: variables}
+    )
+    (node,) = job.nodes
+    assert (node.code, job.left) == (1, [])
+    assert node.headline.startswith(headline)
+    assert node.lines[-1].startswith("  retry: no, the same ")
+    assert node.err.splitlines()[-1] == f"  more: firstfault show {node.prefix}"
+    assert node.err.count(BAD_VALUES["FIRSTFAULT_ATTEMPT"]) == 1
+    assert node.err.count("\n  more: ") == 1

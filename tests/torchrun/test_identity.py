@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.attempts import read_attempt
 from firstfault_start import rank_of
 from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
+from tests.cascades.cases import Way
+from tests.torchrun.nodes import run_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "torchrun.md"
 HOST = socket.gethostname()
@@ -140,16 +141,14 @@ def test_ranks_by_launcher(variables: str, found: tuple[int | None, int, int]) -
 @pytest.mark.jobs
 def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The failure of the requeued job is found in the common folder, and its report tells where its name came from."""
-    first = _folder(monkeypatch, tmp_path / "ff", SLURM_JOB_ID="4711")
+    folder = tmp_path / "node-0" / "ff"
+    first = _folder(monkeypatch, folder, SLURM_JOB_ID="4711")
     program = "import sys; sys.exit('no licence')"
-    command = [sys.executable, "-m", "firstfault", "torchrun", "--no-python", sys.executable, "-c", program]
-    environment = {**os.environ, "FIRSTFAULT_FOLDER": "ff", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, timeout=120, check=False
-    )
-    assert f"more: firstfault show {tmp_path}/ff/4711/1" in ended.stderr
-    read = read_attempt(str(tmp_path / "ff"), MultiErrorFileOutputReader)
-    assert (first, read.uri) == (f"{tmp_path}/ff/4711/0", f"{tmp_path}/ff/4711/1")
+    variables = {"FIRSTFAULT_FOLDER": "ff", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
+    words = ["--nproc-per-node=1", "--no-python", sys.executable, "-c", program]
+    (node,) = run_job(tmp_path, words, Way("forked", "static"), nodes=1, environments={0: variables}).nodes
+    read = read_attempt(str(folder), MultiErrorFileOutputReader)
+    assert (first, read.uri, node.prefix) == (f"{folder}/4711/0", f"{folder}/4711/1", f"{folder}/4711/1")
     assert read.conclusion is not None
     told = read.reader.report(read.conclusion).identity.task
     assert told == "job 4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.render.html import page
-from tests.cascades.cases import PROGRAMS, Way
+from tests.cascades.cases import Case, Way
 from tests.cascades.programs import complaints_of, files_of, run_program
 from tests.torchrun.nodes import Job, run_job
 
@@ -24,18 +25,29 @@ pytestmark = pytest.mark.jobs
 
 ROOT = Path(__file__).parents[2]
 FAULTY = str(Path(__file__).parent / "faulty.py")
-FILES = Way(rendezvous="file")
-CASCADES: dict[str, str | tuple[str, ...]] = {
-    "raise-earlyTrue-firstfault-static-common-rank3-of4": "ValueError, rank 3 on host-1: the batch has no labels",
-    "SIGKILL-firstfault-c10d-common-rank3-of4": "SIGKILL, rank 3 on host-1: ",
-    "exit-1-variable-static-own-rank3-of4": "exit code 1, rank 3 on host-1: ",
-    "sys.exit-3-firstfault-c10d-common-rank3-of4": "SystemExit, rank 3 on host-1: ",
-    "hang-firstfault-static-own-rank3-of4": "hang, rank 3 on host-1: ",
-    "all-ranks-variable-c10d-own-rank1-of4": "ValueError, ",
-    "node-killed-firstfault-c10d-common-rank3-of4": ("AgentLost, the agent of host-1: ", "node lost, host-1: "),
-    "recoverable-rounds1-variable-c10d-own-rank3-of4": "",
-}
-"""By name of a case: how both nodes' lines begin; empty: a restart, and then success."""
+
+
+def _of_two(fault: str, rendezvous: str = "c10d", folder: str = "own", **inputs: object) -> Case:
+    """Return a case of the second of two nodes with a rank each."""
+    return Case(fault, 1, per_node=1, inputs=inputs, way=Way("forked", rendezvous, folder))
+
+
+FORKED = Way("forked")
+ONE_EACH = ("--nproc-per-node=1",)
+CASCADES: list[tuple[Case, str | tuple[str, ...]]] = [
+    (_of_two("raise", "static", "common", early=True), "ValueError, rank 1 on host-1: the batch has no labels"),
+    (_of_two("SIGKILL", "file"), "SIGKILL, rank 1 on host-1: "),
+    (_of_two("exit-1", "static"), "exit code 1, rank 1 on host-1: "),
+    (_of_two("sys.exit-3", folder="common"), "SystemExit, rank 1 on host-1: "),
+    (_of_two("hang", "static"), "hang, rank 1 on host-1: "),
+    (Case("all-ranks", 1, per_node=1, scope="ranks", way=Way("variable")), "ValueError, "),
+    (
+        replace(_of_two("node-killed", folder="common"), scope="node"),
+        ("AgentLost, the agent of host-1: ", "node lost, host-1: "),
+    ),
+    (replace(_of_two("recoverable", rounds=1), task="restarted", scope="none"), ""),
+]
+"""Cases, and how both nodes' lines begin; empty: a restart, and then success."""
 AT_ONCE = 2
 
 
@@ -43,12 +55,12 @@ AT_ONCE = 2
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Job]]]:
     """Run the cascades of the chosen tests, some at once; return their jobs by name."""
     chosen = [
-        item.callspec.params["name"]
+        item.callspec.params["case"]
         for item in request.session.items
         if item.path == request.path and getattr(item, "originalname", "") == test_a_cascade.__name__
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(run_program, PROGRAMS[name], tmp_path_factory.mktemp("job")) for name in chosen}
+        yield {case.name: pool.submit(run_program, case, tmp_path_factory.mktemp("job")) for case in chosen}
 
 
 def _report(prefix: str) -> tuple[str, Conclusion]:
@@ -59,14 +71,11 @@ def _report(prefix: str) -> tuple[str, Conclusion]:
     return re.sub(r"\S*/node-\d/\S*", "FOLDER", page(reader.report(conclusion))), conclusion
 
 
-@pytest.mark.parametrize("way", [Way("variable", "static"), FILES], ids=str)
+@pytest.mark.parametrize("way", [Way("variable", "static"), Way("forked", "file")], ids=str)
 def test_success(way: Way, tmp_path: Path) -> None:
     """A job that succeeds prints what it prints under torchrun."""
-    job = run_job(tmp_path, [FAULTY, "none"], way)
-    assert [(node.code, sorted(node.out.splitlines()), node.err) for node in job.nodes] == [
-        (0, ["rank 0: 4", "rank 1: 4"], ""),
-        (0, ["rank 2: 4", "rank 3: 4"], ""),
-    ]
+    job = run_job(tmp_path, [FAULTY, "none"], way, options=ONE_EACH)
+    assert [(node.code, node.out, node.err) for node in job.nodes] == [(0, f"rank {rank}: 2\n", "") for rank in (0, 1)]
     assert job.left == []
 
 
@@ -80,23 +89,16 @@ def test_the_example_of_readme(tmp_path: Path) -> None:
 # --- without a common folder ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fault", "way", "headline"),
-    [("kill", FILES, "SIGKILL, rank 3 on host-1: "), ("leave", Way(), "returned early, rank 3 on host-1: ")],
-)
-def test_a_fault(fault: str, way: Way, headline: str, tmp_path: Path) -> None:
-    """The nodes hear of a failure, also over files, and print the same verdict.
-
-    A rank that destroys its process group and ends, while the others need it, is a root cause.
-    """
-    job = run_job(tmp_path, [FAULTY, fault], way)
+def test_a_rank_that_leaves(tmp_path: Path) -> None:
+    """A rank that destroys its process group and ends, while the others need it, is the root cause."""
+    job = run_job(tmp_path, [FAULTY, "leave"], FORKED, options=ONE_EACH)
     assert job.complaints() == []
-    assert job.nodes[0].headline.startswith(headline)
+    assert job.nodes[0].headline.startswith("returned early, rank 1 on host-1: ")
 
 
 def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
     """The other node, whose workers run, hears of it."""
-    job = run_job(tmp_path, ["--no-python", "sleep", "1200"], Way(), environments={1: {"PATH": str(tmp_path)}})
+    job = run_job(tmp_path, ["--no-python", "sleep", "1200"], FORKED, environments={1: {"PATH": str(tmp_path)}})
     assert job.complaints() == []
     assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
 
@@ -108,7 +110,7 @@ def test_an_agent_is_killed(fault: str, lost: int, tmp_path: Path) -> None:
     The workers ignore SIGTERM, and end nevertheless.
     """
     impatient = {node: {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"} for node in range(2)}
-    job = run_job(tmp_path, [FAULTY, fault], Way(), environments=impatient)
+    job = run_job(tmp_path, [FAULTY, fault], FORKED, options=ONE_EACH, environments=impatient)
     assert job.complaints(killed=1) == []
     (alive,) = job.alive
     assert alive is job.nodes[1 - lost]
@@ -122,20 +124,20 @@ def test_an_agent_is_killed(fault: str, lost: int, tmp_path: Path) -> None:
 # --- the lab's cascades ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASCADES)
-def test_a_cascade(name: str, jobs: dict[str, Future[Job]]) -> None:
+@pytest.mark.parametrize(("case", "begins"), CASCADES, ids=[case.name for case, _ in CASCADES])
+def test_a_cascade(case: Case, begins: str | tuple[str, ...], jobs: dict[str, Future[Job]]) -> None:
     """All nodes end with the same few lines, which name the injector's truth, with exit code 1, and leave no process.
 
     If each node has a folder of its own, each has the complete report.
     """
-    job = jobs[name].result()
-    assert complaints_of(PROGRAMS[name], job, files_of(job)) == []
+    job = jobs[case.name].result()
+    assert complaints_of(case, job, files_of(job)) == []
     for node in job.alive:
-        assert node.headline.startswith(CASCADES[name])
-        assert bool(node.headline) == bool(CASCADES[name])
-    if "-own-" in name and CASCADES[name] and len(job.alive) == len(job.nodes):
+        assert node.headline.startswith(begins)
+        assert bool(node.headline) == bool(begins)
+    if "-own-" in case.name and begins:
         pages, conclusions = zip(*map(_report, job.prefixes), strict=True)
         assert pages[0] == pages[1]
         for found in conclusions:
             assert (found.verdict.coverage.complete, found.verdict.coverage.notes) == (True, ())
-            assert {place.rank for place in found.job.places if place.rank is not None} == {0, 1, 2, 3}
+            assert {place.rank for place in found.job.places if place.rank is not None} == set(range(2 * case.per_node))

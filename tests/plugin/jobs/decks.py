@@ -26,9 +26,9 @@ def _until_kept() -> None:
         time.sleep(_POLL_S)
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, increase_shared_mem=False), enable_deck=True)
-def spawned() -> float:
-    """Make a deck on both ranks, which are spawned on two nodes; then rank 0 is killed."""
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False), enable_deck=True)
+def train() -> float:
+    """Make a deck on both ranks, which are on two nodes; then rank 0 is killed."""
     import torch  # noqa: PLC0415 - only workers need it
     import torch.distributed as dist  # noqa: PLC0415 - only workers need it
 
