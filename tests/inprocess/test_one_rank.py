@@ -100,6 +100,15 @@ def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_program_that_ignores_the_end_of_children() -> None:
+    """The kernel removes the process that starts the monitor process: nothing is left to wait for."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert inprocess.Wrapper(**FAST)(lambda: 5)() == 5
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_call_within_a_call() -> None:
     """It is refused at once: after a fault the ranks would be in different calls."""
     inner = inprocess.Wrapper(**FAST)(lambda: None)

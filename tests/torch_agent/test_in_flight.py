@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -396,6 +397,31 @@ def test_other_threads_and_processes(documents: Documents) -> None:
     process.start()
     process.join(LONG_S)
     assert recorded.value == 0
+
+
+def test_a_handler_that_ends_a_process_group(documents: Documents) -> None:
+    """A signal handler may end a process group while an exception is recorded; both exceptions are recorded."""
+    inner = OSError("in the handler")
+
+    def handler(*_: object) -> None:
+        try:
+            raise inner
+        except OSError:
+            dist.destroy_process_group(NO_GROUP)
+
+    def interrupted(error: BaseException) -> str:
+        name = documents.record(error)
+        if error is not inner:
+            signal.raise_signal(signal.SIGUSR1)
+        return name
+
+    documents.in_flight._record = interrupted
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        error, _ = _left(_finally)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert documents.recorded == [error, inner]
 
 
 def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:

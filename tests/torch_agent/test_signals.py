@@ -21,6 +21,7 @@ from firstfault_torch.agent.signals import HANDLED, SignalReceived, SignalWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
+    from types import FrameType
 
 # Python 3.12 and later warn of a fork beside threads; a pod's agent is a process of its own, these are forked
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -248,6 +249,30 @@ def test_while_settling(start: Callable[..., Agent]) -> None:
     agent = start(work)
     assert agent.next() == ("ready", False)
     agent.send()
+    assert agent.next() == ("gave up", True)
+    assert agent.end() == [("left", signal.SIG_DFL)]
+
+
+def test_at_the_beginning_of_a_wait(start: Callable[..., Agent]) -> None:
+    """A signal ends the wait that it interrupts, also while the main thread holds the lock of the event."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        watch.begin_shutdown()
+        lines = []
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code is threading.Event.wait.__code__ and event == "line":
+                lines.append(frame.f_lineno)
+                if len(lines) == 2:  # the first one takes the lock
+                    signal.raise_signal(signal.SIGTERM)
+            return trace
+
+        sys.settrace(trace)
+        gave_up = watch.gave_up.wait(LONG_S)
+        sys.settrace(None)
+        say("gave up", gave_up)
+
+    agent = start(work)
     assert agent.next() == ("gave up", True)
     assert agent.end() == [("left", signal.SIG_DFL)]
 

@@ -55,6 +55,14 @@ class SignalReceived:
     moment: Moment
 
 
+class _GiveUp(threading.Event):
+    """An event that a signal handler may set while it interrupts a wait for it: `Event`'s own lock would block it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = threading.Condition(threading.RLock())
+
+
 class SignalWatch:
     """Receives the signals that terminate this process while it is entered.
 
@@ -64,7 +72,7 @@ class SignalWatch:
     def __init__(self, handled: tuple[signal.Signals, ...] = HANDLED) -> None:
         self._handled = handled
         self.received: SignalReceived | None = None
-        self.gave_up = threading.Event()
+        self.gave_up: threading.Event = _GiveUp()
         """Set by a signal; ends every wait."""
         self._phase = SignalPhase.WORKING
         self._noticed = threading.Event()

@@ -35,7 +35,8 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
             caught(lambda: _run_detached(begin, run, its, logfile))
             os._exit(0)  # nothing may run the worker's handlers at exit
         its.close()
-        os.waitpid(middle, 0)
+        with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or has a handler that waits for all
+            os.waitpid(middle, 0)
         ours.settimeout(MONITOR_START_S)
         answer = b""
         with contextlib.suppress(TimeoutError):

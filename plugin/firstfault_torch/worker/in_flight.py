@@ -81,7 +81,8 @@ class InFlight:
         self._owner = os.getpid()
         self._recorded: list[tuple[BaseException, str]] = []
         self._held: list[BaseException] = []
-        self._lock = threading.Lock()
+        # a signal handler of the program may end a process group while the main thread records
+        self._lock = threading.RLock()
         self._asked = False
         self.unwinding: Unwinding | None = None
         """The exception that was leaving a frame of the main thread when the agent asked."""
