@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list({*items} - {*chosen}))
     jobs = Counter(item.path for item in chosen if item.get_closest_marker("jobs"))
     # a long file that a process of xdist gets last would leave the others without work
-    items[:] = sorted(chosen, key=lambda item: -jobs[item.path])
+    items[:] = sorted(chosen, key=lambda item: (-jobs[item.path], not _is_in(item.path, _SLOW)))
     for item in items:
         fixtures = {*getattr(item, "fixturenames", ())}
         if "s3" in fixtures:

@@ -141,9 +141,9 @@ _SHAPES = (
     "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n",
 )
 """Beginnings of what the reader's own patterns look for, repeated."""
-_LONGEST_TEXT = 100_000
-_SOON_S = 15
-"""Of this thread; a tenth of a second is expected."""
+_LONGEST_TEXT = 30_000
+_SOON_S = 2
+"""Of this thread; a thirtieth of a second is expected."""
 
 
 def _of_text(part: str, text: str) -> WorkerError:
@@ -170,7 +170,7 @@ def _seconds(part: str, text: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["message", "exception", "log", "stack"])
 def test_time_is_linear_in_a_text(part: str) -> None:
-    """Whatever a text repeats, it is judged and drawn at once: in quadratic time it would take minutes."""
+    """Whatever a text repeats, it is judged and drawn at once: in quadratic time it would take ten seconds and more."""
     for shape in _SHAPES:
         assert _seconds(part, shape * (_LONGEST_TEXT // len(shape))) < _SOON_S, shape
 
@@ -195,20 +195,20 @@ def test_time_is_linear_in_documents() -> None:
     waits = [make_error(rank, at_ms=90_000_000, node=f"w-{rank}", message=timeout) for rank in range(2_000, 4_000)]
     began = time.thread_time()
     assert conclude(make_job(*raised, *waits)) is not None
-    assert time.thread_time() - began < _SOON_S
+    assert time.thread_time() - began < 15
 
 
 @pytest.mark.parametrize("text", ["Connection closed by peer", "Timed out waiting 60000ms for recv operation"])
 def test_time_is_linear_in_faults(text: str) -> None:
-    """A verdict on 16,000 victims takes seconds, also if each claims a fault of its own."""
+    """A verdict on 8,000 victims takes a second, also if each claims a fault of its own."""
     victims = (
         make_error(rank, node=f"w-{rank}", exception="RuntimeError", message=text, fingerprint=f"1:{rank:012x}")
-        for rank in range(16_000)
+        for rank in range(8_000)
     )
-    job = make_job(make_error(16_000), *victims)
+    job = make_job(make_error(8_000), *victims)
     began = time.thread_time()
     assert conclude(job) is not None
-    assert time.thread_time() - began < 8
+    assert time.thread_time() - began < 4
 
 
 @pytest.mark.parametrize(

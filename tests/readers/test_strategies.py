@@ -370,11 +370,11 @@ def test_one_pass_compares_all(failures: list[WorkerError], other: WorkerError) 
 
 
 @pytest.mark.slow
-def test_sixteen_thousand() -> None:
-    """A verdict on 16,384 ranks, whatever order they are in, takes seconds, not minutes."""
-    failures = [victim(rank, 40 + rank % 7, peer=rank % 200) for rank in range(16_384)]
-    failures[4711] = own(4711)
+def test_thousands_of_ranks() -> None:
+    """A verdict on 4,096 ranks, whatever order they are in, takes no quadratic time."""
+    failures = [victim(rank, 40 + rank % 7, peer=rank % 200) for rank in range(4_096)]
+    failures[711] = own(711)
     job = make_job(*random.Random(1).sample(failures, len(failures)))
     began = time.thread_time()
-    assert evidence(job).ranks == (4711,)
-    assert time.thread_time() - began < 60
+    assert evidence(job).ranks == (711,)
+    assert time.thread_time() - began < 4

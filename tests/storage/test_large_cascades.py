@@ -70,7 +70,7 @@ def test_documents_that_are_gone(
 ) -> None:
     """Documents that disappear after the listing are counted, and others are read instead."""
     uri = s3_environ.uri("gone")
-    put_all(uri, Cascade(160))
+    put_all(uri, Cascade(64))
 
     async def names(store: Store) -> list[str]:
         return [item.name for item in await store.list(ERRORS)]
@@ -87,7 +87,7 @@ def test_documents_that_are_gone(
     monkeypatch.setattr(reading, "list_everything", then_remove)
     verdict = MultiErrorFileOutputReader(uri).verdict()
     assert verdict is not None
-    assert verdict.ranks == (Cascade(160).culprit,)
+    assert verdict.ranks == (Cascade(64).culprit,)
     assert 0 < verdict.coverage.unreadable <= len(gone)
     assert not verdict.coverage.complete
     assert any("gone between listing and reading" in note for note in verdict.coverage.notes)
