@@ -144,7 +144,20 @@ def release_all() -> None:
     """End all deadlines of this process: its task function has ended."""
     client = _client()
     if client is not None:
-        client.release_all()
+        client.release()
+
+
+def begun() -> int:
+    """Return how many blocks have begun in this process."""
+    client = _client()
+    return client.begun if client is not None else 0
+
+
+def release_since(number: int) -> None:
+    """End the heartbeat, and this thread's blocks but the first `number`: an exception may have hindered their end."""
+    client = _client()
+    if client is not None:
+        client.release(threading.get_ident(), number)
 
 
 class _Client:
@@ -163,7 +176,8 @@ class _Client:
         # a signal handler may use the watchdog, too
         self._lock = threading.RLock()
         self._descriptor: int | None = None
-        self._numbers = 0
+        self.begun = 0
+        """How many blocks have begun; the last one's number."""
         self._open: dict[str, int] = {}
         """Open blocks, each with its thread."""
         self._heart: int | None = None
@@ -179,8 +193,8 @@ class _Client:
         """Begin a block; return its number."""
         thread = threading.get_ident()
         with self._lock:
-            self._numbers += 1
-            number = str(self._numbers)
+            self.begun += 1
+            number = str(self.begun)
             if self._heart == thread and thread not in self._open.values():
                 self._put(Timer(self.owner, _HEART, "", None, heartbeat=True))
             self._open[number] = thread
@@ -193,14 +207,15 @@ class _Client:
         if os.getpid() != self.owner:
             return
         with self._lock:
-            thread = self._open.pop(number, None)
+            thread = self._open.get(number)
             if thread is None:
                 return  # the task function has ended
             if self._unsent.pop(number, None) is None:
                 self._put(Timer(self.owner, number, "", None))
-            if self._heart == thread and thread not in self._open.values():
+            if self._heart == thread and list(self._open.values()).count(thread) == 1:
                 self._beat(time.monotonic())
             self._send()
+            self._open.pop(number, None)  # last: `release` ends it if an interruption came before
 
     def ping(self, frame: FrameType) -> None:
         """Move the heartbeat's deadline."""
@@ -222,12 +237,12 @@ class _Client:
                 self._put(Timer(self.owner, _HEART, "", None, heartbeat=True))
                 self._send()
 
-    def release_all(self) -> None:
-        """End all blocks and the heartbeat."""
+    def release(self, thread: int | None = None, since: int = 0) -> None:
+        """End the heartbeat, and a thread's blocks but the first `since` of the process; None: those of all threads."""
         with self._lock:
-            for number in list(self._open):
+            for number in [one for one, its in self._open.items() if thread in {None, its} and int(one) > since]:
                 self._put(Timer(self.owner, number, "", None))
-            self._open.clear()
+                del self._open[number]
             self.pause()
             self._send()
 

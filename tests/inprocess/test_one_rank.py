@@ -9,16 +9,20 @@ import socket
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from firstfault_torch import Watchdog, inprocess, watchdog
 from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.inprocess.meeting import open_sockets
+from firstfault_torch.inprocess.store import Fault, FaultKind
 from firstfault_torch.inprocess.wrap import CallWrapper
 from tests.inprocess.training import run
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.jobs
 
@@ -200,12 +204,20 @@ def test_a_rank_assignment_that_activates_no_rank_ends_the_call() -> None:
         train()
 
 
-def test_a_heartbeat_of_an_earlier_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has ended: a rank is not killed because it made no ping while it restarted. The next ping begins another."""
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerServer]:
+    """Keep the deadlines of this process."""
     server = TimerServer(tmp_path / "timers.fifo")
     for name, value in server.environment(Watchdog(heartbeat_timeout=1000.0)).items():
         monkeypatch.setenv(name, value)
     server.start([os.getpid()], lambda _: None)
+    yield server
+    watchdog.release_all()
+    server.stop()
+
+
+def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
+    """It has ended: a rank is not killed because it made no ping while it restarted. The next ping begins another."""
 
     @inprocess.Wrapper(**FAST)
     def train(call: inprocess.CallWrapper | None = None) -> int:
@@ -218,11 +230,43 @@ def test_a_heartbeat_of_an_earlier_iteration(tmp_path: Path, monkeypatch: pytest
             raise ValueError("the fault")
         return call.iteration
 
-    try:
+    assert train() == 1
+
+
+def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
+    """It has ended, also if an interruption came before its block began; one around the call continues."""
+
+    @inprocess.Wrapper(**FAST)
+    def train(call: inprocess.CallWrapper | None = None) -> int:
+        assert call is not None
+        if not call.iteration:
+            watchdog.expires(1000.0, "of a step").__enter__()
+            until(lambda: len(server._timers) == 2)
+            raise ValueError("the fault")
+        until(lambda: [timer.scope for timer in server._timers.values()] == ["of the call"])
+        return call.iteration
+
+    with watchdog.expires(1000.0, "of the call"):
         assert train() == 1
-    finally:
-        watchdog.release_all()
-        server.stop()
+    until(lambda: not server._timers)
+
+
+def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
+    """None is left, although the rank may be interrupted while a block begins or ends: it would be killed later."""
+
+    @inprocess.Wrapper(**{**FAST, "initialize": inprocess.initialize.RetryController(max_iterations=9)})
+    def train(call: inprocess.CallWrapper | None = None) -> None:
+        assert call is not None
+        iteration = call._iteration
+        assert iteration is not None
+        if call.iteration < 8:
+            iteration.interrupt(Fault(0, FaultKind.SOFT_TIMEOUT, "", 0))
+            while True:
+                with watchdog.expires(1000.0):
+                    pass
+
+    train()
+    until(lambda: not server._timers)
 
 
 def test_two_jobs_one_after_the_other_at_the_same_port() -> None:

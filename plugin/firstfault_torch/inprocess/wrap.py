@@ -228,6 +228,7 @@ class CallWrapper:
             self._options,
             self._atomic,
         )
+        deadlines = watchdog.begun()
         try:
             value, error = _called(monitor, partial(self._enter, function, before))
             if os.getpid() != self._process:  # a child that the function forked
@@ -241,7 +242,7 @@ class CallWrapper:
                 error = self._await_completion(monitor, iteration)
                 if error is None and monitor.outcome is Outcome.COMPLETED:
                     return value, None
-            watchdog.pause()  # the next iteration begins a heartbeat of its own
+            watchdog.release_since(deadlines)  # the next iteration begins its own
             return None, self._recover(monitor, iteration, error)
         finally:
             iteration.close()
