@@ -248,6 +248,9 @@ def _train_model(
         optimizer.zero_grad()
     save(model)
     dist.barrier()
+    # DDP's reducer must not be the last to hold the group: it would wait, with Python's lock, for a thread that may
+    # wait for this lock (torch 2.13)
+    del model
     dist.destroy_process_group()
 
 

@@ -369,6 +369,14 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "ranks 0 1 high: user_code, own-fault": {
         "one raised, one had the same fault in flight": done(own(0), own(1, **IN_FLIGHT), stopped(2))
     },
+    "rank 0 medium: exit, own-fault": {
+        "one left, another was stopped after the same harmless line": done(
+            own(0, 0, "SystemExit", "0", exit_code=1, log_tail="joining the others\n"),
+            replace(stopped(3), signal="", exit_code=1, log_tail="joining the others\n"),
+            victim(1),
+            victim(2),
+        ),
+    },
     "ranks 0 3 medium: signal, own-fault": {
         "one aborted, one was aborting when stopped": done(aborted(0), aborted(3, **STOPPED), victim(1), victim(2)),
     },
@@ -445,7 +453,7 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "node worker-1 medium: unknown, node-without-report": {
         "a node for which others waited": done(*waiting(0, 1), roster=(entry(0), JOINED))
     },
-    "rank 0 high: data, own-fault": {
+    "rank 0 high: signal, own-fault": {
         "a loader's process was killed": done(reset(LOADER, PIPE), victim(1), victim(2), stopped(3))
     },
     "rank 0 medium: network, by-elimination": {

@@ -157,11 +157,15 @@ def test_prefixes_of_launchers(tmp_path: Path) -> None:
         assert found.exception.causes[0].type == "KeyError"
 
 
+_LIGHTNINGS = "'/env/site-packages/pl/tree.py:21: `f` is deprecated', 'Joining: GLOBAL_RANK: 1, MEMBER: 2/4'"
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
         ("print('fatal: license server', file=sys.stderr); os._exit(7)", "fatal: license server"),
         ("print('none', file=sys.stderr)\nimport warnings; warnings.warn('old'); os._exit(7)", "none"),
+        (f"print('none', {_LIGHTNINGS}, sep='\\n', file=sys.stderr); os._exit(7)", "none"),
         ("os._exit(7)", "exited without an exception"),
     ],
 )
@@ -175,8 +179,9 @@ def test_a_line_before_sys_exit() -> None:
 
     One that comes to its end too early has no exception and no text: the headline says what that means.
     """
-    verdict = evidence(make_job(make_error(1, exception=ExceptionInfo("SystemExit", ""), category="exit")))
-    assert verdict.headline == "SystemExit, rank 1 on worker-0: it ended by itself, without an error"
+    for message in ("", "0"):
+        verdict = evidence(make_job(make_error(1, exception=ExceptionInfo("SystemExit", message), category="exit")))
+        assert verdict.headline == "SystemExit, rank 1 on worker-0: it ended by itself, without an error"
     handled = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'
     for printed in ("fatal: license server\n", f"{handled}fatal: license server\n"):
         left = make_error(1, exception="SystemExit", message="7", category="exit", log_tail=printed)

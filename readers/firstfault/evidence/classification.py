@@ -279,7 +279,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
         if owner := _own_process_of(exception):
             why = f"lost the connection to a process that it had started ({owner})"
-            category = "data" if owner == _LOADERS else ""
+            category = "signal" if owner == _LOADERS else ""  # what a sample raises arrives as an exception
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
         if found.signature in _OF_ANY_CONNECTION:
             why = f"lost a connection, perhaps not to a peer ({found.signature})"

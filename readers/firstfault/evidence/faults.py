@@ -19,7 +19,7 @@ from firstfault.evidence.hangs import hung, progress_by_group, waited_ns, withou
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
-from firstfault.exceptions.stderr import last_line, last_printed
+from firstfault.exceptions.stderr import last_printed
 from firstfault.exceptions.tracebacks import causes_of, first_cause, library_of, own_frames, place_of, short_name
 from firstfault.model import Subject
 
@@ -267,9 +267,10 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
     exception, exit_code = first.failure.exception, first.failure.exit_code or 0
     if crashed_at := place_of_crash(first.failure):
         return [item for item in _stopped(first, classified) if place_of_crash(item.failure) == crashed_at]
-    if exit_code > 0 and (said := _last_words(first.failure)):
+    # other last lines tell nothing: all ranks print the same ones
+    if exit_code > 0 and (said := _printed(first.failure)):
         alike = (item for item in _stopped(first, classified) if item.failure.exit_code == exit_code)
-        return [item for item in alike if _last_words(item.failure) == said]
+        return [item for item in alike if _printed(item.failure) == said]
     if exception is None or causes_of(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
     frames = first_cause(exception).frames
@@ -285,14 +286,13 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
     return found
 
 
-def _last_words(failure: WorkerError) -> tuple[str, str] | None:
-    """Return the type and text of the last exception that a process printed, else its last line."""
+def _printed(failure: WorkerError) -> tuple[str, str] | None:
+    """Return the type and text of the last exception that a process printed; None if it printed none."""
     printed = last_printed(failure.printed)
-    if printed is not None:
-        cause = first_cause(printed.exception)
-        return short_name(cause), normalized(cause.message)
-    line = last_line(failure.printed)
-    return ("", normalized(line)) if line else None
+    if printed is None:
+        return None
+    cause = first_cause(printed.exception)
+    return short_name(cause), normalized(cause.message)
 
 
 def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:

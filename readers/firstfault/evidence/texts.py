@@ -239,7 +239,7 @@ def message_of(failure: WorkerError) -> Message:
         return replace(found, wrapper="; ".join(part for part in parts if part))
     if found.what == "SystemExit" and failure.exit_code != 0 and (line := _last_line(failure, "")):
         return replace(found, text=line, wrapper=_end_of(failure))
-    if found.what == "SystemExit" and not found.text:
+    if found.what == "SystemExit" and found.text in {"", "0"}:
         return replace(found, text=_ENDED)
     return found
 
@@ -263,9 +263,8 @@ def _last_line(failure: WorkerError, signal: str) -> str:
         if line := next(telling, ""):
             return bare_line(line)
     if signal in {"", "SIGABRT"}:
-        printed = (
-            last_printed(failure.printed) if signal else None
-        )  # if it were the cause, it would have been told already
+        # an exception that was the cause would have been told already
+        printed = last_printed(failure.printed) if signal else None
         line = thrown(text) or last_line(text)
         return bare_line(line) if printed is None or printed.exception.message not in line else ""
     return ""

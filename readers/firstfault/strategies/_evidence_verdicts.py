@@ -20,7 +20,7 @@ from firstfault.evidence.faults import (
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import place_of_crash, stacks_of, where_it_stood
-from firstfault.exceptions.stderr import exception_of
+from firstfault.exceptions.stderr import exception_of, last_printed
 from firstfault.model import Reason, Scope, Suspect, Verdict
 from firstfault.strategies import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
@@ -150,8 +150,8 @@ def _about_stopped(
         text = f"{len(raising)} more {were} stopped while an exception raised at the same line was on its way out"
         if place_of_crash(raising[0].failure):
             text = f"{len(raising)} more crashed at the same line while stopped"
-        elif (first.failure.exit_code or 0) > 0:
-            text = f"{len(raising)} more {were} stopped after the same last words, and ended with the same exit code"
+        elif (first.failure.exit_code or 0) > 0 and last_printed(first.failure.printed) is not None:
+            text = f"{len(raising)} more printed the same exception, {were} stopped, and ended with the same exit code"
         found.append(Reason(text, failures_of(raising)))
     if near:
         at = place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
