@@ -7,17 +7,21 @@ import os
 import signal
 import socket
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
-from firstfault_torch import Watchdog, inprocess, watchdog
+from firstfault_torch import PlainEngine, Watchdog, inprocess, watchdog
 from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.inprocess.meeting import open_sockets
 from firstfault_torch.inprocess.store import Fault, FaultKind
-from firstfault_torch.inprocess.wrap import CallWrapper
+from firstfault_torch.inprocess.wrap import CallWrapper, current_call
+from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
+from firstfault_torch.worker.recording import WorkerMonitor
 from tests.inprocess.training import run
 from tests.waiting import until
 
@@ -152,6 +156,37 @@ def test_a_child_that_the_function_forked(how: str) -> None:
         os._exit(5 if answer == -1 else 9)
     assert codes == [{"raise": 4, "exit": 3, "return": 5}[how]]
     assert answer == 0
+
+
+def test_an_interruption_while_an_exception_is_recorded() -> None:
+    """It waits for that: a document of which no name is known could not be withdrawn when the ranks continue."""
+    monitor, recorded, withdrawn = WorkerMonitor(PlainEngine("")), list[str](), list[str]()
+
+    def record(error: BaseException) -> str:
+        recorded.append(str(error))
+        for _ in range(100):
+            time.sleep(0.01)
+        return str(error)
+
+    def train() -> int:
+        call = current_call()
+        assert call is not None
+        assert call._iteration is not None
+        if call.iteration:
+            return call.iteration
+        try:
+            call._iteration.interrupt(Fault(0, FaultKind.EXCEPTION, "another rank's", 0))
+            raise ConnectionError("the peer is gone")
+        finally:
+            dist.destroy_process_group(dist.GroupMember.NON_GROUP_MEMBER)
+
+    monitor.in_flight = InFlight(record, withdrawn.append)
+    undo = watch_process_groups(monitor.in_flight)
+    try:
+        assert inprocess.InProcessRestart(**FAST).call(train, monitor).value == 1
+    finally:
+        undo()
+    assert recorded == withdrawn == ["the peer is gone"]
 
 
 def test_a_call_that_has_failed_keeps_no_connection_open() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,7 +15,7 @@ from firstfault_torch.guard import bounded, caught
 from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import BarrierTimeout, Fault, FaultKind
-from firstfault_torch.inprocess.wrap import CallWrapper, Interruption
+from firstfault_torch.inprocess.wrap import CallWrapper, Interruption, current_call
 
 if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
@@ -93,6 +94,7 @@ class RecordedFaults:
 
     def __init__(self, monitor: WorkerMonitor) -> None:
         self._monitor = monitor
+        monitor.in_flight.uninterrupted = _uninterrupted
 
     def raised(self, error: BaseException) -> None:
         """Record an exception as one that may still be handled."""
@@ -122,6 +124,11 @@ class RecordedFaults:
             deadline = recording.upload_deadline_seconds
             put = partial(put_on_node, f"{ROSTER}/{name}", data, recording, deadline)
             bounded(put, 0, "keeping a record of a restart")
+
+
+def _uninterrupted() -> AbstractContextManager[None]:
+    call = current_call()
+    return call.atomic() if call is not None else nullcontext()
 
 
 def _record(interruption: Interruption, place: Place) -> RestartRecord:

@@ -186,6 +186,9 @@ class CallWrapper:
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
         """Do not interrupt this block: the restart waits until it is left, at most `hard_timeout`."""
+        if os.getpid() != self._process:  # a forked child, in which the thread that may hold the lock is not there
+            yield
+            return
         # in short waits, because an interruption cannot reach a thread that waits for a lock
         while not self._atomic.acquire(timeout=0.01):
             pass

@@ -12,6 +12,7 @@ raised. Looking costs a healthy training nothing: the agent asks before it stops
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import gc
@@ -21,6 +22,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -84,6 +86,8 @@ class InFlight:
         # a signal handler of the program may end a process group while the main thread records
         self._lock = threading.RLock()
         self._asked = False
+        self.uninterrupted: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+        """A block in which another thread raises nothing in this one: a name that were lost could not be withdrawn."""
         self.unwinding: Unwinding | None = None
         """The exception that was leaving a frame of the main thread when the agent asked."""
 
@@ -170,7 +174,11 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
     def noting(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
         if error is not None:
-            with guarded("noting an exception in flight"), undisturbed(WORKER_SIGNALS, handled_only=True):
+            with (
+                guarded("noting an exception in flight"),
+                in_flight.uninterrupted(),
+                undisturbed(WORKER_SIGNALS, handled_only=True),
+            ):
                 in_flight.seen(error)
         return destroy(*args, **kwargs)
 
