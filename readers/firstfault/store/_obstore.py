@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime as dt
 import json
 import os
@@ -134,15 +135,19 @@ class ObstoreStore(StoreOfClient):
             _first_pid.append(os.getpid())
             atexit.register(_await_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
         if self._fallback is None:
-            try:
+            with contextlib.suppress(OtherRegionError):
                 return await super().request(verb, path, call)
-            except OtherRegionError:
-                from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - rarely needed
+        return await (await self._other_store()).request(verb, path, call)
 
-                # botocore follows S3's redirect to the bucket's region; obstore does not
-                self._fallback = FsspecStore(self._uri, self._options, attempts=self._attempts)
-                await self._fallback.__aenter__()
-        return await self._fallback.request(verb, path, call)
+    async def _other_store(self) -> FsspecStore:
+        """Return the store that takes this one's place; requests that are redirected at the same time share it."""
+        if self._fallback is None:
+            from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - rarely needed
+
+            # botocore follows S3's redirect to the bucket's region; obstore does not
+            self._fallback = FsspecStore(self._uri, self._options, attempts=self._attempts)
+            await self._fallback.__aenter__()  # other requests do not run meanwhile: it awaits nothing
+        return self._fallback
 
     def trouble(self, error: Exception, verb: str) -> tuple[Trouble, str] | None:
         """See `StoreOfClient.trouble`; obstore's errors have a text alone."""
