@@ -97,8 +97,8 @@ class Many:
 
 @pytest.fixture(scope="module")
 def many(s3: S3, environment_of: Callable[..., Any]) -> Many:
-    """Write 250 failed executions as Flyte lays them out, each of which failed once and then succeeded."""
-    count, uri = 250, s3.uri("many")
+    """Write 180 failed executions as Flyte lays them out, each of which failed once and then succeeded."""
+    count, uri = 180, s3.uri("many")
     template = [_sealed(_error(number)) for number in range(6)]
     files = {}
     for number in range(count):
@@ -124,7 +124,7 @@ def test_the_requests_of_many_attempts(
         asked = proxy.requests()
     assert (len(attempts), found) == (many.count, 2 * many.count)
     assert asked.pop("GET") == many.count
-    # 1,500 names are 2 pages, and each of the parts may end with one that is not full
+    # 1,080 names are 2 pages, and each of the parts may end with one that is not full
     assert asked.pop("LIST") <= 2 + 19
     assert not sum(asked.values())
 
