@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from firstfault_torch import PlainEngine, Watchdog, inprocess, watchdog
+from firstfault_torch import PlainEngine, Watchdog, guard, inprocess, watchdog
 from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.inprocess.meeting import open_sockets
 from firstfault_torch.inprocess.store import Fault, FaultKind
@@ -115,6 +117,45 @@ def test_a_program_that_ignores_the_end_of_children() -> None:
         assert inprocess.Wrapper(**FAST)(lambda: 5)() == 5
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+class Releasing(logging.Handler):
+    """Releases a lock when a rank says that it is still in the function."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__()
+        self.held = lock
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look at what is logged."""
+        if "still at" in record.getMessage():
+            self.held.release()
+
+
+def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> None:
+    """It says where it stands, and after which fault, before its monitor process ends it from outside."""
+    lock = threading.Lock()
+    lock.acquire()
+    peer = Fault(1, FaultKind.EXCEPTION, "ValueError: no labels", 0, 1)
+
+    @inprocess.Wrapper(**FAST, soft_timeout=100, hard_timeout=102)
+    def train(call: inprocess.CallWrapper | None = None) -> None:
+        assert call is not None
+        if call.iteration == 0:
+            assert call._iteration is not None
+            call._iteration.interrupt(peer)
+            lock.acquire()  # one call of C
+
+    handler = Releasing(lock)
+    guard.logger.addHandler(handler)
+    try:
+        train()
+    finally:
+        guard.logger.removeHandler(handler)
+    said = next(message for message in caplog.messages if "still at" in message)
+    assert f"{Path(__file__).name}:" in said
+    assert "in train, after rank 1: exception, ValueError: no labels;" in said
+    assert "within 102 s (hard_timeout)" in said
 
 
 def test_a_call_within_a_call() -> None:

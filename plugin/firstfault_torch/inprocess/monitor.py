@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch.distributed as dist
 
 from firstfault_torch.budgets import MONITOR_CLOSING_S, MONITOR_LINGER_S, MONITOR_PATIENCE_S, MONITOR_STORE_S
-from firstfault_torch.guard import caught, guarded, logger
+from firstfault_torch.guard import begun, caught, guarded, logger
 from firstfault_torch.inprocess.detached import Process, log_error, start_detached
 from firstfault_torch.inprocess.exception import RankShouldRestart
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome, Position
@@ -44,6 +44,10 @@ _COLLECTIVES = "torch.distributed"
 _INSTALLED = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib"), "<frozen")
 _LENGTH = 200
 _INSTRUCTIONS = 1000
+_STAYS = (
+    "in-process restart: this rank is still at %s, after %s; "
+    "if it has not left the function within %g s (hard_timeout), its monitor process ends it"
+)
 _kept: list[object] = []
 """Memory into which a call that Python has not made yet may still write; a few dozen bytes each."""
 _SEMAPHORE_SIZE = 64
@@ -334,6 +338,7 @@ class MonitorThread:
         self._abort = abort
         self._last_call_wait = options.seconds("last_call_wait")
         self._interval = options.seconds("monitor_thread_interval")
+        self._soft_timeout, self._hard_timeout = options.seconds("soft_timeout"), options.seconds("hard_timeout")
         self._atomic = atomic
         self._main = threading.get_ident()
         self._lock = threading.Lock()
@@ -373,7 +378,13 @@ class MonitorThread:
             with guarded("aborting the collectives"):
                 self._abort()
             self.aborted.set()
+            late = time.monotonic() + (self._hard_timeout - self._soft_timeout) / 2
             while not self._left.is_set():
+                if time.monotonic() > late:
+                    late = float("inf")
+                    begun(
+                        self._tell_that_it_stays, "telling that a rank stays"
+                    )  # the main thread may hold a log's lock
                 with self._lock:
                     if self._may_raise:
                         self._has_raised = True
@@ -382,6 +393,11 @@ class MonitorThread:
         finally:
             if is_held:
                 self._atomic.release()
+
+    def _tell_that_it_stays(self) -> None:
+        """Log where the main thread stands: if it does not leave, the monitor process ends this one from outside."""
+        position, faults = position_of(self._main), "; ".join(map(str, self._iteration.faults()[:3]))
+        logger.warning(_STAYS, position and position.text, faults, self._hard_timeout)
 
     def begin(self) -> None:
         """Allow the interruption of the main thread; call it there, where RankShouldRestart is handled."""
