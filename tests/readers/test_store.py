@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import errno
+import resource
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -51,6 +52,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
         _in(tmp_path, lambda store: store.put(name, b"x"))
     assert not isinstance(caught.value, ObjectNotFoundError)
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
+
+
+def test_a_file_that_does_not_fit(tmp_path: Path) -> None:
+    """Nothing is left of a file that could only be written in part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(StoreError, match="File too large"):
+            _in(tmp_path, lambda store: store.put("errors/a.pb", bytes(5000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "errors").iterdir()) == []
 
 
 def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

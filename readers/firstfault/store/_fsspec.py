@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import errno
 import functools
@@ -136,8 +137,13 @@ class FsspecStore(StoreOfClient):
 
         def write() -> None:
             self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
-            self._fs.pipe_file(part, data)
-            self._fs.mv(part, full)
+            try:
+                self._fs.pipe_file(part, data)
+                self._fs.mv(part, full)
+            except Exception:
+                with contextlib.suppress(Exception):  # on a full disk it would keep the last room
+                    self._fs.rm_file(part)
+                raise
 
         await asyncio.to_thread(write)
 
