@@ -6,9 +6,11 @@ import contextlib
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import queue
 import resource
+import signal
 import socket
 import threading
 import time
@@ -135,6 +137,34 @@ def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[]
     agents[leaves].end()
     assert not deaths.news.wait(QUIET_S)
     agents[1 - leaves].end()
+
+
+def test_a_first_agent_that_is_frozen_in_the_beginning(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no agent for dead that meanwhile gave up to connect; those try again, and detect its death later."""
+    monkeypatch.setattr(liveness, "CONNECTING_S", QUIET_S)
+    context = multiprocessing.get_context("fork")
+    dead = context.Event()
+
+    def be_first() -> None:
+        Liveness(store, 0, "worker-0", "127.0.0.1", lambda *_: dead.set())
+        time.sleep(LONG_S)
+
+    first = context.Process(target=be_first)
+    first.start()
+    try:
+        store.wait(["firstfault/lifeline"])
+        os.kill(first.pid or 0, signal.SIGSTOP)
+        deaths = Deaths()
+        lines = Liveness(store, 1, "worker-1", "127.0.0.1", deaths)
+        time.sleep(3 * QUIET_S)
+        os.kill(first.pid or 0, signal.SIGCONT)
+        assert not dead.wait(liveness.RECONNECT_S + 3 * QUIET_S)
+    finally:
+        first.kill()
+        first.join()
+    assert deaths.news.wait(LONG_S)
+    lines.end()
+    assert deaths.seen == [(0, "worker-0")]
 
 
 def test_an_agent_that_leaves_before_it_is_answered(store: RoundStore) -> None:

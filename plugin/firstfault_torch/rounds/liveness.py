@@ -177,14 +177,17 @@ class Liveness:
         if where is None:
             return
         first = ""
-        seconds: float = CONNECTING_S
-        while (connected := await self._connect(where, seconds)) is not None:
-            reader, writer, first = connected
-            self.lost_first = ""
-            if not await _breaks(reader, writer):
-                return
-            self.lost_first = first
-            seconds = RECONNECT_S
+        deadline = time.monotonic() + FIRST_AGENT_S
+        while True:
+            connected = await self._connect(where, RECONNECT_S if first else CONNECTING_S)
+            if connected is not None:
+                reader, writer, first = connected
+                self.lost_first = ""
+                if not await _breaks(reader, writer):
+                    return
+                self.lost_first = first
+            elif first or time.monotonic() > deadline:
+                break
         if first:
             self._on_death(0, first)
         else:
@@ -219,9 +222,9 @@ class Liveness:
                 try:
                     writer.write(json.dumps(greeting).encode() + b"\n")
                     node = str(parse_json(await self._line(reader, left))["node"])
-                except BaseException as error:
-                    if isinstance(error, asyncio.CancelledError):
-                        writer.write(_FAREWELL)  # the first agent may know this one already
+                except BaseException:
+                    # the first agent may know this one already, or read the greeting when it is no longer frozen
+                    writer.write(_FAREWELL)
                     writer.close()
                     raise
                 return reader, writer, node
