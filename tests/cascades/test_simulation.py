@@ -12,12 +12,12 @@ from tests.cascades.making import Rules, cascades
 from tests.cascades.replay import last_written
 from tests.cascades.simulation import judge, measure, simulate
 
-_FEW = Rules(workers=256)
+_FEW = Rules(workers=128)
 
 
 @pytest.mark.slow
 def test_evidence_holds_when_documents_are_late_missing_and_wrong() -> None:
-    """In simulated cascades of 256 workers the verdict is right, or undetermined if the root left no document."""
+    """In simulated cascades of 128 workers the verdict is right, or undetermined if the root left no document."""
     tallies, _ = simulate(_FEW, range(16))
 
     ours, earliest = tallies["evidence"], tallies["earliest"]
@@ -50,7 +50,7 @@ def test_the_shares_of_the_rules() -> None:
     assert len(Counter(cascade.fault for cascade in made)) > 8
     for cascade in made:
         ranks = [rank for entry in cascade.snapshot.roster for rank in entry.ranks if entry.phase.value == "joined"]
-        assert sorted(ranks) == list(range(256))
+        assert sorted(ranks) == list(range(128))
 
 
 def test_a_wrong_verdict_is_called_wrong() -> None:

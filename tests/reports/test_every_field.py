@@ -49,7 +49,7 @@ EVIL = {
     "markdown": f"a {_MARKDOWN} b",
     "rich": _RICH,
     "surrogates": "a\ud800b\udcffc",
-    "long": "x y" * 2_000,
+    "long": "x y" * 700,
     "empty": "",
     "spaces": " \t \n \n\t",
     "formula": "=cmd|' /C calc'!A0",
