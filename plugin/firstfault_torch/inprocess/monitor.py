@@ -382,9 +382,8 @@ class MonitorThread:
             while not self._left.is_set():
                 if time.monotonic() > late:
                     late = float("inf")
-                    begun(
-                        self._tell_that_it_stays, "telling that a rank stays"
-                    )  # the main thread may hold a log's lock
+                    # in a thread of its own: the main thread may hold a log's lock
+                    begun(self._tell_that_it_stays, "telling that a rank stays")
                 with self._lock:
                     if self._may_raise:
                         self._has_raised = True
