@@ -42,7 +42,7 @@ def forkserver() -> ForkServerContext:
     """Return the context of processes that are forked from one that has loaded torch, and nothing else."""
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch reads it when it is loaded
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_LOADED, "tests.torch_agent.trainings"])
+    context.set_forkserver_preload([*_LOADED, "tests.torch_agent.trainings", "tests.frozen"])
     return context
 
 
@@ -212,8 +212,10 @@ def _node(  # noqa: PLR0917 - arguments of a process
     options: Options | None,
     config: dict[str, Any],
 ) -> None:
-    """Run one node's agent and its workers."""
+    """Run one node's agent and its workers, in the control group of a variable."""
     os.setsid()
+    if "MEMORY_GROUP" in environment:
+        Path(environment["MEMORY_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None

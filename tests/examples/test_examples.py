@@ -38,7 +38,7 @@ def _run(tmp_path: Path, file: str, task: str, *options: str) -> tuple[int, dict
 
 @pytest.fixture(scope="module", autouse=True)
 def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
-    """Begin the training on one node, beside the one on two."""
+    """Begin the longer training."""
     options = ("--nodes", "1", "--inputs", '{"epochs": 20}')
     learning = partial(_run, tmp_path_factory.mktemp("ddp"), "ddp.py", "train", *options)
     with beside(request, {"test_the_ddp_example_learns": learning}) as begun:
@@ -51,14 +51,14 @@ def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
     after = (EXAMPLES / "migration" / "after.py").read_text().splitlines()
     changed = [line for line in difflib.ndiff(before, after) if line.startswith(("-", "+"))]
 
-    code, result = _run(tmp_path, "migration/after.py", "sum_of_ranks")
+    code, result = _run(tmp_path, "migration/after.py", "sum_of_ranks", "--nodes", "1")
 
     assert [line.split(" import ")[0] for line in changed] == [
         "- from flytekitplugins.kfpytorch",
         "+ from flytekitplugins.firstfault",
     ]
     assert code == 0
-    assert result["outputs"]["o0"] == 0 + 1 + 2 + 3
+    assert result["outputs"]["o0"] == 0 + 1
     (attempt,) = result["attempts"]
     prefix = Path(attempt["errors"]).parents[1]
     assert attempt["engine"] == {"job": "Succeeded", "error_seen": None}
@@ -67,9 +67,8 @@ def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
     assert not list(prefix.glob("error*"))
     assert not list(prefix.glob("firstfault/errors/*"))
     entries = MultiErrorFileOutputReader(str(prefix)).job().roster
-    assert {entry.place.group_rank for entry in entries if entry.phase is Phase.JOINED} == {0, 1}
-    assert {entry.place.group_rank for entry in entries if entry.phase is Phase.SUCCEEDED} == {0, 1}
-    assert {rank for entry in entries for rank in entry.ranks} == {0, 1, 2, 3}
+    assert {entry.phase for entry in entries} == {Phase.JOINED, Phase.SUCCEEDED}
+    assert {rank for entry in entries for rank in entry.ranks} == {0, 1}
 
 
 def test_the_ddp_example_learns(waits: dict[str, Future[Any]]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault.model import RestartKind
 from firstfault_torch import Options, inprocess
 from firstfault_torch.inprocess import InProcessRestart, initialize
 from firstfault_torch.inprocess.store import TCPStore
@@ -39,7 +40,7 @@ def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Begin the runs that mostly wait."""
     calls: dict[str, Callable[[], Any]] = {
         "test_ranks_that_are_stuck": partial(run, "stuck", initialize=FEW, **BLOCKED),
-        "test_the_record_of_a_hang": partial(_end, tmp_path_factory.mktemp("hang"), ["3 exit", "2 hang"]),
+        "test_the_job_goes_on": partial(_end, tmp_path_factory.mktemp("hang"), ["3 raise", "0 exit", "2 hang"]),
     }
     with beside(request, calls) as begun:
         yield begun
@@ -154,14 +155,20 @@ def test_too_few_ranks_are_left(tmp_path: Path) -> None:
     assert (ended.verdict.ranks, ended.verdict.category) == ((2,), "signal"), ended.verdict
 
 
-def test_the_record_of_a_hang(waits: dict[str, Future[Any]]) -> None:
-    """It names the rank that hung, not those that waited for it in a collective, and its line.
+def test_the_job_goes_on(waits: dict[str, Future[Any]]) -> None:
+    """After an exception, an exit and a hang the others continue in their processes, and the job succeeds.
 
-    Seconds before, a rank has left by an exit: its agent must not stop the others.
+    A record names the rank that hung, not those that waited for it in a collective, and its line. Seconds before, a
+    rank has left by an exit: its agent must not stop the others.
     """
-    ended: Ended = waits["test_the_record_of_a_hang"].result()
+    ended: Ended = waits["test_the_job_goes_on"].result()
     assert (ended.codes, ended.conclusion) == ([0, 0], None), ended.logs
-    left, hung = ended.job.restarts
-    assert (left.number, left.rank, left.world_size_after) == (0, 3, 3)
-    assert (hung.number, hung.rank, hung.category, hung.world_size_after) == (1, 2, "hang", 3)
+    assert ended.results[0] == "rank 0 of 3, began as 1, iteration 3"
+    raised, left, hung = ended.job.restarts
+    assert (raised.kind, raised.number, raised.rank) == (RestartKind.IN_PROCESS, 0, 3)
+    assert raised.headline == "rank 3: exception, ValueError: the fault of iteration 0"
+    assert (raised.world_size_before, raised.world_size_after) == (4, 4)
+    assert 0 < (raised.lost_seconds or 0) < SLOW_S
+    assert (left.number, left.rank, left.world_size_before, left.world_size_after) == (1, 0, 4, 3)
+    assert (hung.number, hung.rank, hung.category, hung.world_size_after) == (2, 2, "hang", 3)
     assert re.fullmatch(r"rank 2: soft timeout, no progress for \d+\.\d s, at training\.py:\d+ in fail", hung.headline)

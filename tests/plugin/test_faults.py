@@ -70,29 +70,23 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
 # --- the first exit -------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_after_success(tmp_path: Path) -> None:
-    """A pod that is terminated while it waits for rank 0's outputs writes no error, because the job has succeeded."""
-    with running(FAULTS, "slow_output", tmp_path, {"seconds": 3.0}) as run:
-        agent = run.mark("1")["agent"]
-        run.mark("pickling")
-        os.kill(agent, signal.SIGTERM)
-        await_exit(agent)
-        ended = run.end()
-    assert run.left_over() == []
-    assert ended.verdict is None
-    assert not list(ended.prefix.glob("error*"))
-    assert not list((ended.prefix / "firstfault" / "errors").glob("*"))
+def test_a_success(tmp_path: Path) -> None:
+    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist.
 
-
-def test_a_success_after_a_handled_exception(tmp_path: Path) -> None:
-    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist."""
+    A pod that is terminated while it waits for them writes no error, because the job has succeeded.
+    """
     with running(FAULTS, "handled", tmp_path, {"seconds": 3.0}) as run:
-        await_exit(run.mark("1")["agent"])
+        waiting, terminated = (run.mark(rank)["agent"] for rank in ("1", "2"))
+        run.mark("pickling")
+        os.kill(terminated, signal.SIGTERM)
+        await_exit(terminated)
+        await_exit(waiting)
         assert list(tmp_path.glob("store/*/0/outputs.pb")), "the pod of rank 1 has exited before"
         ended = run.end()
     assert run.left_over() == []
     assert ended.status == 0, ended.verdict
     assert ended.verdict is None
+    assert not list(ended.prefix.glob("error*"))
     documents = list((ended.prefix / "firstfault" / "errors").glob("*.pb"))
     assert len(documents) == 1, "it was recorded before the sockets closed"
     assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()

@@ -6,7 +6,7 @@ from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekitplugins.kfpytorch import Elastic
 
-CONFIG = Elastic(nnodes=1, nproc_per_node=2, start_method="spawn", monitor_interval=0.1)
+CONFIG = Elastic(nnodes=1, nproc_per_node=2, start_method="fork", monitor_interval=0.1)
 
 
 @task(task_config=CONFIG)

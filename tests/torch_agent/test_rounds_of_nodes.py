@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.model import RestartKind
 from firstfault_torch import Options
 from tests.nodes import DEADLINE_S, Job
 from tests.torch_agent import trainings
@@ -75,22 +74,6 @@ def test_the_same_fault_in_two_attempts(tmp_path: Path) -> None:
     assert [decision.retry for decision in decisions] == [True, False]
     said = ["the previous attempt failed with the same fault" in decision.reason for decision in decisions]
     assert said == [False, True]
-
-
-def test_ranks_restart_in_their_processes(tmp_path: Path) -> None:
-    """After an exception, and then a SIGKILL of rank 0, the others continue in their processes; the job succeeds."""
-    options, faults = Options(in_process_restart=trainings.RESTART), ["3 raise", "0 kill"]
-    with Job(tmp_path, trainings.restarts_in_process, (faults,), options, {"nproc_per_node": 2}).start(2) as job:
-        ended = job.end()
-    assert (ended.codes, ended.conclusion) == ([0, 0], None), ended.logs
-    assert ended.results[0] == "rank 0 of 3, began as 1, iteration 2"
-    first, second = ended.reader.restarts()
-    assert (first.kind, first.number, first.rank) == (RestartKind.IN_PROCESS, 0, 3)
-    assert first.headline == "rank 3: exception, ValueError: the fault of iteration 0"
-    assert (first.world_size_before, first.world_size_after) == (4, 4)
-    assert (second.number, second.rank, second.headline) == (1, 0, "rank 0: terminated, its process ended")
-    assert (second.world_size_before, second.world_size_after) == (4, 3)
-    assert 0 < (first.lost_seconds or 0) < 60
 
 
 def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
@@ -163,23 +146,23 @@ def test_a_node_that_comes_later(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def memory_group() -> Iterator[Path]:
-    """Make a control group with a limit of 2 GiB."""
+def memory_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make a control group with a limit of 2 GiB, for all nodes."""
     group = MEMORY_GROUPS / f"firstfault-{uuid.uuid4().hex}"
     try:
         group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
     except OSError as error:
         pytest.skip(f"no control group of our own can be made here: {error}")
-    yield group
+    monkeypatch.setenv("MEMORY_GROUP", str(group))
+    yield
     group.rmdir()
 
 
-def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, memory_group: Path) -> None:
+@pytest.mark.usefixtures("memory_group")
+def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
     """The agent's document has the category host_oom and the memory figures that show it."""
     with Job(tmp_path, trainings.out_of_memory, config={**ONE_NODE, "nproc_per_node": 2}).start() as job:
-        (memory_group / "cgroup.procs").write_text(str(job.processes[0].pid))
-        (tmp_path / "go").touch()
         ended = job.end()
     root = ended.of_rank(1)
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "host_oom")

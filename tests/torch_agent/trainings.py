@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from firstfault.retry import explicit, on_category, same_fault_again
 from firstfault_torch import RecoverableError, watchdog
-from firstfault_torch.inprocess import InProcessRestart, current_call, initialize
 from tests.nodes import await_file, mark
 
 if TYPE_CHECKING:
@@ -292,32 +291,3 @@ def loading(folder: str) -> float:
         return 0.0
     await_file(folder, "dead.json")
     return float(sum(int(batch) for batch in torch.utils.data.DataLoader(Shards(), num_workers=1)))
-
-
-# --- one round, in which ranks restart in their processes -------------------------------------------------------------
-
-RESTART = InProcessRestart(
-    initialize=initialize.RetryController(max_iterations=4, min_world_size=3),
-    soft_timeout=10.0,
-    hard_timeout=20.0,
-    monitor_process_interval=0.2,
-)
-
-
-def restarts_in_process(folder: str, faults: list[str]) -> str:
-    """In each iteration a rank fails as `faults` says, "3 raise" or "0 kill"; it is the one that it began as."""
-    del folder
-    call = current_call()
-    assert call is not None
-    began_as = call.state.initial_rank
-    rank, world = _meet(), dist.get_world_size()
-    who, _, kind = (faults[call.iteration] if call.iteration < len(faults) else "").partition(" ")
-    for step in range(2 * FAULT_STEP):
-        call.ping()
-        assert _summed() == world
-        if step == FAULT_STEP and who == str(began_as):
-            if kind == "raise":
-                raise ValueError(f"the fault of iteration {call.iteration}")
-            os.kill(os.getpid(), signal.SIGKILL)
-    dist.destroy_process_group()
-    return f"rank {rank} of {world}, began as {began_as}, iteration {call.iteration}"

@@ -1,4 +1,4 @@
-"""Trains on gloo, and fails at the last rank, or "first-" at rank 0, as it is told: ``faulty.py FAULT [import]``.
+"""Trains on gloo, and fails at the last rank, as it is told: ``faulty.py FAULT [import]``.
 
 torchrun, srun or mpirun starts it; with "import" it records itself.
 """
@@ -24,7 +24,7 @@ LAUNCHERS = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_CO
 
 
 def fails(fault: str) -> None:
-    """Leave the others, raise, hang, kill this process, or kill its agent, after which it ignores SIGTERM."""
+    """Leave the others, raise, hang, or kill this process."""
     if fault == "leave":
         Path(os.environ["MARKS"], "leaves").write_text(str(os.getpid()))
         dist.destroy_process_group()
@@ -33,9 +33,6 @@ def fails(fault: str) -> None:
         raise ValueError("batch 7 has no labels")
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault.endswith("agent-killed"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.kill(os.getppid(), signal.SIGKILL)
     if fault != "none":
         time.sleep(LONG_S)
 
@@ -60,9 +57,8 @@ def main() -> None:
         if rank in os.environ and "RANK" not in os.environ:
             os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ[rank], os.environ[size]
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=5 if FAULT == "hang" else LONG_S))
-    faulty = 0 if FAULT.startswith("first-") else dist.get_world_size() - 1
     for step in range(STEPS):
-        if dist.get_rank() == faulty and step == FAULT_AT:
+        if dist.get_rank() == dist.get_world_size() - 1 and step == FAULT_AT:
             fails(FAULT)
         total = reduced()
     dist.barrier()

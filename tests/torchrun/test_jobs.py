@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -71,11 +72,17 @@ def _report(prefix: str) -> tuple[str, Conclusion]:
     return re.sub(r"\S*/node-\d/\S*", "FOLDER", page(reader.report(conclusion))), conclusion
 
 
-@pytest.mark.parametrize("way", [Way("variable", "static"), Way("forked", "file")], ids=str)
-def test_success(way: Way, tmp_path: Path) -> None:
+def test_success(tmp_path: Path) -> None:
     """A job that succeeds prints what it prints under torchrun."""
-    job = run_job(tmp_path, [FAULTY, "none"], way, options=ONE_EACH)
+    job = run_job(tmp_path, [FAULTY, "none"], Way("variable", "static"), options=ONE_EACH)
     assert [(node.code, node.out, node.err) for node in job.nodes] == [(0, f"rank {rank}: 2\n", "") for rank in (0, 1)]
+    assert job.left == []
+
+
+def test_success_over_files(tmp_path: Path) -> None:
+    """Nodes whose store is a file succeed, too."""
+    job = run_job(tmp_path, ["--no-python", "echo", "trained"], Way("forked", "file"))
+    assert [(node.code, node.out, node.err) for node in job.nodes] == [(0, "trained\ntrained\n", "")] * 2
     assert job.left == []
 
 
@@ -103,14 +110,31 @@ def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
     assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
 
 
-@pytest.mark.parametrize(("fault", "lost"), [("agent-killed", 1), ("first-agent-killed", 0)])
-def test_an_agent_is_killed(fault: str, lost: int, tmp_path: Path) -> None:
+KILLS = """
+import os, signal, sys, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+marks = Path(os.environ["MARKS"])
+(marks / f"runs-{os.environ['RANK']}").touch()
+while len(list(marks.glob("runs-*"))) < 2:
+    time.sleep(0.01)
+time.sleep(1)  # the agents connect in the background
+if os.environ["RANK"] == sys.argv[1]:
+    os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
     """The other node says which one is lost, also if that one hosted the store, and with it all that they share.
 
     The workers ignore SIGTERM, and end nevertheless.
     """
     impatient = {node: {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"} for node in range(2)}
-    job = run_job(tmp_path, [FAULTY, fault], FORKED, options=ONE_EACH, environments=impatient)
+    words = ["--no-python", sys.executable, "-c", KILLS, str(lost)]
+    job = run_job(tmp_path, words, FORKED, options=ONE_EACH, environments=impatient)
     assert job.complaints(killed=1) == []
     (alive,) = job.alive
     assert alive is job.nodes[1 - lost]

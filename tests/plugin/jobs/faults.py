@@ -52,14 +52,7 @@ class Slow:
         return {"seconds": self.seconds}
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
-def slow_output(seconds: float) -> Slow:
-    """Return an output that is slow to write."""
-    mark(os.environ["RANK"])
-    return Slow(seconds)
-
-
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
+@task(task_config=Elastic(nnodes=3, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
 def handled(seconds: float) -> Slow:
     """One rank handles an exception whose handler destroys the process group; rank 0's output is slow to write."""
     import torch.distributed as dist  # noqa: PLC0415 - only workers need it
