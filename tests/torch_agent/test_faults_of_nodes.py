@@ -193,6 +193,7 @@ def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: boo
 def _training(job: Callable[..., Job], peers: str) -> tuple[Job, int]:
     running = job(trainings.one_fails, "hang", peers)
     running.told("fault")
+    time.sleep(1)  # the agents connect in the background
     return running, running.told("rank-1")["agent"]
 
 
