@@ -23,6 +23,8 @@ from typing import Any
 
 VARIABLE = "FIRSTFAULT"
 """Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""
+ON = ("1", "true", "yes", "on")
+"""Its values that count as 1, in any case of the letters."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """The agent's process id, set by the agent for a worker that is a program: the process that it starts. Or `RANK`, and
 `OWN_RANK`'s numbers: in a process that one of another rank has started, as Lightning does, a rank begins, too."""
@@ -170,7 +172,7 @@ def handler() -> Callable[..., Any]:
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
     # a launcher in a worker trains under torch's agent: its job is part of the worker's
-    if os.environ.get(VARIABLE) == "1" and "FIRSTFAULT_RECORDING" not in os.environ:
+    if os.environ.get(VARIABLE, "").lower() in ON and "FIRSTFAULT_RECORDING" not in os.environ:
 
         def first(parameters: Any) -> Any:
             registry.create_handler = create

@@ -98,9 +98,10 @@ def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
     assert "torch's own agent runs the workers" in caplog.text
 
 
-def test_a_broken_installation(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("value", ["1", "True"])
+def test_a_broken_installation(value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """If firstfault cannot be imported, torch's own agent runs the workers, with a warning."""
-    monkeypatch.setenv("FIRSTFAULT", "1")
+    monkeypatch.setenv("FIRSTFAULT", value)
     monkeypatch.setattr(rendezvous_handler_registry, "create_handler", lambda parameters: parameters)
     monkeypatch.setitem(sys.modules, "firstfault_torch.torchrun.agent", None)
     handler()

@@ -36,7 +36,7 @@ def _doctor(folder: Path, *command: str, **environment: str) -> tuple[int, dict[
 
 def test_a_good_environment(tmp_path: Path) -> None:
     """All is well, the folder is as before, and each part of the identity has its source."""
-    code, told = _doctor(tmp_path, FIRSTFAULT="1", SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2", POD_NAMESPACE="ml")
+    code, told = _doctor(tmp_path, FIRSTFAULT="true", SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2", POD_NAMESPACE="ml")
     assert (code, set(told), list(tmp_path.iterdir())) == (0, {"all"}, [])
     assert told["all"]["job"] == "4711 (SLURM_JOB_ID)"
     assert told["all"]["attempt"] == "2 (SLURM_RESTART_COUNT)"

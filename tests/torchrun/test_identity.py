@@ -76,9 +76,9 @@ def _folder(monkeypatch: pytest.MonkeyPatch, root: object, meet: object = None, 
 
 
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shell expands "~" in a manifest, nor in `--ff-folder=~/runs`."""
+    """No shell expands "~" in a manifest, nor in `--ff-folder=~/runs`; a block of YAML ends with a line break."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert _folder(monkeypatch, "~/runs", SLURM_JOB_ID="4711") == f"{tmp_path}/runs/4711/0"
+    assert _folder(monkeypatch, "~/runs\n", SLURM_JOB_ID="4711") == f"{tmp_path}/runs/4711/0"
 
 
 def test_runs_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from firstfault.cli import EXIT, debug_option
 from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.sync import run_sync
+from firstfault_start import ON
 from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_STORAGE_S
 from firstfault_torch.context import WORKER_VARIABLE
 from firstfault_torch.guard import bounded, caught
@@ -87,8 +88,8 @@ def _switch() -> _Check:
     value = os.environ.get("FIRSTFAULT", "")
     if "FIRSTFAULT_RECORDING" in os.environ:
         return _NO, "switch", "this is a worker of a job under firstfault: a launcher in it is torch's own"
-    if value == "1":
-        return _OK, "switch", "FIRSTFAULT=1: torchrun runs under firstfault"
+    if value.lower() in ON:
+        return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
     return _NO, "switch", f"FIRSTFAULT is {value or 'not set'}: set FIRSTFAULT=1, or start `firstfault torchrun`"
 
 

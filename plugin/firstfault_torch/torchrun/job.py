@@ -227,7 +227,7 @@ class Chosen(NamedTuple):
 
 def given_folder() -> str:
     """Return the folder that the user names for all nodes; empty: none."""
-    given = os.environ.get(FOLDER_VARIABLE, "").removeprefix("file://")
+    given = os.environ.get(FOLDER_VARIABLE, "").strip().removeprefix("file://")
     if not given or is_remote(given):
         return given
     return str(Path(os.path.expanduser(given)).absolute())  # noqa: PTH111 - Path's raises if there is no home
