@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -156,6 +157,41 @@ def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> 
     assert f"{Path(__file__).name}:" in said
     assert "in train, after rank 1: exception, ValueError: no labels;" in said
     assert "within 102 s (hard_timeout)" in said
+
+
+def test_a_machine_that_is_frozen_for_a_while() -> None:
+    """A rank that was frozen together with its monitor process, longer than it may make no progress, continues."""
+    context = multiprocessing.get_context("fork")
+    ours, its = context.Pipe()
+
+    def rank() -> None:
+        @inprocess.Wrapper(
+            **{**FAST, "soft_timeout": 2.0, "hard_timeout": 3.0},
+            progress_watchdog_interval=0.1,
+            heartbeat_interval=29.0,
+        )
+        def train(call: inprocess.CallWrapper | None = None) -> int:
+            assert call is not None
+            time.sleep(1.0)  # the monitor process has sent its heartbeat, and sleeps nearly all the time
+            its.send((os.getpid(), call._monitor.pid))
+            until(its.poll)
+            for _ in range(30):
+                time.sleep(0.01)
+            return call.iteration
+
+        its.send(train())
+
+    process = context.Process(target=rank)
+    process.start()
+    frozen = ours.recv()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in frozen:
+            os.kill(pid, number)
+        time.sleep(5.0 if number == signal.SIGSTOP else 0.5)
+    ours.send("continue")
+    process.join()
+    assert process.exitcode == 0
+    assert ours.recv() == 0
 
 
 def test_a_call_within_a_call() -> None:

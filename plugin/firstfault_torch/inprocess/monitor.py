@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
-from firstfault_torch.budgets import MONITOR_CLOSING_S, MONITOR_LINGER_S, MONITOR_PATIENCE_S, MONITOR_STORE_S
+from firstfault_torch.budgets import (
+    MONITOR_CLOSING_S,
+    MONITOR_LINGER_S,
+    MONITOR_PATIENCE_S,
+    MONITOR_STORE_S,
+    TIMERS_STALL_S,
+)
 from firstfault_torch.guard import begun, caught, guarded, logger
 from firstfault_torch.inprocess.detached import Process, log_error, start_detached
 from firstfault_torch.inprocess.exception import RankShouldRestart
@@ -184,10 +190,15 @@ class Watcher:
 
     def watch(self) -> None:
         """Watch until the worker's call is over."""
-        while not self._process.has_died(self._options.seconds("monitor_process_interval")):
+        interval, began = self._options.seconds("monitor_process_interval"), time.monotonic()
+        while not self._process.has_died(interval):
             if self._progress.phase == Phase.CLOSED:
                 return
+            late = time.monotonic() - began - interval
+            if late > TIMERS_STALL_S:
+                self._postpone(late)
             self._look()
+            began = time.monotonic()
         if self._progress.phase not in {Phase.IDLE, Phase.CLOSED, Phase.LEFT}:
             self._with_store(self._report_death, patient=True)
 
@@ -204,7 +215,7 @@ class Watcher:
             what = f"no progress for {stalled:.1f} s" if stalled > ending else f"not interrupted for {ending:.1f} s"
             self._killed = self._with_store(partial(self._report, FaultKind.HARD_TIMEOUT, what))
             self._kill()
-        if progress.phase not in {Phase.IDLE, Phase.LEFT, Phase.CLOSED}:
+        if progress.phase not in {Phase.IDLE, Phase.LEFT, Phase.CLOSED} and time.monotonic() >= self._next_beat:
             self._with_store(self._beat)
 
     def _with_store(self, call: Callable[[], None], *, patient: bool = False) -> bool:
@@ -234,6 +245,14 @@ class Watcher:
         self._asking.start()
         self._asking.join(MONITOR_PATIENCE_S if patient else MONITOR_STORE_S)
         return not failed.is_set()
+
+    def _postpone(self, seconds: float) -> None:
+        """Move all deadlines: while this process was frozen, its worker and the others may have been frozen, too."""
+        now = time.monotonic()
+        for name in ("automatic", "manual", "interrupted"):
+            stamp = getattr(self._progress, name)
+            setattr(self._progress, name, stamp and min(stamp + seconds, now))
+        self._beats = {key: (beats, since + seconds) for key, (beats, since) in list(self._beats.items())}
 
     def _kill(self) -> None:
         """Let the worker end itself on SIGTERM, then kill it."""
@@ -279,8 +298,6 @@ class Watcher:
     def _beat(self) -> None:
         """Send a heartbeat, and look for the next rank's; report a rank of which nothing was heard for long."""
         now = time.monotonic()
-        if now < self._next_beat:
-            return
         self._next_beat = now + self._options.seconds("heartbeat_interval")
         iteration, rank, world = self._iteration(), self._progress.rank, self._progress.world_size
         iteration.beat(rank, self._initial_rank)
