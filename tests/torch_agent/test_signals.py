@@ -339,7 +339,10 @@ def _hearing() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("error", [None, KeyError("the user's")], ids=["result", "error"])
 def test_it_leaves_nothing_behind(error: Exception | None) -> None:
-    """After a local call, whatever its end, handlers and wakeup descriptor are the caller's, and no thread is left."""
+    """After a local call, whatever its end, handlers and wakeup descriptor are the caller's, and no thread is left.
+
+    A process that was forked meanwhile may live on.
+    """
 
     def own(*_: object) -> None:
         """Be a caller's handler."""
@@ -356,12 +359,16 @@ def test_it_leaves_nothing_behind(error: Exception | None) -> None:
             assert watch.is_listening
             assert signal.getsignal(signal.SIGTERM) not in before
             (thread,) = _hearing()
+            lives_on = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LONG_S,))
+            lives_on.start()
             if error is not None:
                 raise error
         assert [signal.getsignal(number) for number in HANDLED] == before
-        thread.join(LONG_S)
+        thread.join(SOON_S)
         assert not thread.is_alive()
     finally:
+        lives_on.kill()
+        lives_on.join()
         left = signal.set_wakeup_fd(-1)
         os.close(reader)
         os.close(writer)

@@ -110,6 +110,7 @@ class SignalWatch:
             signal.set_wakeup_fd(self._wakeup_before)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
+            self._wakeup_writer.shutdown(socket.SHUT_RDWR)  # a forked process that lives on has it, too
             self._wakeup_writer.close()
             self._wakeup_writer = None
 
