@@ -135,6 +135,12 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
         "code 1 after an error": left(TRACEBACK + "ValueError: arrays must have the same shape\nuploading logs\n"),
     },
     # what native code printed, and the last traceback of a process that exited, tell the cause
+    (OWN, "hang"): {
+        # the monitor process of an in-process restart terminates it
+        "a call that could not be interrupted": died(
+            1, "step 30\nin-process restart: this rank is still at a.py:7 in save, after rank 2: OSError\n", "SIGTERM"
+        ),
+    },
     (OWN, "gpu_kernel"): {
         "a GPU during a stop": aborting("CUDA error: device-side assert triggered"),
         "an assertion of a kernel": died(3, LOGGED_PEER + ASSERTED + C10_ERROR),
@@ -161,7 +167,7 @@ def test_the_class_of_a_death(name: str, told: tuple[FailureClass, str]) -> None
     """What a process printed or raised last makes its end a fault of its own, a consequence, or neither."""
     (judged,) = classify_failures(make_job(CLASSES[told][name]))
     assert (judged.failure_class, judged.category) == told
-    assert judged.waited is (told[1] == "hang")
+    assert judged.waited is (told == (UNCLEAR, "hang"))
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,11 @@ _NATIVE = re.compile(
     |\bAssertion\ [`'].{0,300}\ failed|^[FE]\d{4}\s\d\d:\d\d|\bCheck\ failed:|^\*\*\*\s
     |^(?:malloc|free|realloc)\(\)|^munmap_chunk|^corrupted\s|^double\ free|^Fatal\ glibc|^\*+\s?stack\ smashing
     |^Memory\ access\ fault|^HW\ Exception|^Aborted\b|^Bus\ error
+    |\bin-process\ restart:\ this\ rank\ is\ still\ at\   # firstfault's own, before it ends a rank
     """,
     re.VERBOSE,
 )
-"""Found in lines that native code prints, without Python's logging: torch, NCCL and its kin, the C library."""
+"""Found in lines that tell of an end by a signal. Native code prints them: torch, NCCL and its kin, the C library."""
 _LAST_ERROR = "Last error:"
 """NCCL prints the cause of an error in the line after this one."""
 _ONLY_AN_END = re.compile(r"terminate called without an active exception|^Aborted\b")
