@@ -209,7 +209,7 @@ async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) ->
     if conclusion is not None:
         return _concluded(number, conclusion)
     async with open_store(folder) as store:
-        if await store.exists(f"{number}/{OUTPUTS}"):
+        if job.all_succeeded or await store.exists(f"{number}/{OUTPUTS}"):
             return AttemptSummary(number, note="succeeded")
     if job.roster or job.history:
         return AttemptSummary(number, note="has neither an error nor outputs; it may still run")

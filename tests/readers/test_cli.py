@@ -18,7 +18,7 @@ import pytest
 from firstfault.cli import EXIT, main
 from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.errors import AccessDeniedError
-from firstfault.model import Kind
+from firstfault.model import Kind, Phase
 from firstfault.runs import MARK, begin_run
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
@@ -233,6 +233,15 @@ def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     assert run("show", attempt.uri, "--html", str(tmp_path / "report.html")) == Ran(EXIT.OK, said, "")
     assert not (tmp_path / "report.html").exists()
     assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", said)
+
+
+def test_a_success_without_outputs(attempt: Attempt, run: Run) -> None:
+    """A script under torchrun writes none: it has succeeded once all of its nodes say so."""
+    attempt.join(*(make_presence(Phase.JOINED, node=f"w-{node}", group_rank=node, nodes=2) for node in range(2)))
+    for node in range(2):
+        assert run("show", attempt.uri).code == EXIT.NOTHING_FOUND
+        attempt.join(make_presence(Phase.SUCCEEDED, node=f"w-{node}", group_rank=node, nodes=2))
+    assert run("show", attempt.uri) == Ran(EXIT.OK, "no error: all nodes report success\n", "")
 
 
 @pytest.mark.parametrize(

@@ -229,9 +229,10 @@ def _nothing(read: ReadAttempt, forms: Forms) -> int:
     """Print that there is no error; return the exit code."""
     if forms.as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
-    if read.succeeded:
+    if read.succeeded or read.job.all_succeeded:
+        why = "the attempt has outputs" if read.succeeded else "all nodes report success"
         if not forms.as_json:
-            click.echo("no error: the attempt has outputs", err=forms.html == _STDOUT)
+            click.echo(f"no error: {why}", err=forms.html == _STDOUT)
         return EXIT.OK
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:

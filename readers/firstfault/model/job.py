@@ -213,6 +213,11 @@ class JobErrors:
         """Where the failures and the nodes were."""
         return [failure.place for failure in self.failures] + [entry.place for entry in self.roster]
 
+    @property
+    def all_succeeded(self) -> bool:
+        """Whether every node of the judged round reports success."""
+        return nodes_done(self.roster) and all(entry.phase is not Phase.FAILED for entry in self.roster)
+
     def unopened_like(self, *fingerprints: str) -> tuple[int, ...]:
         """Return the ranks with one of these faults and no opened document, ascending."""
         opened, wanted = {failure.rank for failure in self.failures}, set(fingerprints)
