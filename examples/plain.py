@@ -24,7 +24,7 @@ def train() -> None:
 def node(number: int, port: int, folder: str) -> None:
     """Run one node's agent and its workers."""
     endpoint = {"rdzv_backend": "c10d", "rdzv_endpoint": f"localhost:{port}", "run_id": "plain"}
-    config = LaunchConfig(2, 2, 2, start_method="fork", max_restarts=0, monitor_interval=0.1, **endpoint)
+    config = LaunchConfig(2, 2, 2, start_method="spawn", max_restarts=0, monitor_interval=0.1, **endpoint)
     try:
         launch(config, train, engine=PlainEngine(folder, node=f"worker-{number}"))
     except NodeFailedError as error:

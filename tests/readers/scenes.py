@@ -118,3 +118,8 @@ def waiting(*ranks: int, **more: Any) -> list[WorkerError]:
 def timed_out(rank: int, number: int = 31, operation: str = "ALLREDUCE") -> str:
     """What a rank's watchdog printed."""
     return WATCHDOG.format(rank=rank, number=number, operation=operation)
+
+
+def crashed(rank: int) -> WorkerError:
+    """A worker that crashed while its agent stopped it."""
+    return replace(stopped(rank), signal="SIGSEGV", exit_code=-11)

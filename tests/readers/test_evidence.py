@@ -34,6 +34,7 @@ from tests.readers.scenes import (
     WAITED,
     agent,
     count,
+    crashed,
     died,
     done,
     gone_on,
@@ -101,11 +102,6 @@ def entry(node: int, phase: Phase = Phase.FAILED, **more: Any) -> NodePresence:
     """A roster entry of one of two nodes."""
     place = {"node": f"worker-{node}", "group_rank": node, "nodes": 2, "ip": f"10.0.0.{node + 1}"}
     return replace(make_presence(phase, **place, ranks=(2 * node, 2 * node + 1)), **more)
-
-
-def crashed(rank: int) -> WorkerError:
-    """A worker that crashed while its agent stopped it."""
-    return replace(stopped(rank), signal="SIGSEGV", exit_code=-11)
 
 
 def aborted(rank: int, text: str = "", function: str = "step", **more: Any) -> WorkerError:

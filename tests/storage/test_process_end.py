@@ -127,12 +127,12 @@ for uri, settings in {cases}:
 @pytest.mark.usefixtures("_nowhere")
 def test_one_line_in_time() -> None:
     """Missing credentials and wrong ports are one line each, and leave nothing that is printed at a process's end."""
-    nobody = "http://127.0.0.1:9"
+    closed_port = "http://127.0.0.1:9"
     cases = [
         (f"s3://{_ATTEMPT}", {}, "no credentials; set AWS_ACCESS_KEY_ID"),
         (f"az://{_ATTEMPT}", {}, "no credentials; set AZURE_STORAGE_ACCOUNT_NAME"),
-        (f"s3://{_ATTEMPT}", {**_KEYS, "AWS_ENDPOINT_URL": nobody}, "check the endpoint"),
-        (f"gs://{_ATTEMPT}", {"STORAGE_EMULATOR_HOST": nobody}, "check the"),
+        (f"s3://{_ATTEMPT}", {**_KEYS, "AWS_ENDPOINT_URL": closed_port}, "check the endpoint"),
+        (f"gs://{_ATTEMPT}", {"STORAGE_EMULATOR_HOST": closed_port}, "check the"),
     ]
     code = _SHOWS.format(cases=[(uri, settings) for uri, settings, _ in cases])
     # about 10 s for each on a machine that does nothing else; without our limits the clients take up to 60 s

@@ -188,6 +188,8 @@ class Liveness:
                 self.lost_first = first
             elif first or time.monotonic() > deadline:
                 break
+            else:
+                await asyncio.sleep(CONNECTING_S)  # a thousand nodes may wait for one that is frozen
         if first:
             self._on_death(0, first)
         else:
@@ -210,6 +212,7 @@ class Liveness:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str] | None:
         """Return a connection to the first agent, and the name of its node; None if there is none in time."""
         deadline = time.monotonic() + seconds
+        pause: float = CONNECT_PAUSE_S
         greeting = {"secret": where["secret"], "group_rank": self._group_rank, "node": self._node}
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError):
@@ -228,7 +231,8 @@ class Liveness:
                     writer.close()
                     raise
                 return reader, writer, node
-            await asyncio.sleep(CONNECT_PAUSE_S)
+            await asyncio.sleep(pause)
+            pause *= 2
         return None
 
 
