@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.recorder.left_behind import pass_on_late, write_stderr
-from firstfault_torch.budgets import RELAY_BUSY_S, RELAY_CLOSING_S
+from firstfault_torch.budgets import RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
@@ -72,11 +72,15 @@ class StderrRelay:
         self._written = {rank: file for rank, file in destinations.items() if file not in {"", os.devnull}}
         self._silent = {rank for rank, file in destinations.items() if file == os.devnull}
         self._tails: dict[int, bytearray] = {}
+        self._taken: dict[int, bytes] = {}
+        """What `tail` has read, to be passed on before anything else."""
         self._open: dict[int, int] = {}
         self._paths: dict[int, Path] = {}
         self._lock = threading.Lock()
+        """Held while a FIFO is read, never while something is written: the reader of the agent's stderr may be slow."""
         self._thread: threading.Thread | None = None
-        self._stop_reader, self._stop_writer = os.pipe()
+        self._wake_reader, self._wake_writer = os.pipe()
+        """A byte wakes the thread; the end stops it."""
         _living.add(self)
         try:
             for local_rank in destinations.keys() - self._written.keys():
@@ -114,13 +118,14 @@ class StderrRelay:
         """
         if local_rank in self._written:
             return _whole_lines(_end_of(self._written[local_rank]))
-        if not self._lock.acquire(timeout=RELAY_BUSY_S):
-            return self._text(local_rank)
-        try:
-            self._drain(local_rank)
-            return self._text(local_rank)
-        finally:
-            self._lock.release()
+        with self._lock:
+            for _ in range(_AT_ONCE):
+                if not (data := self._read(local_rank, _CHUNK_BYTES)):
+                    break
+                self._taken[local_rank] = self._taken.get(local_rank, b"") + data
+            if self._taken and self in _living:
+                os.write(self._wake_writer, b"\0")
+            return _whole_lines(bytes(self._tails.get(local_rank, b"")))
 
     def write(self, local_rank: int, text: str) -> None:
         """Write a text where the worker's stderr goes; it is not kept."""
@@ -133,10 +138,11 @@ class StderrRelay:
 
     def close(self) -> None:
         """Pass on what is there, then stop; another process passes on what is written later."""
-        if self not in _living:
-            return
-        _living.discard(self)
-        os.close(self._stop_writer)
+        with self._lock:
+            if self not in _living:
+                return
+            _living.discard(self)
+            os.close(self._wake_writer)
         if self._thread is not None:
             self._thread.join(RELAY_CLOSING_S)
         else:
@@ -144,7 +150,7 @@ class StderrRelay:
 
     def forget(self) -> None:
         """Close a forked child's copies: a FIFO must not have a reader when the agent is gone."""
-        for descriptor in (*self._open.values(), self._stop_reader, self._stop_writer):
+        for descriptor in (*self._open.values(), self._wake_reader, self._wake_writer):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self._open.clear()
@@ -159,62 +165,72 @@ class StderrRelay:
 
     def _pass_on(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._stop_reader, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             for local_rank, descriptor in self._open.items():
                 selector.register(descriptor, selectors.EVENT_READ, local_rank)
             while True:
                 for key, _ in selector.select():
                     if key.data is None:
-                        return
-                    with self._lock:
-                        if not self._drain(key.data):
-                            # `_end` closes its descriptor
-                            selector.unregister(key.fileobj)
+                        if not os.read(self._wake_reader, _CHUNK_BYTES):
+                            return
+                        for local_rank in list(self._taken):
+                            self._drain(local_rank)
+                    elif not self._drain(key.data):
+                        # `_end` closes its descriptor
+                        selector.unregister(key.fileobj)
 
     def _end(self) -> None:
         self._let_go()
-        os.close(self._stop_reader)
+        os.close(self._wake_reader)
 
     def _let_go(self) -> None:
         """Close the FIFOs; another process reads those that still have a writer."""
         for path in self._paths.values():
             with contextlib.suppress(OSError):  # first: what opened one that is read no more would get SIGPIPE
                 path.unlink()
-        with self._lock:
-            written = {rank: descriptor for rank, descriptor in self._open.items() if self._drain(rank)}
-            if written:
-                with guarded("passing on the stderr of processes that outlive their worker"):
-                    pass_on_late({item: rank not in self._silent for rank, item in written.items()})
-            for descriptor in self._open.values():
-                os.close(descriptor)
-            self._open.clear()
+        written = [local_rank for local_rank in self._open if self._drain(local_rank)]
+        with self._lock:  # `tail` reads no more
+            opened, self._open = self._open, {}
+        for local_rank in opened:
+            self._drain(local_rank)
+        if written:
+            with guarded("passing on the stderr of processes that outlive their worker"):
+                pass_on_late({opened[rank]: rank not in self._silent for rank in written})
+        for descriptor in opened.values():
+            os.close(descriptor)
 
     def _drain(self, local_rank: int) -> bool:
         """Pass on what a worker has written; return False if it will write no more."""
-        descriptor = self._open.get(local_rank)
-        if descriptor is None:
-            return False
         ends_line = False
         for number in itertools.count():
             if number >= _AT_ONCE and ends_line:
                 break
-            try:
+            with self._lock:
                 # then byte by byte, to the end of a line: the next worker's lines come after it
-                data = os.read(descriptor, _CHUNK_BYTES if number < _AT_ONCE else 1)
-            except BlockingIOError:
-                break
+                size = _CHUNK_BYTES if number < _AT_ONCE else 1
+                data = self._taken.pop(local_rank, b"") or self._read(local_rank, size)
             if not data:
-                return False
+                return data is None
             ends_line = data.endswith(b"\n") or number >= _AT_ONCE + select.PIPE_BUF
-            kept = self._tails[local_rank]
-            kept += data
-            del kept[:-_KEPT_BYTES]
             if local_rank not in self._silent:
                 write_stderr(data)
         return True
 
-    def _text(self, local_rank: int) -> str:
-        return _whole_lines(bytes(self._tails.get(local_rank, b"")))
+    def _read(self, local_rank: int, size: int) -> bytes | None:
+        """Read what a worker has written, and keep its end; None if there is nothing, empty if it will write no more.
+
+        The caller holds the lock.
+        """
+        if local_rank not in self._open:
+            return b""
+        try:
+            data = os.read(self._open[local_rank], size)
+        except BlockingIOError:
+            return None
+        kept = self._tails[local_rank]
+        kept += data
+        del kept[:-_KEPT_BYTES]
+        return data
 
 
 def _end_of(file: str) -> bytes:
