@@ -12,10 +12,8 @@ import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from tests.cascades.cases import Way
-from tests.torchrun.nodes import run_job
+from tests.torchrun.nodes import LONGEST_S, run_job
 
-LONGEST_S = 60
-"""A folder that answers nothing would hold a job up for ever."""
 HERE = Path(__file__).parent
 CHOOSE = """
 from firstfault_torch.torchrun.job import chosen_folder, who
@@ -56,7 +54,7 @@ def _on(kind: str, tmp_path: Path, *command: str) -> subprocess.CompletedProcess
 
 
 def _torchrun(program: str) -> tuple[str, ...]:
-    launcher = ("-m", "firstfault", "torchrun", "--nproc-per-node", "2")
+    launcher = ("-m", "firstfault", "torchrun", "--standalone", "--nproc-per-node", "2")
     return (*launcher, "--no-python", sys.executable, "-c", program)
 
 
