@@ -46,7 +46,7 @@ ANNOUNCING_S = Limit(60.0, "a thread of a rank without an agent, for its roster 
 LAST_DECKS_S = Limit(0.1, "a worker that is to be stopped, for rank 0's decks", "the decks are a second old")
 
 # the agent and its workers
-RELAY_CLOSING_S = Limit(2.0, "the agent, for the rest of stderr", "a process of its own reads on")
+RELAY_CLOSING_S = Limit(2.0, "the agent, for the rest of stderr", "its exit waits for that, unless a signal ends it")
 ASKING_S = Limit(0.3, "the agent, for its workers' stacks, then for their state", "it stops them without")
 RAISED_S = Limit(1.0, "the agent, for an exception on its way out of a worker", "it stops the worker")
 EXIT_S = Limit(8.0, "the agent, for exit handlers of a failed worker", "it sends SIGKILL")

@@ -32,6 +32,7 @@ from firstfault_torch.capture import ERROR_FILE_VARIABLE, remove_error_files, wr
 from firstfault_torch.context import Recording, node_address
 from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
+from firstfault_torch.node.stderr_relay import await_passed_on
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, packed_for
 from firstfault_torch.verdict import (
@@ -166,6 +167,8 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             del end  # its peers hold the round's store
             raise failed from failed.error
         finally:
+            with guarded("passing on the rest of the workers' stderr"):
+                await_passed_on(signals.gave_up)
             if recording.identity.owns_process:
                 signals.leave()
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ from firstfault.model import Phase
 from firstfault.render.plain import flyte_message
 from firstfault.report.words import first_line
 from firstfault.wire.documents import decode_presence, unpack
-from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, launch, watchdog
+from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, launch, run, watchdog
 from firstfault_torch.agent.agent import ReportingAgent
+from firstfault_torch.node import stderr_relay
 from tests.nodes import Job
 from tests.torch_agent.trainings import prints_and_leaves, prints_and_raises
 from tests.waiting import until
@@ -186,6 +188,21 @@ def test_a_deadline_in_each_round(tmp_path: Path) -> None:
     assert victim.stopped_by_agent
     (before,) = (failure for failure in job.history if failure.rank == 1)
     assert (before.expired, before.place.round) == (root.expired, 0)
+
+
+def _leave_a_word() -> None:
+    os.write(2, b"its last words\n")
+
+
+def test_a_slow_reader_of_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker has written is passed on before `launch` returns, also if the agent cannot write for long."""
+    is_read, written = threading.Event(), []
+    monkeypatch.setattr(stderr_relay, "write_stderr", lambda data: is_read.wait() and written.append(data))
+    monkeypatch.setattr(stderr_relay, "RELAY_CLOSING_S", 0.0)
+    wait = run.await_passed_on
+    monkeypatch.setattr(run, "await_passed_on", lambda give_up: (is_read.set(), wait(give_up)))
+    _run(tmp_path, _leave_a_word, nproc_per_node=1)
+    assert b"".join(written) == b"its last words\n"
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.recorder.left_behind import pass_on_late, write_stderr
-from firstfault_torch.budgets import RELAY_CLOSING_S
+from firstfault_torch.budgets import GIVE_UP_POLL_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class StderrRelay:
             os.close(self._wake_writer)
         if self._thread is not None:
             self._thread.join(RELAY_CLOSING_S)
+            _closing.add(self._thread)
         else:
             self._end()
 
@@ -252,12 +253,21 @@ def _whole_lines(kept: bytes) -> str:
 
 
 _living: weakref.WeakSet[StderrRelay] = weakref.WeakSet()
+_closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def await_passed_on(give_up: threading.Event) -> None:
+    """Wait until closed relays have passed everything on, as the workers would wait without them; or for `give_up`."""
+    for thread in list(_closing):
+        while thread.is_alive() and not give_up.is_set():
+            thread.join(GIVE_UP_POLL_S)
 
 
 def _forget_all() -> None:
     for tails in list(_living):
         tails.forget()
     _living.clear()
+    _closing.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all)
