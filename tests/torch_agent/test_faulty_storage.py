@@ -70,7 +70,8 @@ def proxy(s3: S3) -> Iterator[FaultyProxy]:
 def recording(proxy: FaultyProxy) -> Iterator[Recording]:
     """Return a recording of a node whose recorder runs."""
     with node_recorder(recording_at(proxy.server.uri("faulty"), DEADLINE_S, node="worker-0")) as recording:
-        assert put_on_node("warm", b"", recording, 30)
+        # a busy machine takes half a minute to import what an upload needs, in the recorder and in this process
+        assert put_on_node("warm", b"", recording, SEALED_S)
         yield recording
 
 
