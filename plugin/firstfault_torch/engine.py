@@ -128,7 +128,7 @@ class PlainEngine:
     """No engine: documents and the verdict go to a folder, and nothing retries the job.
 
     Missing fields come from the environment: ``FIRSTFAULT_FOLDER``, ``FIRSTFAULT_ATTEMPT``, and
-    ``FIRSTFAULT_NODE``, else the host's name.
+    ``FIRSTFAULT_NODE``, else Slurm's ``SLURMD_NODENAME``, else the host's name.
     """
 
     folder: str = ""
@@ -157,11 +157,12 @@ class PlainEngine:
         if not given.isdecimal():
             raise ValueError(f"the number of the attempt must be 0 or more, not {given!r}")
         attempt = int(given)
+        named = os.environ.get("FIRSTFAULT_NODE", "") or os.environ.get("SLURMD_NODENAME", "")
         return Identity(
             output_prefix=join(folder, str(attempt)),
             engine="plain",
             attempt=attempt,
-            node=self.node or os.environ.get("FIRSTFAULT_NODE", "") or socket.gethostname(),
+            node=self.node or named or socket.gethostname(),
             namespace=self.namespace,
             task=self.task,
             handover_uri=join(folder, str(attempt)),

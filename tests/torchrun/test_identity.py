@@ -14,6 +14,7 @@ import torch.distributed as dist
 from firstfault import MultiErrorFileOutputReader
 from firstfault.attempts import read_attempt
 from firstfault_start import rank_of
+from firstfault_torch.torchrun.job import HOST as HOST_NAME
 from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
 from tests.cascades.cases import Way
 from tests.torchrun.nodes import run_job
@@ -27,19 +28,21 @@ def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row of the table gives a name if its variables are set, and comes before the rows below it."""
     monkeypatch.setattr(socket, "gethostname", lambda: "train-3")
     below = [row for row in SOURCES[SOURCES.index(source) :] if row.of == source.of]
-    names = {name for row in below for name in row.variables} - {"HOSTNAME"}
+    names = {name for row in below for name in row.variables} - {HOST_NAME}
     run_id = "7" if names & {"--rdzv-id", "PET_RDZV_ID"} else ""
-    environment = {name: {"JOB_COMPLETION_INDEX": "3"}.get(name, "7") for name in names}
-    value = {"HOSTNAME": "train-3", "JOB_COMPLETION_INDEX": "train"}.get(source.variables[-1])
+    environment = {name: {"JOB_COMPLETION_INDEX": "3"}.get(name, "7") for name in names} | {"HOSTNAME": "other-3"}
+    value = {HOST_NAME: "train-3", "JOB_COMPLETION_INDEX": "train"}.get(source.variables[-1])
     found = getattr(who(run_id, environment), source.of)
     assert found.value == (source.value or value or "_".join("7" for _ in source.variables))
-    assert found.source == ("the host's name" if source.variables == ("HOSTNAME",) else " and ".join(source.variables))
+    assert found.source == " and ".join(source.variables)
 
 
 def test_the_table_on_the_page() -> None:
     """docs/torchrun.md has the table of the code."""
     rows = [
-        f"| {source.of} | {' and '.join(f'`{name}`' for name in source.variables)} | {source.launcher} |"
+        f"| {source.of} | {' and '.join(f'`{name}`' for name in source.variables)} | {source.launcher} |".replace(
+            f"`{HOST_NAME}`", HOST_NAME
+        )
         for source in SOURCES
     ]
     assert re.findall(r"^\| (?:job|attempt|node|namespace) \|.*$", DOCS.read_text(), re.MULTILINE) == rows
@@ -151,4 +154,4 @@ def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first, read.uri, node.prefix) == (f"{folder}/4711/0", f"{folder}/4711/1", f"{folder}/4711/1")
     assert read.conclusion is not None
     told = read.reader.report(read.conclusion).identity.task
-    assert told == "job 4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT)"
+    assert told == "job 4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT), nodes named by FIRSTFAULT_NODE"

@@ -61,7 +61,7 @@ _SETTINGS = (
     ),
     _Setting("--ff-job", "FIRSTFAULT_JOB", str, "name of the job. Default: the scheduler's, else --rdzv-id"),
     _Setting("--ff-attempt", "FIRSTFAULT_ATTEMPT", _count, "number of this attempt, from 0. Default: the scheduler's"),
-    _Setting("--ff-node", "FIRSTFAULT_NODE", str, "name of this node. Default: the host's"),
+    _Setting("--ff-node", "FIRSTFAULT_NODE", str, "name of this node. Default: Slurm's, else the host's"),
     _Setting("--ff-strategy", _STRATEGY, _one_of(strategy_names), "finds the root cause. Default: " + DEFAULT_STRATEGY),
     _Setting(
         "--ff-restarts",
@@ -131,7 +131,7 @@ class Source(NamedTuple):
     """Instead of the variables' own."""
 
 
-_INDEXED_JOB = Source("job", ("HOSTNAME", "JOB_COMPLETION_INDEX"), "an indexed Job, as its pods' names tell")
+_INDEXED_JOB = Source("job", (HOST, "JOB_COMPLETION_INDEX"), "an indexed Job, as its pods' names tell")
 SOURCES = (
     Source("job", ("FIRSTFAULT_JOB",), "all"),
     Source("job", ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"), "Slurm, an array"),
@@ -147,11 +147,13 @@ SOURCES = (
     Source("attempt", ("SLURM_JOB_ID",), "Slurm, before a requeue: 0", "0"),
     Source("attempt", ("JOBSET_RESTART_ATTEMPT",), "JobSet, if the pod's template sets it"),
     Source("node", ("FIRSTFAULT_NODE",), "all"),
-    Source("node", ("HOSTNAME",), "all: the host's name"),
+    Source("node", ("SLURMD_NODENAME",), "Slurm"),
+    Source("node", (HOST,), "all"),
     Source("namespace", ("FIRSTFAULT_NAMESPACE",), "all"),
     Source("namespace", ("POD_NAMESPACE",), "Kubernetes, if the pod's template sets it"),
 )
-"""In this order: the first whose variables are set is taken."""
+"""In this order: the first whose variables are set is taken. `HOST` counts as one: what the variable HOSTNAME has may
+be another machine's."""
 
 
 class Name(NamedTuple):
@@ -179,13 +181,14 @@ class Who(NamedTuple):
         return self.attempt.value or "0"
 
     def told(self, run: str) -> str:
-        """Return job and attempt of the run for a report, and where they came from."""
-        return f"job {Name(run, self.job.source)}, attempt {Name(self.number, self.attempt.source)}"
+        """Return job and attempt of the run for a report, and where these and its nodes' names came from."""
+        nodes = f", nodes named by {self.node.source}" if self.node.source != HOST else ""
+        return f"job {Name(run, self.job.source)}, attempt {Name(self.number, self.attempt.source)}{nodes}"
 
 
 def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
     """Return the names of this node's job; `run_id` is torchrun's."""
-    known = {**environment, "HOSTNAME": socket.gethostname()}
+    known = {**environment, HOST: socket.gethostname()}
     if _RANDOM.fullmatch(run_id) is None:
         known[RENDEZVOUS_ID] = run_id
     if known.get("PET_RDZV_ID") != known.get(RENDEZVOUS_ID):
@@ -198,8 +201,7 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
             values = [host.removesuffix(f"-{index}")] if index and host.endswith(f"-{index}") else [""]
         value = _FOREIGN.sub("-", source.value or "_".join(values)).strip("-.")[-_LONGEST:]
         if all(values) and value and (source.of != "attempt" or value.isdecimal()):
-            text = HOST if source.variables == ("HOSTNAME",) else " and ".join(source.variables)
-            names.setdefault(source.of, Name(value, text))
+            names.setdefault(source.of, Name(value, " and ".join(source.variables)))
     return Who(run_id, **names)
 
 
