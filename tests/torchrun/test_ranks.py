@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
+from firstfault_torch.torchrun.rank import _engine
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
 from tests.waiting import until
@@ -137,6 +139,37 @@ def test_ends_of_a_rank(tmp_path: Path) -> None:
         assert (found[rank].signal, exception.type if exception else "") == end
         assert bool(found[rank].stack_dumps) is (end[0] in {"SIGABRT", "SIGTERM"})
         assert found[rank].stopped_by_agent is (end[0] == "SIGTERM")
+
+
+STEP = {"SLURM_JOB_ID": "2", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "n1"}
+NO_JOB = dict.fromkeys((*STEP, "FIRSTFAULT_JOB", "FIRSTFAULT_NODE"), "")
+
+
+@pytest.mark.parametrize(
+    ("folder", "variables", "told", "run"),
+    [
+        ("/a/ff", STEP, "job 2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "/a/ff/2.0"),
+        ("s3://a/ff/", STEP, "job 2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "s3://a/ff/2.0"),
+        ("/a/ff/", STEP | {"FIRSTFAULT_JOB": "b"}, "job b (FIRSTFAULT_JOB), attempt 0 (SLURM_JOB_ID)", "/a/ff/b"),
+        (
+            "s3://ff/",
+            {"FIRSTFAULT_ATTEMPT": "3"},
+            "job ff (nothing names it), attempt 3 (FIRSTFAULT_ATTEMPT)",
+            "s3://ff",
+        ),
+    ],
+)
+def test_the_name_in_the_report(
+    folder: str, variables: dict[str, str], told: str, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job has the name of its folder of documents, and each name its source; Slurm names the nodes."""
+    for name, value in (NO_JOB | {"FIRSTFAULT_FOLDER": folder} | variables).items():
+        monkeypatch.setenv(name, value)
+    engine = _engine.__wrapped__()
+    assert engine is not None
+    by_slurm = "SLURMD_NODENAME" in variables
+    assert (engine.folder, engine.node) == (run, "n1" if by_slurm else socket.gethostname())
+    assert engine.task == told + (", nodes named by SLURMD_NODENAME" if by_slurm else "")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from firstfault_torch.engine import PlainEngine
 from firstfault_torch.guard import WORKER_SIGNALS, begun, guarded, logger, undisturbed
 from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node
-from firstfault_torch.torchrun.job import given_folder, who
+from firstfault_torch.torchrun.job import Name, given_folder, who
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
 
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
@@ -92,11 +92,11 @@ def _monitor() -> WorkerMonitor | None:
 def _engine() -> PlainEngine | None:
     folder, this = given_folder(), who("")
     if folder:
-        job, step = this.job.value, os.environ.get("SLURM_STEP_ID", "")
-        if step and this.job.source.startswith("SLURM"):
-            job = f"{job}.{step}"  # each srun of an allocation is a run of its own
-        told = this.told(split_name(folder)[1])
-        run = join(folder, job) if job else folder
+        job, step = this.job, os.environ.get("SLURM_STEP_ID", "")
+        if step and job.source.startswith("SLURM"):
+            job = Name(f"{job.value}.{step}", f"{job.source} and SLURM_STEP_ID")  # each srun is a run of its own
+        run = join(folder, job.value)
+        told = this._replace(job=job).told(split_name(run)[1])
         return PlainEngine(run, int(this.number), this.node.value, namespace=this.namespace.value, task=told)
     if OWN_RANK[-1][0] == 0:
         logger.warning("firstfault records nothing: set FIRSTFAULT_FOLDER to a folder that all ranks can write to")
