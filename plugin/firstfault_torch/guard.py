@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import signal
@@ -12,9 +11,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Generic, TypeVar, cast
 
+from firstfault.logs import logger_of
 from firstfault_torch.budgets import ANSWER_S, GIVE_UP_POLL_S, HURRIED_S
 
-logger = logging.getLogger("firstfault_torch")
+logger = logger_of("firstfault_torch")
 
 T = TypeVar("T")
 WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
@@ -49,10 +49,10 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
         if isinstance(error, RuntimeError) and text == _NO_THREAD:
             if not _refused_threads.is_set():
                 _refused_threads.set()
-                logger.warning("firstfault does without what needs a thread: %s (first while %s)", text, doing)
+                logger.warning("doing without what needs a thread: %s (first while %s)", text, doing)
             return
         logger.warning(
-            "firstfault failed while %s (%s: %s); the job continues without it",
+            "failed while %s (%s: %s); the job continues without it",
             doing,
             type(error).__name__,
             text,

@@ -5,13 +5,13 @@ Pure: no storage, no clock, no environment.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
+from firstfault.logs import logger_of
 from firstfault.model import Origin, Phase, Place, RestartKind, RestartRecord, Scope, WorkerError
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, same_fault_again
@@ -21,7 +21,7 @@ from firstfault.wire.json_schemas import from_json
 if TYPE_CHECKING:
     from firstfault.model import Decision, JobErrors, Seal, Verdict
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

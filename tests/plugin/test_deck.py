@@ -206,7 +206,7 @@ def test_too_large_decks(
     keeper.end()
     assert _kept(tmp_path) == [("small", "1"), ("last", "2\n3")]
     (record,) = caplog.records
-    assert record.getMessage().startswith("if this attempt fails, its deck leaves out 'large': ")
+    assert record.getMessage().startswith("firstfault: if this attempt fails, its deck leaves out 'large': ")
 
 
 def test_a_deck_that_raises(
@@ -221,7 +221,7 @@ def test_a_deck_that_raises(
 
     decks.append(BrokenDeck("broken", auto_add_to_deck=False))
     keeper.end()
-    assert "firstfault failed while keeping the decks (ValueError: no data)" in caplog.text
+    assert "firstfault: failed while keeping the decks (ValueError: no data)" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -388,7 +388,7 @@ def test_a_report_that_cannot_be_drawn(
 
     monkeypatch.setattr("firstfault.render.html.deck_html", broken)
     pod.run()
-    assert "firstfault failed while writing the deck (ValueError: no template)" in caplog.text
+    assert "firstfault: failed while writing the deck (ValueError: no template)" in caplog.text
     assert (pod.prefix.folder / "error.pb").exists()
     assert _tabs(pod.deck) == ["Timeline", "progress"]
 

@@ -45,7 +45,7 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert page.count("<p>loss 0.25 at step 7</p>") == 1
     assert "SIGKILL" in page
     assert html.escape(verdict["node"]) in page
-    assert "firstfault failed while" not in killed.logs
+    assert "firstfault: failed while" not in killed.logs
     assert "more: firstfault show" not in killed.logs
     decks, ends = _logged(killed.logs, "Upload data to .*/deck.html"), _logged(killed.logs, "User-scoped IgnoreOutputs")
     assert len(ends) == 2, "the verdict is in the storage: flytekit uploads nothing"

@@ -86,7 +86,7 @@ print(config.nnodes, config.monitor_interval, config.strategy, type(config).__mo
         ("import sys\nsys.modules['flytekitplugins.kfpytorch'] = None\n", ""),
         (
             "from flytekit.extend import TaskPlugins\ndel TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS\n",
-            "firstfault failed while taking the place of kfpytorch's task types",
+            "firstfault: failed while taking the place of kfpytorch's task types",
         ),
     ],
     ids=["no kfpytorch", "another flytekit"],

@@ -174,7 +174,7 @@ def test_a_death_with_a_bad_storage(
     name = spool_failure(dying.folder.spool("1-0"), 0)
     dying.kill()
     dying.wait_for_recorder()
-    assert f"firstfault recorder: {name} was not uploaded: {reason}" in capfd.readouterr().err
+    assert f"firstfault: recorder: {name} was not uploaded: {reason}" in capfd.readouterr().err
     lost = [receipt for entry in out.roster() for receipt in entry.receipts]
     assert ["cannot write" in receipt.error for receipt in lost if not receipt.durable] == ([] if hangs else [True] * 2)
 

@@ -287,7 +287,7 @@ def test_an_end_with_an_upload_in_hand(
     assert not process.alive()
     assert not process.folder.path.exists()
     reason = "was not uploaded: the storage did not answer before the job ended"
-    assert capfd.readouterr().err == (f"firstfault recorder: {ERRORS}/a.pb {reason}\n" if hangs else "")
+    assert capfd.readouterr().err == (f"firstfault: recorder: {ERRORS}/a.pb {reason}\n" if hangs else "")
 
 
 def test_an_end_of_a_frozen_recorder(start: Start, out: Out) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from firstfault.logs import logger_of
+
 DOORS = {
     "firstfault.wire": "each text of a document is cleaned when it is written, and of a stock file when it is read",
     "firstfault.torchrun_logs": "logs that torchrun wrote, when they are read",
@@ -22,6 +24,16 @@ GUARDS = {
     "firstfault.cli._main": "the exit code of an error of firstfault's own",
 }
 """Where any exception is caught and does not leave."""
+LOGGERS = {
+    "firstfault.logs": "makes the loggers whose lines begin with the name",
+    "firstfault.cli._main": "the lines of the storages' clients are switched off",
+    "firstfault.recorder.server": "as above",
+    "firstfault.store._fsspec": "as above",
+    "firstfault_torch.compat.torch_agent": "lines that torch's own agent logs, in torch's words",
+    "firstfault_torch.torchrun.agent": "leaves out a line of torch's",
+    "flytekitplugins.firstfault.local.live": "moves the lines of others above a live view",
+}
+"""Who takes a logger that is not of `logger_of`."""
 _EVERY = {"Exception", "BaseException"}
 
 
@@ -99,6 +111,19 @@ def test_documents_are_written_through_the_door() -> None:
 def test_what_swallows(code: str, swallows: bool) -> None:
     """A handler of every exception counts unless it raises at its end."""
     assert _swallows(ast.parse(code)) is swallows
+
+
+def test_each_line_has_the_name(caplog: pytest.LogCaptureFixture) -> None:
+    """A line of firstfault's loggers begins with its name once, and no module has loggers of its own."""
+    for _ in range(2):
+        logger_of("firstfault.example").warning("%d of %s", 3, "4")
+    assert caplog.messages == ["firstfault: 3 of 4"] * 2
+    takes = {
+        name
+        for name, module in _sources()
+        if any(isinstance(node, ast.Attribute) and node.attr == "getLogger" for node in ast.walk(module))
+    }
+    assert takes - LOGGERS.keys() == set()
 
 
 def test_every_exception_is_caught_in_few_places() -> None:

@@ -485,7 +485,7 @@ def test_when_our_code_breaks(
     monkeypatch.setattr(owner, broken, fail)
     _kill(agent, 1)
     assert _look(agent).failures
-    assert "firstfault failed while" in caplog.text
+    assert "firstfault: failed while" in caplog.text
     assert "ZeroDivisionError: ours" in caplog.text
 
 

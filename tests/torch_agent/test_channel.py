@@ -158,7 +158,7 @@ def test_an_answer_that_breaks(
 
     worker(0, answer)
     assert "ok" not in agent.channel.ask([0], LONG_S)[0]
-    assert "firstfault failed while answering the agent (ZeroDivisionError: ours)" in caplog.text
+    assert "firstfault: failed while answering the agent (ZeroDivisionError: ours)" in caplog.text
     assert agent.channel.ask([0], LONG_S)[0]["ok"]
 
 

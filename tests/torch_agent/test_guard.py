@@ -51,7 +51,7 @@ def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture, monkeyp
     assert bounded(_raiser(error), 30, "counting sheep") is None
     assert [found.getMessage() for found in caplog.records] == [record.getMessage()] * 2
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith(f"firstfault failed while counting sheep ({type(error).__name__}: ")
+    assert record.getMessage().startswith(f"firstfault: failed while counting sheep ({type(error).__name__}: ")
     assert record.exc_info in {None, False}
     caplog.clear()
     monkeypatch.setenv("FIRSTFAULT_DEBUG", "1")

@@ -253,7 +253,7 @@ def test_a_hostile_exception(documents: Documents, caplog: pytest.LogCaptureFixt
         fail()
     assert not dist.is_initialized()
     assert documents.recorded == []
-    assert "firstfault failed while noting an exception in flight (PermissionError" in caplog.text
+    assert "firstfault: failed while noting an exception in flight (PermissionError" in caplog.text
     assert isinstance(moment_of(error), Moment)
 
 

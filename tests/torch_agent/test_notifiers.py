@@ -117,7 +117,7 @@ def test_a_webhook_that_refuses(
     with caplog.at_level(logging.WARNING):
         notify(SCOPE_SCENES["rank"]())
     (record,) = caplog.records
-    assert record.getMessage().startswith("the notifier webhook failed (")
+    assert record.getMessage().startswith("firstfault: the notifier webhook failed (")
     assert PATH not in record.getMessage()
 
 
@@ -136,7 +136,7 @@ def test_a_server_that_hangs_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         notify(SCOPE_SCENES["rank"]())
         thread.join()
     (record,) = caplog.records
-    assert record.getMessage().startswith("the notifier webhook failed (")
+    assert record.getMessage().startswith("firstfault: the notifier webhook failed (")
     assert "not valid" not in record.getMessage()
     assert PATH not in record.getMessage()
 

@@ -162,7 +162,7 @@ def test_a_store_that_fails(
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
     assert receipt.fault_to_durable_ns is None
-    assert line.getMessage() == (f"{uri}/firstfault/errors/{receipt.name} was not uploaded: {receipt.error}")
+    assert line.getMessage() == f"firstfault: {uri}/firstfault/errors/{receipt.name} was not uploaded: {receipt.error}"
     assert ("cannot write" if store == "blocked" else "the storage did not answer within 1.0 s") in receipt.error
     (spooled,) = spool.documents()
     assert spooled.receipt == receipt

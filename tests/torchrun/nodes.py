@@ -39,6 +39,8 @@ _OF_TORCHS_BOX = (
     "torch.distributed.elastic.multiprocessing",
 )
 _MORE = "  more: firstfault show "
+_OF_A_PEER = "this node's workers "
+_FIRST_REPORT = "firstfault: another node failed. The first report, not the verdict: "
 _MOST_LINES = 12
 
 
@@ -54,9 +56,10 @@ class Node:
     def lines(self) -> list[str]:
         """The lines of firstfault, without the one that names this node's folder."""
         lines = self.err.splitlines()
-        starts = [number for number, line in enumerate(lines) if line.startswith("firstfault: ")]
         ends = [number for number, line in enumerate(lines) if line.startswith(_MORE)]
-        return lines[starts[-1] : ends[-1]] if starts and ends else []
+        before = lines[: ends[-1]] if ends else []
+        starts = [number for number, line in enumerate(before) if line.startswith("firstfault: ")]
+        return before[starts[-1] :] if starts else []
 
     @property
     def prefix(self) -> str:
@@ -93,6 +96,8 @@ class Job:
             found.append("an agent was killed that should not have been, or the other way round")
         found += [f"exit code {node.code}" for node in self.alive if node.code != 1]
         found += [f"printed {text}" for node in self.alive for text in _OF_TORCHS_BOX if text in node.err]
+        told = [line for node in self.alive for line in node.err.splitlines() if _OF_A_PEER in line]
+        found += [f"looks like the verdict: {line}" for line in told if not line.startswith(_FIRST_REPORT)]
         if any(not node.lines or len(node.lines) >= _MOST_LINES for node in self.alive):
             found.append("a node has no lines, or too many")
         if len({tuple(node.lines) for node in self.alive}) > 1:

@@ -85,7 +85,7 @@ def test_a_bad_value(
     assert f"argument {option}: {BAD_VALUES[variable]}" in capsys.readouterr().err
     monkeypatch.setattr(os, "environ", {variable: "first", "FIRSTFAULT_NODE": "host"})
     drop_invalid()
-    assert caplog.messages == [f"firstfault does without {variable}: it {BAD_VALUES[variable]}"]
+    assert caplog.messages == [f"firstfault: {variable} does not count: it {BAD_VALUES[variable]}"]
     assert os.environ == {"FIRSTFAULT_NODE": "host"}
 
 

@@ -108,6 +108,7 @@ def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
     job = run_job(tmp_path, ["--no-python", "sleep", "1200"], FORKED, environments={1: {"PATH": str(tmp_path)}})
     assert job.complaints() == []
     assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
+    assert "not the verdict: the agent of host-1 failed: FileNotFoundError" in job.nodes[0].err
 
 
 KILLS = """
@@ -138,7 +139,7 @@ def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
     assert job.complaints(killed=1) == []
     (alive,) = job.alive
     assert alive is job.nodes[1 - lost]
-    assert "firstfault failed" not in alive.err
+    assert "firstfault: failed" not in alive.err
     assert alive.headline.startswith(f"node lost, host-{lost}: ")
     verdict = MultiErrorFileOutputReader(alive.prefix).verdict()
     assert verdict is not None

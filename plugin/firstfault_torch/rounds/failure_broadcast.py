@@ -154,6 +154,10 @@ _WAIT = dt.timedelta(days=30)
 """Longer than any round: every end of a round sets the outcome, and a lost store ends the wait."""
 
 
+FIRST_REPORT = "another node failed. The first report, not the verdict: %s"
+"""Begins the line with which an agent logs another node's failure, which may be a victim's."""
+
+
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
     """What a node tells the others about its failure."""

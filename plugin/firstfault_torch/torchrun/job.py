@@ -99,7 +99,7 @@ def drop_invalid() -> None:
             try:
                 setting.check(text)
             except ArgumentTypeError as error:
-                logger.warning("firstfault does without %s: it %s", setting.variable, error)
+                logger.warning("%s does not count: it %s", setting.variable, error)
                 del os.environ[setting.variable]
 
 

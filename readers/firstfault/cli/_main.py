@@ -268,7 +268,8 @@ class _OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the record's line."""
-        return " ".join(printable(super().formatMessage(record)).split())
+        is_own = record.name.startswith("firstfault")  # the line has the name
+        return " ".join(printable(record.message if is_own else super().formatMessage(record)).split())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

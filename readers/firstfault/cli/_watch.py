@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from firstfault.cli._support import (
     resolved,
     uri_argument,
 )
+from firstfault.logs import logger_of
 from firstfault.text import counted
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors
     from firstfault.output_reader import MultiErrorFileOutputReader
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _SEALING_S = 5.0
 """How long to wait for the pods' sealed verdict after the last report, and for a last report after the verdict."""

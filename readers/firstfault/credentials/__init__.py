@@ -8,7 +8,6 @@ expressions in the variable ``FIRSTFAULT_REDACT``, one a line.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable
@@ -17,12 +16,13 @@ from typing import Any
 
 from firstfault.credentials.literals import HIDDEN, TABLE, is_key, is_mixed, is_placeholder, is_text, is_varied
 from firstfault.credentials.named import without_named_values
+from firstfault.logs import logger_of
 
 _ROUNDS = 4
 _VARIABLE = "FIRSTFAULT_REDACT"
 _ENCODING = ("utf-8", "surrogatepass")
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def redact(text: str) -> str:

@@ -8,7 +8,6 @@ contradicts its document, every document is opened.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
+from firstfault.logs import logger_of
 from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
 from firstfault.model.job import nodes_done
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from firstfault.store import ObjectInfo, ReadableStore
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0

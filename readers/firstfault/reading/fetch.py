@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, join_name, roster_key_for
+from firstfault.logs import logger_of
 from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
@@ -17,7 +17,7 @@ from firstfault.sync import each
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _WORTH_A_BUNDLE = 8
 """Fewer documents and entries are read one by one."""

@@ -399,7 +399,7 @@ async def _first_durable(running: asyncio.Task[Receipt], upload: Coroutine[None,
 def log_line(text: str) -> None:
     """Write a line to stderr, which is the pod's log."""
     with contextlib.suppress(OSError):  # stderr is closed
-        sys.stderr.write(f"firstfault recorder: {text}\n")
+        sys.stderr.write(f"firstfault: recorder: {text}\n")
         sys.stderr.flush()
 
 
