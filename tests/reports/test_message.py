@@ -37,6 +37,7 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
 from tests.cascades.replay import RECORDED, load
+from tests.readers import scenes as readers
 from tests.reports import scenes
 
 if TYPE_CHECKING:
@@ -356,6 +357,30 @@ def test_a_group_of_exceptions_says_what_is_in_it() -> None:
     assert report.first_line.startswith("ValueError rank 3 worker-1 no retry: shard 3 is empty")
     assert report.answers.what == f"ValueError: shard 3 is empty; raised as ExceptionGroup: {text}"
     assert report.answers.code == "data.py:12 in load"
+
+
+_IN_DECODER = 'File "/root/data.py", line 12 in decode\n    lib.decode(sample)\n  File "/root/data.py", line 5 in run\n'
+_IN_MAIN = 'Thread 0x1 (most recent call first):\n  File "/root/train.py", line 41 in train\n'
+_CRASHED = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x2 (most recent call first):\n  {_IN_DECODER}\n"
+_RAISED = FrameInfo("/root/data.py", 12, "decode", "lib.decode(sample)")
+_ENDED = ThreadFailure("decoder", None, ExceptionInfo("LookupError", "no codec", frames=(_RAISED,)))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        readers.died(3, "SIGSEGV", -11, stack_dumps=(StackDump(1, 3, _CRASHED + _IN_MAIN),)),
+        readers.stopped(3, _IN_MAIN, thread_failures=(_ENDED,)),
+    ],
+    ids=["crashed", "ended"],
+)
+def test_the_place_is_that_of_the_thread_that_failed(failure: WorkerError) -> None:
+    """If a thread is why its process crashed, or stands still, the report leads to its line, not the main one's."""
+    job = readers.done(readers.waited(0), failure, readers.stopped(1))
+    verdict = run_strategy(get_strategy("evidence"), job)
+    answers = report_of(job, verdict, decide(verdict)).answers
+    assert (verdict.ranks, answers.code, answers.source) == ((3,), "data.py:12 in decode", "lib.decode(sample)")
+    assert answers.steps[0].text.endswith("data.py:12 in decode")
 
 
 def test_one_document_without_rank_and_node() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from firstfault.evidence.texts import message_of
-from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.stack_position import frames_of_crash, where_it_stood
 from firstfault.exceptions.stderr import exception_of
-from firstfault.exceptions.tracebacks import own_frames, place_of
+from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
 from firstfault.layout import execution_of
 from firstfault.model import CATEGORIES, Decision, JobErrors, NodeSetup, Origin, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import explain_signal
@@ -178,16 +178,20 @@ def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
 def _code(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
     """Return the root cause's place in the program and its line; if undetermined, the place that all failures share."""
     if verdict.root is not None:
-        return _code_of(verdict.root)
+        return _code_of(verdict.root, verdict.headline)
     if verdict.scope is not Scope.UNDETERMINED:
         return "", ""  # a node is at no place in the program
     places = {_code_of(failure) for failure in job.failures}
     return places.pop() if len(places) == 1 else ("", "")
 
 
-def _code_of(failure: WorkerError) -> tuple[str, str]:
-    exception = exception_of(failure)
+def _code_of(failure: WorkerError, headline: str = "") -> tuple[str, str]:
+    """Return the place of the exception, or of the thread that crashed or is told of, else the main thread's."""
+    threads = (thread for thread in failure.thread_failures if f"thread {thread.thread!r} ended" in headline)
+    exception = exception_of(failure) or next((thread.exception for thread in threads), None)
     frames = own_frames(exception) if exception is not None else ()
+    crashed = frames_of_crash(failure)
+    frames = frames or (*crashed[:1], *(frame for frame in crashed[::-1] if not is_library(frame.file)))
     return (place_of(frames[-1]), frames[-1].code) if frames else (where_it_stood(failure).frame, "")
 
 
