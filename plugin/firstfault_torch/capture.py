@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.tracebacks import is_library, original_of
+from firstfault.exceptions.tracebacks import handler_above, is_library, original_of
 from firstfault.model import ExceptionInfo, FrameInfo, Kind, Origin, Place, Subject, WorkerError, Writer
 from firstfault.text import counted, parse_json
 from firstfault_torch.context import boot_id, versions
@@ -36,7 +36,7 @@ _MAX_FRAMES = 200
 _WITH_CONTEXT = 8
 """Frames of the program's own that are kept with the lines around theirs, the innermost of an exception."""
 _AROUND = 2
-"""Lines before and after."""
+"""Lines before and after; in a handler also those up to its clause."""
 _MAX_CAUSES = 10
 _MAX_LINKS = 10_000
 """Of a chain, to find its innermost exception."""
@@ -192,6 +192,8 @@ def _lines(file: str) -> list[str]:
 
 def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
     first = max(frame.line - 1 - _AROUND, 0)
+    clause = handler_above(lines, frame.line - 1)
+    first = first if clause is None else min(first, clause)
     around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first : frame.line + _AROUND])).split("\n")
     return replace(frame, context=tuple(around), context_line=first + 1)
 

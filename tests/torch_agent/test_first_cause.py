@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -183,7 +185,109 @@ FALLBACKS: dict[str, Callable[[Exception], None]] = {
 """The error was raised in the handler of a lookup that the program expects to fail."""
 
 
-_ALL = WRAPPED | AFTERMATH | FALLBACKS
+def _fused(text: str) -> None:
+    raise NotImplementedError(text)
+
+
+def _slow(error: Exception) -> bool:
+    step(error)
+    return True
+
+
+def _another_way(error: Exception) -> None:
+    try:
+        _fused("no fused kernel for 3 columns")
+    except NotImplementedError as missing:
+        logging.getLogger(__name__).debug("the slow way: %s", missing)
+        # these lines
+        # are more than
+        # a frame has above its own
+        _slow(error)
+
+
+def _for_any_error(error: Exception) -> None:
+    try:
+        step(RuntimeError("no compiler"))
+    except Exception:  # noqa: BLE001 - as programs do
+        _CACHE["done"] = _slow(error)
+
+
+def _from_scratch(error: Exception) -> None:
+    try:
+        torch.load("/no/such/checkpoint.pt")
+    except Exception:  # noqa: BLE001 - as programs do
+        logging.getLogger(__name__).debug("training from scratch")
+        _slow(error)
+
+
+def _rename(error: Exception) -> None:
+    try:
+        Path("/no/such/file").rename("/no/such/folder/file")
+    except OSError:
+        _slow(error)
+
+
+FALLBACKS["another way"] = _another_way
+OTHER_WAYS: dict[str, Callable[[Exception], None]] = {
+    "for any error": _for_any_error,
+    "from scratch": _from_scratch,
+    "rename": _rename,
+}
+"""The error was raised in place of what had failed. An error about a peer there would not tell which was first."""
+
+
+def _save_for_type(error: Exception) -> None:
+    try:
+        step(error)
+    except (TypeError, ValueError, RuntimeError):
+        _CACHE["saved"] = _save_state()
+
+
+def _save_state() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def _about_the_error(error: Exception) -> None:
+    try:
+        step(error)
+    except Exception as caught:  # noqa: BLE001 - as programs do
+        _CACHE["code"] = caught.errno  # type: ignore[attr-defined]
+
+
+def _helper(error: Exception) -> None:
+    try:
+        step(error)
+    except Exception as caught:  # noqa: BLE001 - as programs do
+        give_up(caught)
+
+
+def give_up(error: Exception) -> None:
+    """Raise a wrapper that repeats the error's text."""
+    raise LookupError(f"epoch 3: {error}")
+
+
+def _again(error: Exception) -> None:
+    try:
+        step(error)
+    except Exception:  # noqa: BLE001 - as programs do
+        _CACHE["again"] = step(RuntimeError("backward through the graph a second time"))  # type: ignore[func-returns-value]
+
+
+def _with_peers(error: Exception) -> None:
+    try:
+        step(error)
+    except (TypeError, ValueError, RuntimeError):
+        _CACHE["flag"] = _slow(RuntimeError(PEER))
+
+
+AFTERMATH |= {
+    "save for a type": _save_for_type,
+    "about the error": _about_the_error,
+    "again": _again,
+    "with peers": _with_peers,
+}
+
+_ALL = WRAPPED | AFTERMATH | FALLBACKS | {"helper": _helper}
 
 
 def _failure(way: Callable[[Exception], None], error: Exception, rank: int = 3) -> WorkerError:
@@ -211,10 +315,10 @@ def test_the_first_cause_is_judged(way: str) -> None:
     assert found[3] == found[1]
 
 
-@pytest.mark.parametrize("way", _ALL)
+@pytest.mark.parametrize("way", _ALL | OTHER_WAYS)
 def test_the_report_tells_the_first_cause(way: str) -> None:
     """First line, headline, code and the next step name the first cause and its line; the wrapper comes second."""
-    job = make_job(_failure(_ALL[way], TypeError("3 columns")))
+    job = make_job(_failure((_ALL | OTHER_WAYS)[way], TypeError("3 columns")))
     verdict = run_strategy(get_strategy("evidence"), job)
     report = report_of(job, verdict, decide(verdict))
     assert first_line(verdict, report.decision).startswith("TypeError rank 3 worker-1 no retry: 3 columns")

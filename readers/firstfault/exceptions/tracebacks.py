@@ -286,8 +286,28 @@ _LOOKUPS = {
 """Exceptions that programs expect: they try one way, and take another one in the handler."""
 _WORDLESS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
 """Those whose texts tell little: what a program raises in their place tells more."""
+_OTHER_WAYS = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
+"""Those that ask for another way, whatever else the handler does."""
+_GENERAL = {"BaseException", "Exception", "OSError", "RuntimeError", "TypeError", "ValueError"}
+"""Those of which a clause does not tell what the program expected."""
 _CLEAN_UPS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
-_CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+\w+\s*)?:")
+_TIDIES = re.compile(
+    r"(?:\b|_)(?:abort|alert|atexit|cancel|clean|clear|clos|destroy|dump|error|exception|exit|fail|finali|finish|flush|"
+    r"handle|kill|log|notif|print|record|releas|report|rollback|save|send|shut_?down|stop|tear|terminat|unlock)",
+    re.IGNORECASE,
+)
+"""Begins a word in the names of what programs do after a failure, and not in its stead."""
+_OF_PEERS = re.compile(
+    r"\b(?:peers?|gloo|nccl|process group|monitoredBarrier|timed out waiting|wait timeout|store)\b", re.IGNORECASE
+)
+"""Found in the texts of errors between ranks, where a clean-up fails that all ranks take part in."""
+_BLOCK = re.compile(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
+_CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:")
+_LONGEST_HANDLER = 20
+"""Lines of a handler that are looked at."""
+_GIVES = re.compile(r"(?:return|yield|await|import|from)\b|[\w.\[\], ]+(?::[^=]+)?=(?!=)")
+"""Begins a line that gives something in place of what failed."""
+_LEAVES = re.compile(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +405,18 @@ def frames_to(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
 
 
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
-    """Whether `context` is a lookup that failed as expected, in whose handler `outer` was raised."""
+    """Whether `context` was dealt with, and `outer` is the failure of what was done in its stead."""
+    caught_at = [frame for frame in outer.frames if context.frames and _place(frame) == _place(context.frames[0])]
+    return _was_expected(outer, context, caught_at) or (
+        context.relation == "context"
+        and bool(caught_at)
+        and not is_wrapper(outer, context)
+        and _has_another_way(outer, context, caught_at[-1])
+    )
+
+
+def _was_expected(outer: ExceptionInfo, context: ExceptionInfo, caught_at: list[FrameInfo]) -> bool:
+    """Whether `context` is a lookup that failed in the program's own line, in a clause for lookups alone."""
     is_reported = context.relation != "suppressed" and is_wrapper(outer, context)
     if short_name(context) not in (_WORDLESS if is_reported else _LOOKUPS) or not context.frames:
         return False
@@ -394,14 +425,57 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         return False
     if is_library(context.frames[0].file):
         return len(context.frames) == 1  # no lines are recorded around it
-    caught_at = [frame for frame in outer.frames if _place(frame) == _place(context.frames[0])]
-    if not caught_at:
+    clause = _CLAUSE.match(_handler(caught_at[-1])[0]) if caught_at else None
+    return clause is not None and _names_of(clause) <= _LOOKUPS
+
+
+def _has_another_way(outer: ExceptionInfo, context: ExceptionInfo, caught_at: FrameInfo) -> bool:
+    """Whether the handler, as far as it is known, tried another way, and did not only tidy up after `context`."""
+    below = outer.frames[len(outer.frames) - outer.frames[::-1].index(caught_at) :]
+    called = caught_at.code.partition("(")[0]
+    if any(map(_TIDIES.search, [called, *(frame.function for frame in below)])):
         return False
-    # whether the clause that caught it is for expected exceptions alone
-    frame = caught_at[-1]
-    above = frame.context[: max(frame.line - frame.context_line, 0)]
-    clause = next((match for line in reversed(above) if (match := _CLAUSE.match(line))), None)
-    return clause is not None and {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} <= _LOOKUPS
+    is_other_way = short_name(context) in _OTHER_WAYS
+    if not is_other_way and (_OF_PEERS.search(outer.message) or _OF_PEERS.search(context.message)):
+        return False
+    if not any(map(_is_own, context.frames)):
+        return True  # a library's handler
+    clause, after = _handler(caught_at)
+    expects = _CLAUSE.match(clause)
+    is_again = any(_is_own(frame) for frame in below[:1] if _place(frame) in map(_place, context.frames[1:2]))
+    if is_again and (expects is None or not _names_of(expects).isdisjoint(_GENERAL)):
+        return False
+    if not clause:
+        return is_other_way or _GIVES.match(caught_at.code) is not None
+    if "finally" in clause or any(map(_LEAVES.match, after)):
+        return False
+    return not (expects and expects["name"] and re.search(rf"\b{expects['name']}\b", caught_at.code))
+
+
+def _names_of(clause: re.Match[str]) -> set[str]:
+    return {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")}
+
+
+def _handler(frame: FrameInfo) -> tuple[str, tuple[str, ...]]:
+    """Return the clause in whose block a frame's line is, and the recorded lines after it; empty: not known."""
+    at = frame.line - frame.context_line
+    above = handler_above(frame.context, at)
+    return ("", ()) if above is None else (frame.context[above], frame.context[at + 1 :])
+
+
+def handler_above(lines: Sequence[str], at: int) -> int | None:
+    """Return where the clause, `except` or `finally`, stands in whose block a line is; None: there is none."""
+    margin = _margin(lines[at]) if at < len(lines) else 0
+    for number in range(min(at, len(lines)) - 1, max(at - _LONGEST_HANDLER, 0) - 1, -1):
+        if lines[number].strip() and _margin(lines[number]) < margin:
+            margin = _margin(lines[number])
+            if block := _BLOCK.match(lines[number]):
+                return number if block["handler"] else None
+    return None
+
+
+def _margin(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _before_clean_ups(links: Sequence[ExceptionInfo], at: int) -> int:
