@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.tracebacks import format_exception, own_frames, place_of, runs
+from firstfault.exceptions.tracebacks import first_cause, format_exception, own_frames, place_of, runs
 from firstfault.model import ExceptionInfo, ExpiredDeadline, FrameInfo, SentSignal, StackDump, Subject
 from firstfault.testing import make_error
 from tests.readers.scenes import IN_SLEEP
@@ -174,6 +174,23 @@ def test_what_python_does_not_print_so() -> None:
 
 
 _PACKAGES = "/usr/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("\n        Failed to run stage backward:\n        Stage output: Tensor(2, 4)", "grad of a vector"),
+        ("RetryError[<Future at 0x7f01 state=finished raised OSError>]", "grad of a vector"),
+        ("An error occurred while generating the dataset", "grad of a vector"),
+        ("We could not load the files", "We could not load the files"),
+    ],
+)
+def test_a_library_that_hides_the_cause(text: str, first: str) -> None:
+    """The cause of a library's wrapper that fits any error is the first cause; else the wrapper tells more."""
+    inside = (FrameInfo(f"{_PACKAGES}/torch/autograd/graph.py", 9, "run"),)
+    cause = ExceptionInfo("RuntimeError", "grad of a vector", frames=inside, relation="cause")
+    frames = (FrameInfo("/app/train.py", 7, "main", "step()"), FrameInfo(f"{_PACKAGES}/torch/pipe.py", 5, "step"))
+    assert first_cause(ExceptionInfo("RuntimeError", text, frames=frames, causes=(cause,))).message == first
 
 
 @pytest.mark.parametrize(

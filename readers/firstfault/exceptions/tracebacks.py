@@ -268,44 +268,34 @@ def block_of(body: str, indent: int = 0) -> ExceptionInfo | None:
 
 # --- the first cause --------------------------------------------------------------------------------------------------
 
+_HIDES_ITS_CAUSE = re.compile(
+    r"failed to run (?:stage backward|(?:full )?backward|forward|stage)|^Error (?:locating target|in call to target)"
+    r"|^An error occurred while generating the dataset|^RetryError\b|when making fake tensor call",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Found in texts of wrappers that libraries raise for an error of any kind."""
 _INTERRUPTIONS = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}
 """Exceptions that tell how a task or an iterator ended, not why."""
-_LOOKUPS = {
-    "AttributeError",
-    "Empty",
-    "FileExistsError",
-    "FileNotFoundError",
-    "Full",
-    "ImportError",
-    "IndexError",
-    "KeyError",
-    "LookupError",
-    "ModuleNotFoundError",
-    "NotImplementedError",
-}
-"""Exceptions that programs expect: they try one way, and take another one in the handler."""
 _WORDLESS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
-"""Those whose texts tell little: what a program raises in their place tells more."""
+"""Lookups whose texts tell little: what a program raises in their place tells more."""
 _OTHER_WAYS = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
-"""Those that ask for another way, whatever else the handler does."""
-_GENERAL = {"BaseException", "Exception", "OSError", "RuntimeError", "TypeError", "ValueError"}
-"""Those of which a clause does not tell what the program expected."""
+"""Exceptions that ask for another way, whatever else the handler does."""
+_LOOKUPS = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _WORDLESS | _OTHER_WAYS
+"""Exceptions that programs expect: they try one way, and take another one in the handler."""
 _CLEAN_UPS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
 _TIDIES = re.compile(
-    r"(?:\b|_)(?:abort|alert|atexit|cancel|clean|clear|clos|destroy|dump|error|exception|exit|fail|finali|finish|flush|"
-    r"handle|kill|log|notif|print|record|releas|report|rollback|save|send|shut_?down|stop|tear|terminat|unlock)",
+    r"(?:\b|_)(?:abort|alert|cancel|cle?a|clos|destroy|dump|error|exception|exit|fail|finali|finish|flush|handle|kill|log|notif"
+    r"|print|record|releas|report|rollback|save|send|shut_?down|stop|tear|terminat|unlock)",
     re.IGNORECASE,
 )
 """Begins a word in the names of what programs do after a failure, and not in its stead."""
-_OF_PEERS = re.compile(
-    r"\b(?:peers?|gloo|nccl|process group|monitoredBarrier|timed out waiting|wait timeout|store)\b", re.IGNORECASE
-)
-"""Found in the texts of errors between ranks, where a clean-up fails that all ranks take part in."""
+_OF_PEERS = re.compile(r"(?i)\b(?:peers?|gloo|nccl|process group|monitored|timed out waiting|wait timeout|store)\b")
+"""Found in the texts of errors between ranks, which a handler meets that all ranks take part in."""
 _BLOCK = re.compile(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
 _CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:")
 _LONGEST_HANDLER = 20
 """Lines of a handler that are looked at."""
-_GIVES = re.compile(r"(?:return|yield|await|import|from)\b|[\w.\[\], ]+(?::[^=]+)?=(?!=)")
+_GIVES = re.compile(r"(?:return|yield|import|from)\b|[\w.\[\], ]+(?::[^=]+)?=(?!=)")
 """Begins a line that gives something in place of what failed."""
 _LEAVES = re.compile(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
 
@@ -337,7 +327,7 @@ def causes_of(exception: ExceptionInfo) -> Causes:
     links = links[: next(handled, len(links))]
     last_first = range(len(links) - 1, -1, -1)
     counting = (at for belongs in (_is_own, _is_of_a_package) for at in last_first if _counts(links[at], belongs))
-    at = _before_clean_ups(links, next(counting, 0))
+    at = _behind(links, next(counting, 0))
     wrappers, first = links[:at], links[at]
     members = [member for member in first.members if short_name(member) not in _INTERRUPTIONS] or first.members
     if members:
@@ -365,6 +355,14 @@ def all_links(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
         yield link
         for member in link.members:
             yield from all_links(member)
+
+
+def raised_in(exception: ExceptionInfo) -> list[str]:
+    """Return the files and functions of libraries, innermost first, from the program's last line to the first cause."""
+    causes = causes_of(exception)
+    frames = frames_to([*causes.wrappers, causes.first])[::-1]
+    inner = itertools.takewhile(lambda frame: is_library(frame.file), frames)
+    return [f"{frame.file} {frame.function}" for frame in inner]
 
 
 def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
@@ -406,82 +404,52 @@ def frames_to(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
 
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     """Whether `context` was dealt with, and `outer` is the failure of what was done in its stead."""
-    caught_at = [frame for frame in outer.frames if context.frames and _place(frame) == _place(context.frames[0])]
-    return _was_expected(outer, context, caught_at) or (
-        context.relation == "context"
-        and bool(caught_at)
-        and not is_wrapper(outer, context)
-        and _has_another_way(outer, context, caught_at[-1])
-    )
-
-
-def _was_expected(outer: ExceptionInfo, context: ExceptionInfo, caught_at: list[FrameInfo]) -> bool:
-    """Whether `context` is a lookup that failed in the program's own line, in a clause for lookups alone."""
-    is_reported = context.relation != "suppressed" and is_wrapper(outer, context)
-    if short_name(context) not in (_WORDLESS if is_reported else _LOOKUPS) or not context.frames:
+    places = [_place(frame) for frame in outer.frames]
+    if not context.frames or _place(context.frames[0]) not in places:
         return False
-    own = [frame for frame in context.frames if _is_own(frame)]
-    if len(own) > 1 or any(frame.code.startswith("raise") for frame in own):
+    below = outer.frames[len(places) - places[::-1].index(_place(context.frames[0])) :]
+    at = outer.frames[-len(below) - 1]
+    above = handler_above(at.context, at.line - at.context_line)
+    clause = _CLAUSE.match(at.context[above]) if above is not None else None
+    expected = {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
+    name, own = short_name(context), [frame for frame in context.frames if _is_own(frame)]
+    # a lookup that failed in the program's own line, in a clause for lookups alone, or in a library's
+    is_lookup = name in _LOOKUPS and (expected <= _LOOKUPS if _is_own(context.frames[0]) else len(context.frames) == 1)
+    is_lookup = is_lookup and len(own) <= 1 and not any(frame.code.startswith("raise") for frame in own)
+    if is_lookup or context.relation != "context" or is_wrapper(outer, context):
+        is_told = context.relation == "suppressed" or not is_wrapper(outer, context)
+        return is_lookup and (is_told or name in _WORDLESS)
+    if any(_TIDIES.search(text) for text in (at.code.partition("(")[0], *(frame.function for frame in below))):
         return False
-    if is_library(context.frames[0].file):
-        return len(context.frames) == 1  # no lines are recorded around it
-    clause = _CLAUSE.match(_handler(caught_at[-1])[0]) if caught_at else None
-    return clause is not None and _names_of(clause) <= _LOOKUPS
-
-
-def _has_another_way(outer: ExceptionInfo, context: ExceptionInfo, caught_at: FrameInfo) -> bool:
-    """Whether the handler, as far as it is known, tried another way, and did not only tidy up after `context`."""
-    below = outer.frames[len(outer.frames) - outer.frames[::-1].index(caught_at) :]
-    called = caught_at.code.partition("(")[0]
-    if any(map(_TIDIES.search, [called, *(frame.function for frame in below)])):
+    if name not in _OTHER_WAYS and any(_OF_PEERS.search(link.message) for link in (outer, context)):
         return False
-    is_other_way = short_name(context) in _OTHER_WAYS
-    if not is_other_way and (_OF_PEERS.search(outer.message) or _OF_PEERS.search(context.message)):
+    is_again = below and _is_own(below[0]) and _place(below[0]) in map(_place, context.frames[1:2])
+    if not own or (is_again and not expected <= _LOOKUPS):
+        return not own  # else a library's handler
+    if above is None:
+        return name in _OTHER_WAYS or _GIVES.match(at.code) is not None
+    if "finally" in at.context[above] or any(map(_LEAVES.match, at.context[at.line - at.context_line + 1 :])):
         return False
-    if not any(map(_is_own, context.frames)):
-        return True  # a library's handler
-    clause, after = _handler(caught_at)
-    expects = _CLAUSE.match(clause)
-    is_again = any(_is_own(frame) for frame in below[:1] if _place(frame) in map(_place, context.frames[1:2]))
-    if is_again and (expects is None or not _names_of(expects).isdisjoint(_GENERAL)):
-        return False
-    if not clause:
-        return is_other_way or _GIVES.match(caught_at.code) is not None
-    if "finally" in clause or any(map(_LEAVES.match, after)):
-        return False
-    return not (expects and expects["name"] and re.search(rf"\b{expects['name']}\b", caught_at.code))
-
-
-def _names_of(clause: re.Match[str]) -> set[str]:
-    return {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")}
-
-
-def _handler(frame: FrameInfo) -> tuple[str, tuple[str, ...]]:
-    """Return the clause in whose block a frame's line is, and the recorded lines after it; empty: not known."""
-    at = frame.line - frame.context_line
-    above = handler_above(frame.context, at)
-    return ("", ()) if above is None else (frame.context[above], frame.context[at + 1 :])
+    return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", at.code))
 
 
 def handler_above(lines: Sequence[str], at: int) -> int | None:
     """Return where the clause, `except` or `finally`, stands in whose block a line is; None: there is none."""
-    margin = _margin(lines[at]) if at < len(lines) else 0
-    for number in range(min(at, len(lines)) - 1, max(at - _LONGEST_HANDLER, 0) - 1, -1):
-        if lines[number].strip() and _margin(lines[number]) < margin:
-            margin = _margin(lines[number])
-            if block := _BLOCK.match(lines[number]):
-                return number if block["handler"] else None
+    near = lines[max(at - _LONGEST_HANDLER, 0) : at + 1]
+    margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
+    for number in range(at - 1, at - len(margins), -1):
+        margin = margins[number - at - 1]
+        if margin < min(margins[number - at :]) and (block := _BLOCK.match(lines[number])):
+            return number if block["handler"] else None
     return None
 
 
-def _margin(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _before_clean_ups(links: Sequence[ExceptionInfo], at: int) -> int:
-    """Return the link during which a library's clean-up failed: what it hides is why."""
-    while at + 1 < len(links) and not is_wrapper(links[at], links[at + 1]) and not _tells_nothing(links[at + 1]):
-        if not any(frame.function in _CLEAN_UPS for frame in links[at].frames):
+def _behind(links: Sequence[ExceptionInfo], at: int) -> int:
+    """Return the link during which a library's clean-up failed, or that a library wrapped: what they hide is why."""
+    while at + 1 < len(links) and not _tells_nothing(links[at + 1]):
+        is_wrapped = is_wrapper(links[at], links[at + 1])
+        is_tidied = not is_wrapped and any(frame.function in _CLEAN_UPS for frame in links[at].frames)
+        if not is_tidied and not (is_wrapped and _HIDES_ITS_CAUSE.search(links[at].message)):
             break
         at += 1
     return at
