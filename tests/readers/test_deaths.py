@@ -185,6 +185,138 @@ def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> 
     assert (verdict.ranks, verdict.confidence) == ((2,), confidence)
 
 
+REFUSED = """
+In 'run': Could not find 'net/huge'
+
+Available options in 'net':
+\ttiny
+Config search path:
+\tprovider=hydra, path=pkg://hydra.conf
+\tprovider=main, path=file:///job
+\tprovider=schema, path=structured://
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+====
+Could not override 'net.width'.
+Key 'net' is not in struct
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+====
+error: Parser key "rate":
+  Expected a float. Got value: fast
+====
+train.py: error: argument --net: invalid choice: 'c'
+====
+Usage: train.py [OPTIONS]
+Try 'train.py --help' for help.
+╭─ Error ──────────────────╮
+│ Missing option '--rate'. │
+╰──────────────────────────╯
+====
+ERROR: Could not consume arg: --rat
+Usage: train.py RATE <flags>
+  optional flags:        --steps
+
+For detailed information on this command, run:
+  train.py --help
+====
+FATAL Flags parsing error: Unknown command line flag 'rat'
+Pass --helpshort or --helpfull to see help on flags.
+====
+╭─ Value error ──────────────────────────────────────────────╮
+│ Error parsing --rate: could not convert string to float: x │
+│ ────────────────────────────────────────────────────────── │
+│ Argument helptext:                                         │
+│     --rate FLOAT                                           │
+│     (required)                                             │
+│ ────────────────────────────────────────────────────────── │
+│ For full helptext, see train.py --help                     │
+╰────────────────────────────────────────────────────────────╯
+"""
+"""How programs end that refuse their command line: under Hydra, jsonargparse, argparse, typer, fire, absl and tyro."""
+WRONG = (
+    "In 'run': Could not find 'net/huge'",
+    "Could not override 'net.width'.",
+    'error: Parser key "rate": Expected a float. Got value: fast',
+    "train.py: error: argument --net: invalid choice: 'c'",
+    "Missing option '--rate'.",
+    "ERROR: Could not consume arg: --rat",
+    "FATAL Flags parsing error: Unknown command line flag 'rat'",
+    "Error parsing --rate: could not convert string to float: x",
+)
+
+
+@pytest.mark.parametrize(("printed", "line"), [*zip(REFUSED.split("====\n"), WRONG, strict=True)], ids=WRONG)
+def test_a_command_line_that_is_refused(printed: str, line: str) -> None:
+    """The headline has what is wrong, not the advice, the list or the box around it; the category is config."""
+    for failure in (left(printed, 2), replace(called_exit(printed), exit_code=2)):
+        verdict = evidence(make_job(failure))
+        assert verdict.headline.partition(f"rank 1 on {failure.node}: ")[2].removesuffix("; exit code 2") == line
+        assert verdict.category == "config"
+
+
+def _in(*calls: str) -> tuple[FrameInfo, ...]:
+    own = FrameInfo("/job/train.py", 7, "main", "begin()")
+    return (own, *(FrameInfo(f"/x/site-packages/{call.split()[0]}", 9, call.split()[1]) for call in calls))
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls", "category"),
+    [
+        ("EOFError", ["torch/serialization.py load", "torch/_weights_only_unpickler.py load"], "checkpoint"),
+        ("FileNotFoundError", ["accelerate/accelerator.py load_state", "torch/serialization.py load"], "checkpoint"),
+        ("ValueError", ["accelerate/accelerator.py load_state"], "checkpoint"),
+        ("OSError", ["torch/distributed/checkpoint/state_dict_loader.py load"], "checkpoint"),
+        ("FileNotFoundError", ["orbax/checkpoint/checkpointer.py restore"], "checkpoint"),
+        ("FileNotFoundError", ["torch/utils/data/_utils/fetch.py fetch", "torch/serialization.py load"], "config"),
+        ("ValueError", ["jsonargparse/core.py parse_args", "jsonargparse/core.py _check"], "config"),
+        ("ValueError", ["absl/flags/_flag.py _parse"], "config"),
+        (
+            "ValueError",
+            ["click/core.py main", "trainer/cli.py train", "torch/nn/modules/linear.py forward"],
+            "user_code",
+        ),
+        ("ValueError", ["trainer/loop.py load_state", *["torch/nn/modules/module.py _call_impl"] * 9], "user_code"),
+        ("SystemExit", ["argparse.py error", "argparse.py exit"], "config"),
+        ("SystemExit", ["trainer/loop.py leave"], "exit"),
+    ],
+)
+def test_the_library_that_raised_it(kind: str, calls: list[str], category: str) -> None:
+    """A text that tells little is of a checkpoint or a command line, if the library that raised it reads those."""
+    frames = _in(*calls)
+    bases = {"EOFError": (), "SystemExit": ()}.get(kind, ("Exception",))
+    failure = make_error(3, exception=ExceptionInfo(kind, "2", bases, frames=frames), exit_code=2)
+    assert evidence(make_job(failure)).category == category
+
+
+def test_the_last_line_of_an_end_without_an_error() -> None:
+    """What a process printed before it exited with code 0 is neither its reason nor its category."""
+    warned = "There were missing keys in the checkpoint model loaded: ['head.weight'].\n"
+    verdict = evidence(make_job(left(f"{warned}OSError: No space left on device\n", 0)))
+    assert verdict.headline == "exit code 0, rank 1 on worker-0: it ended by itself, without an error"
+    assert verdict.category == "exit"
+    assert "missing keys" not in evidence(make_job(left(warned))).headline
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "category"),
+    [
+        ("wandb.errors.errors.UsageError", "No API key configured. Use `wandb login` to log in.", "auth"),
+        ("ValueError", "The tracker requires an API key. Please provide it.", "auth"),
+        ("NeptuneMissingApiTokenException", "the client couldn't find your API token.", "auth"),
+        ("LocalTokenNotFoundError", "Token is required, but no token found.", "auth"),
+        ("DefaultCredentialsError", "Your default credentials were not found.", "auth"),
+        ("wandb.errors.CommError", "the run could not be uploaded", "external_service"),
+        ("safetensors_rust.SafetensorError", "Error while deserializing header: header too large", "checkpoint"),
+        ("ValueError", "API version 3 is missing a key", "user_code"),
+    ],
+)
+def test_what_a_service_or_a_reader_says(kind: str, text: str, category: str) -> None:
+    """A missing key is a lack of credentials, not a service that fails; a header that cannot be read a checkpoint's."""
+    failure = make_error(3, exception=ExceptionInfo(kind, text, ("Exception",)))
+    assert evidence(make_job(failure)).category == category
+
+
 @pytest.mark.parametrize(("raised_at_s", "ranks"), [(600, (3,)), (1, (0,))])
 def test_what_was_raised_at_the_end_of_a_long_wait(raised_at_s: int, ranks: tuple[int, ...]) -> None:
     """An exception cannot be why the others had waited for long, unless it was raised when they began to."""

@@ -21,7 +21,7 @@ from firstfault.exceptions.stderr import (
     native_lines,
     text_of_death,
 )
-from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, short_name
+from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, raised_in, short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.failure import CRASHES, STOPS, ended_by, signal_of_exit_code
 
@@ -61,6 +61,19 @@ _CHECKPOINT = re.compile(
 )
 _WAIT = "hang"
 """Category of the signatures of waits that timed out."""
+_OF_CHECKPOINTS = re.compile(
+    r"(?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py \w*(?:load|read)\w*$"
+    r"|-packages/\S* _?(?:load|restore|resume)_?\w*(?:state|checkpoint|weights|ckpt)\w*$"
+    r"|-packages/\S*checkpoint\S* _?(?:load|read|restore|resume)\w*$"
+)
+_OF_PARSERS = re.compile(
+    r"/argparse\.py |-packages/(?:absl|click|draccus|fire|hydra|jsonargparse|omegaconf|transformers/hf_arg|typer|tyro)"
+)
+"""Functions of libraries that read a checkpoint, a command line or a configuration."""
+_UNDER_PARSERS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic")
+"""What those call."""
+_INNERMOST = 8
+"""Frames of such a function: farther out, it may have called the training."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
 """Exceptions that a signal handler raises."""
 _ENDS = CRASHES | {"SIGKILL"}
@@ -250,12 +263,12 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     if is_answer:
         why = "was ended by a signal that its agent did not send"
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, "signal")
-    return _of_call_of_exit(failure) if name == "SystemExit" else _of_raised(failure, exception)
+    return _of_call_of_exit(failure, exception) if name == "SystemExit" else _of_raised(failure, exception)
 
 
 def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify an exception that a process raised, or printed before it ended."""
-    found = _chain(exception)
+    found = _by_call(exception, _chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _SPREAD and failure.rank in ranks_of_spread_error(exception):
         said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
@@ -291,6 +304,20 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     return _by_role(failure, found, why, signature=signature, in_flight=in_flight)
 
 
+def _by_call(exception: ExceptionInfo, found: Classification) -> Classification:
+    """Return the class of an exception whose text tells little, by the library's function that raised it."""
+    is_cut = found.signature == "bare-timeout" and short_name(causes_of(exception).first) == "EOFError"
+    # training data may have any form, a checkpoint's, too
+    is_data = any(_LOADERS in frame.file for link in all_links(exception) for frame in link.frames)
+    if is_data or not (is_cut or (found.role is Role.PRIMARY and not _is(found))):
+        return found
+    called = raised_in(exception)[:_INNERMOST]
+    if any(map(_OF_CHECKPOINTS.search, called)):
+        return replace(found, role=Role.PRIMARY, category="checkpoint")
+    parses = next((_OF_PARSERS.search(name) for name in called if not _UNDER_PARSERS.search(name)), None)
+    return replace(found, role=Role.PRIMARY, category="config") if parses else found
+
+
 def ranks_of_spread_error(exception: ExceptionInfo) -> set[int]:
     """Return the ranks of which an exception of torch's checkpoint tells that they failed; empty for any other."""
     matches = filter(None, (_CHECKPOINT.search(link.message) for link in all_links(exception)))
@@ -304,12 +331,18 @@ def _has_no_space(failure: WorkerError, exception: ExceptionInfo) -> bool:
     return any(disk.is_full for disk in named or disks)
 
 
-def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
+def _of_call_of_exit(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify a call of ``sys.exit`` by what the process had printed, if it tells why."""
     if failure.sent_signals and not failure.in_flight and not has_ended(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
-    found = _of_printed(failure, "exited") or _of_last_words(failure, _log_of_death(failure, ""), "exited", "")
+    log = _log_of_death(failure, "")
+    found = _of_printed(failure, "exited") or _of_last_words(failure, log, "exited", "")
+    called = next((name for name in raised_in(exception) if not _UNDER_PARSERS.search(name)), "")
+    refuses = log.signature == "usage" or _OF_PARSERS.search(called)
+    if found is None and failure.exit_code != 0 and refuses:
+        why = "refused its command line or configuration"
+        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
     in_flight = bool(failure.sent_signals)
     return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight)
 
@@ -362,7 +395,8 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     log, ended = _log_of_death(failure, signal), "aborted" if signal else f"exited with code {failure.exit_code}"
     if printed := _of_printed(failure, ended):
         return printed
-    if log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
+    is_reason = signal or failure.exit_code != 0
+    if is_reason and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
         return _by_role(failure, log, why, signature=log.signature)
     if signal == "SIGKILL" and failure.resources.oom_kill:

@@ -237,7 +237,8 @@ def message_of(failure: WorkerError) -> Message:
     if failure.exception is None or exception.message != failure.exception.message:
         parts = (found.wrapper, f"printed before {_end_of(failure)}")
         return replace(found, wrapper="; ".join(part for part in parts if part))
-    if found.what == "SystemExit" and failure.exit_code != 0 and (line := _last_line(failure, "")):
+    is_exit = found.what == "SystemExit" or "SystemExit" in exception.bases
+    if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
         return replace(found, text=line, wrapper=_end_of(failure))
     if found.what == "SystemExit" and found.text in {"", "0"}:
         return replace(found, text=_ENDED)
@@ -250,6 +251,8 @@ def _of_end(failure: WorkerError) -> Message:
     has_ended = failure.signal or failure.exit_code is not None
     if is_stopped or failure.expired is not None or failure.subject is Subject.AGENT or not has_ended:
         return Message(failure.what)
+    if not failure.signal and failure.exit_code == 0:
+        return Message(failure.what, _ENDED)  # what it printed last is no reason to fail
     return Message(failure.what, _last_line(failure, failure.signal or signal_of_exit_code(failure.exit_code)))
 
 

@@ -119,13 +119,27 @@ _NOISE = re.compile(
     |^(?:Aborted|Killed|Terminated|Segmentation\ fault)\b.{0,30}$|^terminate\ called\b|^Fatal\ Python\ error
     |^\S{0,200}/(?:site|dist)-packages/\S{1,200}\.py:\d+:\ |\bGLOBAL_RANK:\ \d
     |^(?:OMP:|huggingface/tokenizers:|wandb:|Setting\ OMP_NUM_THREADS|I\ tensorflow|To\ disable\ this\ warning)
+    |\bdeprecated\b|newly\ initialized|^There\ were\ (?:missing|unexpected)\ keys
     |^\#\d+\s|^frame\ \#\d|\(core\ dumped\)|^Extension\ modules:|^<\w+\ at\ 0x
     """,
     re.VERBOSE,
 )
 """Found in lines that do not tell why a process ended: of libraries, progress bars, and of an end itself."""
+_ASIDE = re.compile(
+    r"""(?xi)
+    ^\s|^[\W_]*$|^[^:]*\b(?:path|options|run):$
+    |^(?:set|export)\ .{0,20}\b(?:env|variable)|^(?:for|more)\ (?:an?\ )?(?:more|further|full|detail|help|list|info)
+    |^(?:note|hint|tip|help|usage|info|suggestion|warning):|^try\ (?:run|us|again|['"`-])|^(?:please|did\ you\ mean)\b
+    |^to\ (?:see|show|get|enable|disable|debug|suppress|silence|avoid|learn)\b|^(?:you\ (?:can|may|should)|if\ you)\b
+    |^(?:use|pass|run|add|see|check|visit|consider|available|traceback|stack)\b.{0,80}(?:--?\w|help|://|docs?\b|detail
+      |documentation|trace|hint|options|commands|issue)
+    """
+)
+"""Found in lines that continue the one above, or tell what to try, and do not tell what failed."""
+_SIDES = re.compile(r"^[╭╰┌└│┃]─* ?|\s*─*[╮╯┐┘│┃]$")
+"""Of a box around an error, as click's and tyro's."""
 _LAST_LINES = 5
-"""Of an exit without a traceback."""
+"""Of an exit without a traceback, besides those that tell what to try."""
 _LAST_WORDS = 2
 """Lines before an abort."""
 
@@ -152,18 +166,30 @@ def text_of_death(stderr: str, signal: str) -> str:
     bare = [_PREFIX.sub("", line) for line in lines]
     chains = _spans(bare, _tracebacks(bare))
     if not chains:
-        return "\n".join(line for line in lines[-_LAST_LINES:] if not _LIVES_ON.search(line))
+        return "\n".join(line for line in _last_lines(bare) if not _LIVES_ON.search(line))
     return "\n".join(lines[chains[-1][0] :])
 
 
 def last_line(stderr: str) -> str:
     """Return the last line that may tell why a process ended; empty if none of the last few lines does.
 
-    Warnings, progress bars and what libraries print at the end do not count.
+    Warnings, advice, progress bars and what libraries print at the end do not count.
     """
     lines = [line for line in map(_bare, stderr.splitlines()) if line.strip() and not _DUMP.match(line)]
-    own = (line.strip() for line in reversed(lines[-_LAST_LINES:]) if not _NOISE.search(line))
-    return next(own, "")
+    own = [line.strip() for line in reversed(_last_lines(lines)) if not _NOISE.search(line)]
+    return next((line for line in own if not _ASIDE.search(line)), own[0] if own else "")
+
+
+def _last_lines(lines: Sequence[str]) -> list[str]:
+    """Return the end of a text, from the first of the last few lines that tell something."""
+    found: list[str] = []
+    for line in (_SIDES.sub("", whole) for whole in lines[-4 * _LAST_LINES :]):
+        if line[:1].isspace() and found and found[-1].endswith(":") and not _ASIDE.search(found[-1]):
+            found[-1] += f" {line.strip()}"
+        else:
+            found.append(line)
+    telling = [at for at, line in enumerate(found) if not _ASIDE.search(line)][-_LAST_LINES:]
+    return found[min([*telling[:1], max(len(found) - _LAST_LINES, 0)]) :]
 
 
 def thrown(stderr: str) -> str:
