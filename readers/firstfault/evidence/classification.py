@@ -54,6 +54,8 @@ _UNHANDLED = "nccl-unhandled"
 """Signature of an error that NCCL reports without its cause."""
 BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank that did not come to a monitored barrier."""
+STORE_WAIT = "store-wait"
+"""Signature of a wait for a key in the job's store."""
 _SPREAD = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
 _CHECKPOINT = re.compile(
@@ -300,7 +302,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     why = f"points to another process ({found.signature}): {found.why}"
     if found.role is Role.AMBIGUOUS:
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
-    signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH} else ""
+    signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH, STORE_WAIT} else ""
     return _by_role(failure, found, why, signature=signature, in_flight=in_flight)
 
 

@@ -17,6 +17,7 @@ from firstfault.evidence.classification import (
 from firstfault.evidence.diagnosis import ENDS_OF_NODES, FirstFault
 from firstfault.evidence.hangs import hung, progress_by_group, waited_ns, without_messages
 from firstfault.evidence.texts import message_of
+from firstfault.evidence.watchdogs import without_leavers
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
 from firstfault.exceptions.stderr import last_printed
@@ -45,7 +46,7 @@ def with_faults(diagnosis: Diagnosis) -> Diagnosis:
     An exception that was still inside the task function when its process was stopped is not a fault if another rank may
     have timed out before it was raised.
     """
-    diagnosis = _without_retries(diagnosis)
+    diagnosis = without_leavers(_without_retries(diagnosis))
     waits, clocks = [judged.failure for judged in diagnosis.waits], diagnosis.clocks
     is_before_waits = clocks.before_all(waits)
     faults = tuple(
@@ -55,7 +56,7 @@ def with_faults(diagnosis: Diagnosis) -> Diagnosis:
     )
     # what such a rank waited for happened before any rank failed by itself
     if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
-        return replace(diagnosis, late=faults)
+        return replace(diagnosis, late=(*diagnosis.late, *faults))
     first = _first_fault(faults, clocks, diagnosis.accusations) if faults else None
     return replace(diagnosis, faults=faults, first=first)
 

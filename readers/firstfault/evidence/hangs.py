@@ -15,6 +15,7 @@ from firstfault.evidence.classification import (
     BARRIER_REPORT,
     DUMP_SIGNAL,
     MISMATCH,
+    STORE_WAIT,
     STUCK,
     TIMED_OUT,
     FailureClass,
@@ -49,6 +50,10 @@ _MANY = 3
 """More ranks than this are not one fault."""
 _SEVERAL = 2
 """So many ranks must have timed out for each one that did not."""
+_WITHIN = re.compile(r":\d+ in (?!main$|<module>$)")
+"""In a place in the program: its line, if its function is small."""
+_ANSWERS = {"KeyboardInterrupt", "SignalException", "SystemExit"}
+"""What a process raises because of its agent's signal."""
 _CHECKPOINT = "torch/distributed/checkpoint/"
 _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
@@ -92,8 +97,9 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     groups = sorted({*recorded, *printed})
     known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups}
     # a rank that met an error about a peer stood where it handled that
-    met = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
-    elsewhere = _elsewhere(alive, {item.failure.rank for item in (*diagnosis.waits, *met)})
+    raised = [item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR]
+    met = (item for item in raised if not (item.failure.sent_signals and item.failure.what in _ANSWERS))
+    elsewhere = _elsewhere(alive, {item.failure.rank for item in (*diagnosis.waits, *met)}, diagnosis.waits)
     apart = _apart(recorded, printed)
     reasons = [
         *elsewhere,
@@ -367,15 +373,27 @@ def _plain(operation: str) -> str:
     return operation.rpartition(":")[2]
 
 
-def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> list[tuple[int, str]]:
+def _elsewhere(
+    alive: Sequence[WorkerError], waited: Collection[int | None], waits: Sequence[ClassifiedFailure]
+) -> list[tuple[int, str]]:
     """Return the few ranks that were outside of any collective while others waited in one.
+
+    If all waits were for keys in the store, a rank in a collective may be the one that did not set them.
 
     Args:
         alive: all failures of workers.
         waited: ranks whose collective timed out; their main thread may stand at any wait for the GPU.
+        waits: the failures of those that timed out. A rank that stands where they did waits, too.
     """
-    stood = {failure.rank: (where_it_stood(failure), failure) for failure in alive if failure.rank is not None}
-    away = {rank: at for rank, at in stood.items() if at[0].stood is Stood.ELSEWHERE and rank not in waited}
+    raised = [judged.failure.exception for judged in waits if judged.failure.exception is not None]
+    lines = {place_of(frame) for exception in raised for frame in own_frames(exception)[-1:]}
+    functions = {_WITHIN.sub(" in ", line) for line in lines}
+    stood = {failure.rank: (where_it_stood(failure), failure) for failure in alive if failure.rank not in waited}
+    stood = {rank: at for rank, at in stood.items() if at[0].returned or at[0].frame not in {"", *lines}}
+    away = {rank: at for rank, at in stood.items() if rank is not None and at[0].stood is Stood.ELSEWHERE}
+    away = {rank: at for rank, at in away.items() if _WITHIN.sub(" in ", at[0].frame) not in functions} or away
+    if not away and all(judged.signature == STORE_WAIT for judged in waits):
+        away = {rank: at for rank, at in stood.items() if rank is not None}
     if len(away) > _MANY:
         return []
     return [

@@ -106,8 +106,13 @@ def where_it_stood(failure: WorkerError) -> Where:
 
 
 def stacks_of(failure: WorkerError) -> list[str]:
-    """Return a worker's own stack dumps; a document may also have those of its node's other workers."""
-    return [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
+    """Return a worker's own stack dumps; a document may also have those of its node's other workers.
+
+    A process that exited, as by a timer of faulthandler, may have printed its stacks itself.
+    """
+    own = [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
+    has_printed = bool(failure.exit_code) and failure.exception is None and _THREAD.search(failure.printed)
+    return own or ([failure.printed] if has_printed else [])
 
 
 def is_of_a_group(text: str) -> bool:

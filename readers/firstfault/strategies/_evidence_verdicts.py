@@ -18,6 +18,7 @@ from firstfault.evidence.faults import (
     stopped_raising,
 )
 from firstfault.evidence.texts import message_of
+from firstfault.evidence.watchdogs import may_have_waited_for, tells_of_a_wait
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import place_of_crash, stacks_of, where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_printed
@@ -73,6 +74,8 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
         doubts.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
     if len(found.same) > 1 and first.category == "disk_full" and exception_of(first.failure) is None:
         doubts.append(Reason("a clean-up or a checkpoint on a full disk fails so after any error", (first.failure,)))
+    if len(classified) > 1 and tells_of_a_wait(first) and (first.failure.exception is None or len(found.same) > 1):
+        doubts.append(Reason("its last words tell of a wait, which may be for a peer", (first.failure,)))
     if first.why == OF_A_FIRST_TRY:
         doubts.append(Reason("its last try failed because of a peer", (first.failure,)))
     why = [Reason(f"{who(first.failure)} {first.why}", (first.failure,))]
@@ -93,7 +96,8 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
         why.append(Reason(text, timeless))
     why += about_clocks(diagnosis)
     has_printed = any(judged.why == AFTER_A_PRINTED_ERROR for judged in classified)
-    is_one = not (found.others or earlier or near or raising or doubts or has_printed)
+    stood = may_have_waited_for(diagnosis, found.same)
+    is_one = not (found.others or earlier or near or raising or doubts or has_printed or stood)
     verdict = _verdict_on(
         diagnosis.job,
         first,
@@ -102,8 +106,9 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
         failures_of((*found.same, *raising)) if len(found.same) + len(raising) + more > 1 else (),
     )
     others = [*found.others, *earlier][:MAX_SUSPECTS]
-    suspects = (Suspect(_after(diagnosis, first, other), other.failure.rank, other.node) for other in others)
-    return replace(verdict, suspects=tuple(suspects))
+    suspects = [Suspect(_after(diagnosis, first, other), other.failure.rank, other.node) for other in others]
+    suspects += [Suspect(item.why, item.rank, item.node or None) for item in stood]
+    return replace(verdict, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
 def _verdict_on(

@@ -1,0 +1,116 @@
+"""Ranks that left by themselves because nothing moved: a watchdog of the program's own ended them, or they gave up.
+
+Such an end leaves no recorded wait, only what the process printed last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+from firstfault.evidence.hangs import hung
+from firstfault.evidence.texts import message_of
+from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stderr import last_line
+from firstfault.exceptions.tracebacks import first_cause
+
+if TYPE_CHECKING:
+    from firstfault.evidence.diagnosis import Candidate, Diagnosis
+
+_TELLS = re.compile(
+    r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?|response|answer)\b"
+    r"|heart[- _]?beat|watch[- _]?dog|\b(?:stall(?:s|ed)?|stuck|hangs?|hung|hanging|frozen|froze|unresponsive)\b"
+    r"|dead-?lock|time[sd]?[- ]?out|deadline|\bwait(?:s|ed|ing)? (?:for|on|too|longer|\d)|\bg[ai]v(?:e|en|ing) up\b"
+    r"|\b(?:longer|more) than \d|(?:not|n't) (?:\w+ )?(?:respond|answer|arriv|advanc)"
+    r"|(?:not|n't) (?:\w+ )?(?:finish|complet|progress|reach|return)[^\n]*(?:\bin time\b|\bwithin\b|\d ?s)",
+    re.IGNORECASE,
+)
+"""Found in the last words of a process that waited in vain."""
+_TELLS_ELSE = re.compile(
+    r"^(?:Assertion|Attribute|FileNotFound|Import|Index|Key|Lookup|ModuleNotFound|Name|Type|Value)Error\b"
+    r"|(?i:\b(?:argument|config\w*|expected|invalid|missing|must|option|unknown|unrecogni[sz]ed)\b)"
+)
+_SPAN = re.compile(r"\d ?(?:s|ms|m|min\w*|se[ckg]\w*)\b", re.IGNORECASE)
+"""A duration, in most languages."""
+_VAGUE = {"", "exit", "signal", "unknown", "user_code"}
+"""Categories of failures whose texts no signature fits."""
+_SEVERAL = 2
+
+
+def without_leavers(diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis in which ranks that left because nothing moved had waited, if there is another cause.
+
+    That is a fault of another rank, or a few ranks that stood elsewhere. Last words tell of the wait. Without any, or
+    in another language, most ranks must have exited alike after a collective. If several tell of a wait and no rank
+    stood elsewhere, each of them may be the cause.
+    """
+    told = list(filter(tells_of_a_wait, diagnosis.classified))
+    exits = list(filter(_is_exit, diagnosis.classified))
+    codes, known = {judged.failure.exit_code for judged in told or exits}, set(map(id, told))
+    left = told + [judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes]
+    count = len(left) + len(diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in left}))
+    size = max(_SEVERAL, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left))
+    is_most = len(codes) == 1 and count * 2 > size
+    if not told and not (is_most and all(map(_is_wordless, left))):
+        return diagnosis
+    others = _as_waits(diagnosis, left)
+    if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
+        return others
+    if _stood_elsewhere(others, has_begun=not told):
+        return replace(others, late=tuple(left))
+    return others if told and count >= _SEVERAL and _is_exit(told[0]) else diagnosis
+
+
+def may_have_waited_for(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> list[Candidate]:
+    """Return the ranks that stood elsewhere when these exited, and had called a collective before."""
+    return _stood_elsewhere(_as_waits(diagnosis, left), has_begun=True) if all(map(_is_exit, left)) else []
+
+
+def tells_of_a_wait(judged: ClassifiedFailure) -> bool:
+    """Whether a process that ended by itself tells, in words of the program's own, that it had waited in vain."""
+    words, is_victim = _words(judged), judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
+    is_open = _is_vague(judged) and not is_victim and not judged.failure.recoverable
+    return is_open and _TELLS.search(words) is not None and _TELLS_ELSE.search(words) is None
+
+
+def _is_vague(judged: ClassifiedFailure) -> bool:
+    return judged.category in _VAGUE and not (judged.specific or judged.signature or judged.failure.sent_signals)
+
+
+def _is_exit(judged: ClassifiedFailure) -> bool:
+    failure = judged.failure
+    return _is_vague(judged) and failure.exception is None and bool(failure.exit_code) and not failure.signal
+
+
+def _is_wordless(judged: ClassifiedFailure) -> bool:
+    """Whether a process gave no reason for its end, or one in another language."""
+    words = _words(judged)
+    return not words or not words.isascii() or _SPAN.search(words) is not None
+
+
+def _words(judged: ClassifiedFailure) -> str:
+    """Return the message of a failed process; if it has none of its own, the last line that it printed."""
+    found = message_of(judged.failure)
+    is_bare = found.exception is not None and not first_cause(found.exception).message
+    return last_line(judged.failure.printed) if is_bare or not found.text else f"{found.what}: {found.text}"
+
+
+def _stood_elsewhere(diagnosis: Diagnosis, *, has_begun: bool) -> list[Candidate]:
+    """Return the ranks that the others waited for; `has_begun`: only if one had called a collective."""
+    found = hung(diagnosis)
+    begun = any(progress.enqueued for item in found if item.failure for progress in item.failure.collectives)
+    return found if len(found) * 2 <= len(diagnosis.workers) and (begun or not has_begun) else []
+
+
+def _as_waits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> Diagnosis:
+    """Return the diagnosis in which these ranks had waited, except those whose own stack shows something else."""
+    changed = {
+        id(item): replace(
+            item, failure_class=FailureClass.UNCLEAR, waited=where_it_stood(item.failure).stood is not Stood.ELSEWHERE
+        )
+        for item in left
+    }
+    return replace(diagnosis, classified=tuple(changed.get(id(item), item) for item in diagnosis.classified))

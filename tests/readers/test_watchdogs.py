@@ -1,0 +1,183 @@
+"""Ranks that left by themselves because nothing moved, and the rank that they had waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.model import ExceptionInfo, FrameInfo, Kind, Scope, SentSignal, Unopened
+from firstfault.retry import decide
+from firstfault.strategies.rules import evidence
+from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, STACK, count, died, done, own, stopped, waited
+
+if TYPE_CHECKING:
+    from firstfault.model import Verdict, WorkerError
+
+KEY = "wait timeout after 60000ms, keys: /default_pg/0//my/ready"
+STUCK = stopped(0, IN_SLEEP, **count(3, completed=3))
+LATE = stopped(0, IN_SLEEP)
+"""It had called no collective yet."""
+WAITS = {"stack": IN_COLLECTIVE, **count(4, completed=3)}
+PRINTED = "Timeout (0:01:00)!\n{}"
+
+
+def left(rank: int, words: str = "", code: int = 42, signal: str = "", **more: Any) -> WorkerError:
+    """A worker that ended by itself, and what it printed last."""
+    return died(rank, signal, code, log_tail=words, **more)
+
+
+def gave_up(rank: int, text: str = KEY, name: str = "DistStoreError") -> WorkerError:
+    """A worker whose wait outside of a collective timed out in `step`."""
+    frames = (FrameInfo("/app/train.py", 30, "step", "store.get(key)"),)
+    return replace(waited(rank), exception=ExceptionInfo(name, text, bases=("RuntimeError",), frames=frames))
+
+
+def named(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
+    """Return the rule, the ranks and the confidence."""
+    return verdict.rule, verdict.ranks, verdict.confidence
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        ("[rank 1] no progress for 66 s, exiting", {}),
+        ("heartbeat: the step is late, ending this process", {}),
+        ("watchdog: stalled", {"signal": "SIGKILL", "code": -9}),
+        ("watchdog: stalled", {"signal": "SIGTERM", "code": -15}),
+        ("the training hangs, aborting", {"signal": "SIGABRT", "code": -6}),
+        ("all_reduce did not finish within 60 s", {"code": 1}),
+        (PRINTED.format(IN_COLLECTIVE), {"code": 1}),
+        ("Did not get subsequent heartbeat. Waited 45.0 seconds.", {}),
+        ("Seit 66 s kein Fortschritt, beende den Prozess", {}),
+        ("训练卡住,退出", {"code": 17}),
+        ("", {}),
+        ("", {"code": 1}),
+    ],
+)
+def test_all_but_one_left(words: str, end: dict[str, Any]) -> None:
+    """The rank that stood elsewhere is the cause, and never with certainty; those that left are suspects."""
+    verdict = evidence(done(*(left(rank, words, **end) for rank in (1, 2, 3)), STUCK))
+    assert named(verdict) == ("hang", (0,), "medium")
+    assert {suspect.rank for suspect in verdict.suspects} == {1, 2, 3}
+    assert not decide(verdict).retry
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        ("RuntimeError", "rank 2 gave up waiting for its peers"),
+        ("TimeoutError", "the step took longer than 60 s"),
+        ("app.StepTimeout", "step 7"),
+        ("KeyboardInterrupt", ""),
+    ],
+)
+def test_all_but_one_raised(raised: tuple[str, str]) -> None:
+    """An exception that tells of a wait, also one that a watchdog's thread raised in the main thread."""
+    ends = [own(rank, 0, *raised, log_tail="watchdog: stalled") for rank in (1, 2, 3)]
+    assert named(evidence(done(*ends, STUCK))) == ("hang", (0,), "medium")
+
+
+def test_the_first_exit_ended_the_round() -> None:
+    """One rank's watchdog fired first: the others were stopped while they waited, on either node."""
+    others = (stopped(2, **WAITS), stopped(3, **WAITS))
+    assert named(evidence(done(left(1, "no progress for 66 s"), *others, STUCK))) == ("hang", (0,), "medium")
+    # without words it may as well have failed by itself
+    verdict = evidence(done(left(1), *others, STUCK))
+    assert named(verdict) == ("own-fault", (1,), "medium")
+    assert [suspect.rank for suspect in verdict.suspects] == [0]
+
+
+@pytest.mark.parametrize(
+    ("ends", "stuck", "ranks", "confidence"),
+    [
+        ([left(rank, "error: unknown optimizer 'adamm'", 3) for rank in (1, 2, 3)], LATE, (1, 2, 3), "high"),
+        ([left(rank, "error: unknown optimizer 'adamm'", 3) for rank in (1, 2, 3)], STUCK, (1, 2, 3), "medium"),
+        ([left(rank, code=3) for rank in (1, 2, 3)], LATE, (1, 2, 3), "medium"),
+        ([left(rank, "error: unknown argument --timeout", 2) for rank in (1, 2, 3)], LATE, (1, 2, 3), "high"),
+        ([own(rank, 0, "KeyError", "'watchdog'") for rank in (1, 2, 3)], STUCK, (1, 2, 3), "high"),
+        ([own(1, 0, "RuntimeError", "it did not return enough rows"), stopped(2, **WAITS)], STUCK, (1,), "high"),
+        ([left(1, "bad shard, exiting"), *(stopped(rank, **WAITS) for rank in (0, 2))], None, (1,), "high"),
+        ([left(1, "watchdog: stalled"), *(stopped(rank, **WAITS) for rank in (0, 2))], None, (1,), "medium"),
+        ([left(1, "watchdog: stalled"), *(stopped(rank, IN_SLEEP) for rank in (2, 3))], LATE, (1,), "medium"),
+    ],
+    ids=[
+        "late",
+        "exits during the training",
+        "no words",
+        "usage",
+        "a key",
+        "rows",
+        "a shard",
+        "its own watchdog",
+        "all busy",
+    ],
+)
+def test_own_faults(
+    ends: list[WorkerError], stuck: WorkerError | None, ranks: tuple[int, ...], confidence: str
+) -> None:
+    """Ranks that exit for a reason of their own stay the cause, with less confidence where the reason is not clear."""
+    verdict = evidence(done(*ends, *([stuck] if stuck else [])))
+    assert named(verdict) == ("own-fault", ranks, confidence)
+
+
+def test_a_program_that_asks_for_a_retry() -> None:
+    """Its exception decides on the retry, also if it tells of a wait."""
+    ends = [own(rank, 0, "RecoverableError", "the step timed out", kind=Kind.RECOVERABLE) for rank in (1, 2, 3)]
+    assert decide(evidence(done(*ends, STUCK))).retry
+
+
+def test_another_rank_has_a_fault_of_its_own() -> None:
+    """It explains why nothing moved, if it was not certainly later."""
+    ends = [left(rank, "no progress for 66 s", monotonic_ns=None) for rank in (1, 2, 3)]
+    assert evidence(done(*ends, own(0, 40, boot_id="b"))).ranks == (0,)
+
+
+@pytest.mark.parametrize("printed", [False, True])
+def test_all_ranks_left(printed: bool) -> None:
+    """Then any of them may be the cause, unless each printed where it stood."""
+    stacks = [IN_SLEEP, *[IN_COLLECTIVE] * 3]
+    words = [PRINTED.format(stack) if printed else "no progress for 66 s, exiting" for stack in stacks]
+    verdict = evidence(done(*(left(rank, text, 1) for rank, text in enumerate(words))))
+    assert (verdict.category, verdict.ranks) == ("hang", (0,) if printed else ())
+
+
+def test_a_large_job() -> None:
+    """Ranks whose documents were not opened count with the opened one of their fault."""
+    opened, others = left(1, world_size=1024, fingerprint="2:abc"), tuple(range(2, 1024))
+    job = done(opened, STUCK, unopened=(Unopened("2:abc", len(others), others),))
+    assert named(evidence(job)) == ("hang", (0,), "medium")
+    assert named(evidence(replace(job, unopened=()))) == ("own-fault", (1,), "medium")
+
+
+# --- waits for a key in the job's store -------------------------------------------------------------------------------
+
+IN_BARRIER = STACK.format("/x/site-packages/torch/distributed/distributed_c10d.py", "barrier")
+ANSWER = {"sent_signals": (SentSignal("SIGTERM", "rank 1 failed"),), "stack_dumps": STUCK.stack_dumps}
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        (stopped(0, IN_SLEEP), KEY),
+        (stopped(0, IN_SLEEP), "Socket Timeout"),
+        (stopped(0, IN_BARRIER), KEY),
+        (own(0, 6100, "SystemExit", "143", **ANSWER), KEY),
+    ],
+    ids=["sleeps", "words of an older torch", "waits in a collective instead", "ends on SIGTERM"],
+)
+def test_a_key_that_a_rank_did_not_set(last: WorkerError, text: str) -> None:
+    """The rank that stood elsewhere is the cause, also if it went on to a collective."""
+    assert named(evidence(done(*(gave_up(rank, text) for rank in (1, 2, 3)), last))) == ("hang", (0,), "medium")
+
+
+def test_a_rank_that_waits_at_the_same_place() -> None:
+    """It came later to the same wait, so it is not the one that the others waited for."""
+    same = stopped(3, STACK.format("/app/train.py", "step").replace("line 12", "line 30"))
+    assert named(evidence(done(gave_up(1), gave_up(2), same, STUCK))) == ("hang", (0,), "medium")
+    # a loop of the program's own: another line of the same function
+    ends = [gave_up(rank, "2 of 4 ranks came", name="TimeoutError") for rank in (1, 2)]
+    near = stopped(3, STACK.format("/app/train.py", "step"))
+    assert named(evidence(done(*ends, near, STUCK))) == ("hang", (0,), "medium")
+    assert evidence(done(gave_up(1), gave_up(2), gave_up(0), same)).scope is Scope.UNDETERMINED
