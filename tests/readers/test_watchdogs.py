@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.model import ExceptionInfo, FrameInfo, Kind, Scope, SentSignal, Unopened
+from firstfault.render.plain import terminal_text
+from firstfault.report import report_of
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
-from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, STACK, count, died, done, own, stopped, waited
+from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, STACK, count, died, done, own, stopped, victim, waited
 
 if TYPE_CHECKING:
     from firstfault.model import Verdict, WorkerError
@@ -181,3 +183,15 @@ def test_a_rank_that_waits_at_the_same_place() -> None:
     near = stopped(3, STACK.format("/app/train.py", "step"))
     assert named(evidence(done(*ends, near, STUCK))) == ("hang", (0,), "medium")
     assert evidence(done(gave_up(1), gave_up(2), gave_up(0), same)).scope is Scope.UNDETERMINED
+
+
+def test_stacks_to_compare() -> None:
+    """If two ranks stood elsewhere, the advice tells where, and -v has a stack of each place."""
+    other = stopped(3, STACK.format("/app/data.py", "fetch"))
+    job = done(gave_up(1), victim(2, 6050), STUCK, other)
+    verdict = evidence(job)
+    text = terminal_text(report_of(job, verdict, decide(verdict)), verbose=True)
+    assert verdict.scope is Scope.UNDETERMINED
+    assert "; rank 0 was at train.py:12 in load; rank 3 was at data.py:12 in fetch" in text
+    assert "where it stood: rank 0:" in text
+    assert '"/app/data.py", line 12 in fetch' in text

@@ -166,7 +166,8 @@ def _quoted_lines(report: Report, parts: Sections, *, verbose: bool) -> Iterator
     failures = quoted_failures(report) if verbose else [root] if root is not None else []
     for failure in failures:
         stack = stack_lines(failure)
-        yield from _block(parts.stack.title, stack if verbose else few(stack, _STACK, "... {} more lines"))
+        title = f"{parts.stack.title}: rank {failure.rank}" if len(failures) > 1 else parts.stack.title
+        yield from _block(title, stack if verbose else few(stack, _STACK, "... {} more lines"))
     if parts.message.lines:
         yield from ("", _MESSAGE_TITLE, _indented(printable(parts.message.text)))
     for failure in failures:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from firstfault.evidence.texts import message_of
-from firstfault.exceptions.stack_position import frames_of_crash, where_it_stood
+from firstfault.exceptions.stack_position import Stood, frames_of_crash, where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
 from firstfault.layout import execution_of
@@ -231,7 +231,7 @@ def _advice(case: Case, code: str) -> str:
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
-        return f"{_UNDETERMINED_ADVICE}; all were at" if code else _UNDETERMINED_ADVICE
+        return f"{_UNDETERMINED_ADVICE}; all were at" if code else "; ".join([_UNDETERMINED_ADVICE, *_stood(case.job)])
     if root is not None and where_it_stood(root).returned:
         return "find out why it made fewer steps than the others, such as fewer batches or an early return"
     if verdict.category == "hang" and not code:
@@ -239,6 +239,13 @@ def _advice(case: Case, code: str) -> str:
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
         return "see what kills processes on its node: the node's events and the kernel's log"
     return advice
+
+
+def _stood(job: JobErrors) -> list[str]:
+    """Return where ranks stood outside of collectives: "rank 0 was at train.py:12 in load"."""
+    stood = ((failure.rank, where_it_stood(failure)) for failure in job.failures if failure.rank is not None)
+    away = [(rank, where.doing) for rank, where in stood if where.stood is Stood.ELSEWHERE and where.frame]
+    return few([f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS)
 
 
 def machine_of(job: JobErrors, verdict: Verdict) -> str:

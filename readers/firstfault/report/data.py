@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
-from firstfault.exceptions.stack_position import readable_stack
+from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import own_frames, place_of
 from firstfault.layout import Layout, attempt_of
 from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
@@ -390,12 +390,18 @@ def _lines(text: str) -> list[str]:
 
 
 def quoted_failures(report: Report) -> list[WorkerError]:
-    """Return the failures whose stack and log are shown: the root cause; if undetermined, a few that may be it."""
-    root = report.verdict.root
-    if root is not None or report.verdict.scope is not Scope.UNDETERMINED:
-        return [root] if root is not None else []
+    """Return the failures whose stack and log are shown: the root cause, or a few that may be it, and suspects' stacks.
+
+    If the root cause is undetermined, one stopped process for each place at which some stood is shown, too.
+    """
+    verdict, events = report.verdict, report.cascade.events
+    if verdict.root is not None or verdict.scope is not Scope.UNDETERMINED:
+        suspects = [event.failure for event in events if event.state is State.SUSPECT and _own_stack(event.failure)]
+        return [*([verdict.root] if verdict.root is not None else []), *suspects[: _SUSPECTS - 1]]
     mays = {State.SUSPECT, State.UNCLEAR}
-    return [event.failure for event in report.cascade.events if event.state in mays][:_SUSPECTS]
+    may_be = [event.failure for event in events if event.state in mays]
+    places = {where_it_stood(event.failure).frame: event.failure for event in events if _own_stack(event.failure)}
+    return [*may_be[:_SUSPECTS], *(failure for failure in places.values() if failure not in may_be)][: 2 * _SUSPECTS]
 
 
 # --- restarts -------------------------------------------------------------------------------------------------------
