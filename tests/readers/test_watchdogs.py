@@ -77,7 +77,7 @@ def test_all_but_one_left(words: str, end: dict[str, Any]) -> None:
 )
 def test_all_but_one_raised(raised: tuple[str, str]) -> None:
     """An exception that tells of a wait, also one that a watchdog's thread raised in the main thread."""
-    ends = [own(rank, 0, *raised, log_tail="watchdog: stalled") for rank in (1, 2, 3)]
+    ends = [own(rank, 0, *raised, log_tail="watchdog: stalled", **count(4, completed=3)) for rank in (1, 2, 3)]
     assert named(evidence(done(*ends, STUCK))) == ("hang", (0,), "medium")
 
 
@@ -122,6 +122,21 @@ def test_own_faults(
     """Ranks that exit for a reason of their own stay the cause, with less confidence where the reason is not clear."""
     verdict = evidence(done(*ends, *([stuck] if stuck else [])))
     assert named(verdict) == ("own-fault", ranks, confidence)
+
+
+@pytest.mark.parametrize(
+    ("end", "confidence"),
+    [
+        (own(3, 0, "RuntimeError", "the tokenizer's server did not answer"), "high"),
+        (own(3, 0, "subprocess.TimeoutExpired", "Command 'ffmpeg' timed out after 30 seconds"), "high"),
+        (own(3, 0, "queue.Empty", "", log_tail="the reader is stuck"), "high"),
+        (left(3, "waited too long for a license", 3), "medium"),
+    ],
+)
+def test_a_rank_that_waited_for_something_of_its_own(end: WorkerError, confidence: str) -> None:
+    """A rank that is only slow meanwhile is not accused: nothing shows that the wait was for a peer."""
+    verdict = evidence(done(end, stopped(1, **WAITS), stopped(2, **WAITS), STUCK))
+    assert named(verdict) == ("own-fault", (3,), confidence)
 
 
 def test_a_program_that_asks_for_a_retry() -> None:

@@ -15,15 +15,21 @@ from firstfault.evidence.hangs import hung
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.exceptions.stderr import last_line
-from firstfault.exceptions.tracebacks import first_cause
+from firstfault.exceptions.tracebacks import all_links, first_cause
 
 if TYPE_CHECKING:
     from firstfault.evidence.diagnosis import Candidate, Diagnosis
 
+_STALL = re.compile(
+    r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?)\b|heart[- _]?beat"
+    r"|watch[- _]?dog|\b(?:stall(?:s|ed)?|hangs?|hung|hanging|frozen|froze)\b|dead-?lock",
+    re.IGNORECASE,
+)
+"""Found in the last words of a process that looked after the whole job."""
+_PEERS = re.compile(r"\b(?:barrier|collective|peers?|ranks)\b", re.IGNORECASE)
 _TELLS = re.compile(
-    r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?|response|answer)\b"
-    r"|heart[- _]?beat|watch[- _]?dog|\b(?:stall(?:s|ed)?|stuck|hangs?|hung|hanging|frozen|froze|unresponsive)\b"
-    r"|dead-?lock|time[sd]?[- ]?out|deadline|\bwait(?:s|ed|ing)? (?:for|on|too|longer|\d)|\bg[ai]v(?:e|en|ing) up\b"
+    _STALL.pattern + r"|\b(?:no|without) (?:\w+ )?(?:response|answer)\b|\b(?:stuck|unresponsive)\b"
+    r"|time[sd]?[- ]?out|deadline|\bwait(?:s|ed|ing)? (?:for|on|too|longer|\d)|\bg[ai]v(?:e|en|ing) up\b"
     r"|\b(?:longer|more) than \d|(?:not|n't) (?:\w+ )?(?:respond|answer|arriv|advanc)"
     r"|(?:not|n't) (?:\w+ )?(?:finish|complet|progress|reach|return)[^\n]*(?:\bin time\b|\bwithin\b|\d ?s)",
     re.IGNORECASE,
@@ -38,6 +44,7 @@ _SPAN = re.compile(r"\d ?(?:s|ms|m|min\w*|se[ckg]\w*)\b", re.IGNORECASE)
 _VAGUE = {"", "exit", "signal", "unknown", "user_code"}
 """Categories of failures whose texts no signature fits."""
 _SEVERAL = 2
+_GROUP = "torch/distributed/"
 
 
 def without_leavers(diagnosis: Diagnosis) -> Diagnosis:
@@ -47,7 +54,7 @@ def without_leavers(diagnosis: Diagnosis) -> Diagnosis:
     in another language, most ranks must have exited alike after a collective. If several tell of a wait and no rank
     stood elsewhere, each of them may be the cause.
     """
-    told = list(filter(tells_of_a_wait, diagnosis.classified))
+    told = [judged for judged in diagnosis.classified if tells_of_a_wait(judged) and _may_be_for_a_peer(judged)]
     exits = list(filter(_is_exit, diagnosis.classified))
     codes, known = {judged.failure.exit_code for judged in told or exits}, set(map(id, told))
     left = told + [judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes]
@@ -56,6 +63,8 @@ def without_leavers(diagnosis: Diagnosis) -> Diagnosis:
     is_most = len(codes) == 1 and count * 2 > size
     if not told and not (is_most and all(map(_is_wordless, left))):
         return diagnosis
+    if count < _SEVERAL and not _is_about_all(left[0]):
+        return diagnosis  # it may have waited for anything
     others = _as_waits(diagnosis, left)
     if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
         return others
@@ -74,6 +83,22 @@ def tells_of_a_wait(judged: ClassifiedFailure) -> bool:
     words, is_victim = _words(judged), judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
     is_open = _is_vague(judged) and not is_victim and not judged.failure.recoverable
     return is_open and _TELLS.search(words) is not None and _TELLS_ELSE.search(words) is None
+
+
+def _may_be_for_a_peer(judged: ClassifiedFailure) -> bool:
+    """Whether nothing shows that a rank waited for something of its own, such as a server or a program.
+
+    An exception that is raised outside of collectives is about that, unless its text speaks of the other ranks.
+    """
+    exception = judged.failure.exception
+    if exception is None or any(_GROUP in frame.file for link in all_links(exception) for frame in link.frames):
+        return True
+    return _is_about_all(judged) or any(item.is_outstanding for item in judged.failure.collectives)
+
+
+def _is_about_all(judged: ClassifiedFailure) -> bool:
+    words = _words(judged)
+    return _STALL.search(words) is not None or _PEERS.search(words) is not None
 
 
 def _is_vague(judged: ClassifiedFailure) -> bool:
