@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -39,8 +40,8 @@ _OF_TORCHS_BOX = (
     "torch.distributed.elastic.multiprocessing",
 )
 _MORE = "  more: firstfault show "
-_OF_A_PEER = "this node's workers "
-_FIRST_REPORT = "firstfault: another node failed. The first report, not the verdict: "
+_OF_A_PEER = re.compile(r"this node's workers.*failed: ")
+_FIRST_REPORT = re.compile(r"firstfault: [^:]*\. The first report, not the verdict: ")
 _MOST_LINES = 12
 
 
@@ -96,8 +97,8 @@ class Job:
             found.append("an agent was killed that should not have been, or the other way round")
         found += [f"exit code {node.code}" for node in self.alive if node.code != 1]
         found += [f"printed {text}" for node in self.alive for text in _OF_TORCHS_BOX if text in node.err]
-        told = [line for node in self.alive for line in node.err.splitlines() if _OF_A_PEER in line]
-        found += [f"looks like the verdict: {line}" for line in told if not line.startswith(_FIRST_REPORT)]
+        told = [line for node in self.alive for line in node.err.splitlines() if _OF_A_PEER.search(line)]
+        found += [f"looks like the verdict: {line}" for line in told if not _FIRST_REPORT.match(line)]
         if any(not node.lines or len(node.lines) >= _MOST_LINES for node in self.alive):
             found.append("a node has no lines, or too many")
         if len({tuple(node.lines) for node in self.alive}) > 1:

@@ -29,7 +29,7 @@ from firstfault_torch.budgets import COMING_BACK_S
 from firstfault_torch.capture import ErrorClass
 from firstfault_torch.context import Moment, Recording, node_place
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.rounds.failure_broadcast import FIRST_REPORT, FirstFailure
+from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
@@ -275,7 +275,7 @@ class NodeRound:
 
     def stop_because_of(self, failure: FirstFailure) -> None:
         """Stop the workers because another node has failed, and report."""
-        logger.warning(f"{FIRST_REPORT}; this node's workers are stopped", failure.reason)
+        logger.warning("stopping this node's workers. The first report, not the verdict: %s", failure.reason)
         if self.survivors is not None:
             self.survivors.await_end()
         self._forget_recovered()

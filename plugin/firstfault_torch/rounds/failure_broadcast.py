@@ -154,10 +154,6 @@ _WAIT = dt.timedelta(days=30)
 """Longer than any round: every end of a round sets the outcome, and a lost store ends the wait."""
 
 
-FIRST_REPORT = "another node failed. The first report, not the verdict: %s"
-"""Begins the line with which an agent logs another node's failure, which may be a victim's."""
-
-
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
     """What a node tells the others about its failure."""
@@ -177,7 +173,7 @@ class FirstFailure:
 
     @property
     def reason(self) -> str:
-        """The reason for stopping another node's workers."""
+        """The reason for stopping another node's workers; it may name a victim."""
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
         return f"{who} failed: {self.what}"
 

@@ -16,13 +16,7 @@ from firstfault.recorder.folder import Recorder
 from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, LEAVING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
-from firstfault_torch.rounds.failure_broadcast import (
-    FIRST_REPORT,
-    FailureBroadcast,
-    FirstFailure,
-    RoundOutcome,
-    store_of_agents,
-)
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome, store_of_agents
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement, have_joined
 
@@ -146,7 +140,7 @@ class Peers:
                 self.broadcast.send(replace(restart, fatal=True, asks=False))
             bounded(self._group.spec.rdzv_handler.set_closed, CLOSING_S, "closing the rendezvous")
             failure = restart or FirstFailure("the round ended without a reason", "")
-        logger.warning(f"{FIRST_REPORT}; this node's workers had succeeded", failure.reason)
+        logger.warning("this node's workers had succeeded. The first report, not the verdict: %s", failure.reason)
         return failure
 
     def _outcome_at_exit(self, wake: threading.Event) -> RoundOutcome:
