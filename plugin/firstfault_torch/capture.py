@@ -312,6 +312,7 @@ class ErrorClass(enum.Enum):
     INFRA_ERROR = FlyteClass("infrastructure", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:InfrastructureError")
     RENDEZVOUS_ERROR = FlyteClass("rendezvous", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:RendezvousError")
     PREEMPTION = FlyteClass("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption")
+    INTERRUPTION = FlyteClass("interrupted", Kind.NON_RECOVERABLE, Origin.USER, "USER:Interrupted")
     LOST_AGENT = FlyteClass("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost")
 
 

@@ -207,6 +207,13 @@ def time_limit() -> str:
         return ""
 
 
+def is_in_foreground() -> bool:
+    """Whether this process is in the foreground of its terminal: there Ctrl-C sends SIGINT."""
+    with contextlib.suppress(OSError), Path("/dev/tty").open("rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
+
+
 def node_address() -> str:
     """Look up the node's own address; empty if there is none. The name service may take long."""
     try:

@@ -63,7 +63,7 @@ def conclude(
         verdict = _verdict_of_seal(seal, sealed[0] if sealed is not None else None, job)
     else:
         verdict = run_strategy(chosen or strategy_of(job.seals), job, diagnosis)
-    context = context or RetryContext(pods_alive=pods_live(job))
+    context = replace(context or RetryContext(pods_alive=pods_live(job)), engine=job.engine)
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
     if policy is None and sealed is not None and is_sealed:
         # under the task's own policy, which this reader need not have
@@ -131,7 +131,7 @@ def _verdict_of_seal(seal: Seal, verdict: Verdict | None, job: JobErrors) -> Ver
         what = (seal.code, seal.message, seal.kind, seal.origin)
         as_flyte_reads = WorkerError(*what, seal.fault_timestamp_ns, seal.worker, Place(node=seal.worker))
         verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(as_flyte_reads,)))
-    note = "no error documents were read; this is the pods' sealed verdict"
+    note = "no error documents were read; this is the verdict that the nodes sealed"
     notes = dict.fromkeys((*verdict.coverage.notes, *job.coverage.notes, note))
     return replace(verdict, coverage=replace(verdict.coverage, notes=tuple(notes), complete=False))
 

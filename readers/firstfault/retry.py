@@ -50,6 +50,8 @@ class RetryContext:
     restarts_left: int | None = None
     """None: the question is whether to run another attempt. A number: whether torch elastic restarts the workers within
     this one, and how many of the task's `max_restarts` are left for it."""
+    engine: str = ""
+    """As `Place.engine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
     if left is None and context.retries is not None:
         left = max(context.retries - context.attempt, 0)
     over = context.restarts_left is None and left == 0
-    return Vote(retry=over, reason="the task's retries are used up" if over else "retries are left")
+    return Vote(retry=over, reason="all retries are used up" if over else "retries are left")
 
 
 @_policy
@@ -270,6 +272,8 @@ def default_policy() -> PolicyBase:
 def _lost_from_outside(verdict: Verdict, context: RetryContext) -> Vote:
     if verdict.is_at_time_limit:
         return Vote(retry=False, reason=_LIMITED)
+    if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and context.restarts_left is not None:
+        return Vote(retry=True, reason="a node was interrupted, and the others continue", origin=Origin.SYSTEM)
     return on_category("preemption", "node_lost")(verdict, context)
 
 
@@ -280,7 +284,7 @@ _TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISES = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals of a process that crashes on a driver's error."""
-_UNKNOWN = "the cause is not known; if nothing in the code explains it, run the task once more by hand"
+_UNKNOWN = "the cause is not known; if nothing in the code explains it, run it once more by hand"
 _ONLY_A_TEXT = (
     "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
 )
@@ -297,6 +301,7 @@ _AGAINST = {
     "host_oom": "it would need the same memory again",
     "disk_full": "it would need the same space again",
     "auth": "the same credentials would be refused again",
+    "interrupted": "a person or a program ended it; run it again if it should continue",
     "signal": _UNKNOWN,
     "hang": _UNKNOWN,
     "collective": _UNKNOWN,
@@ -323,13 +328,15 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         origin = vote.origin or Origin.USER
         if context.restarts_left is not None:
             paid = "it uses up one of max_restarts"
+        elif context.engine not in {"", "flyte"} and context.retries is None:
+            paid = ""  # nothing counts retries
         elif origin is Origin.SYSTEM:
             paid = "it uses up none of the task's retries"
         elif context.retries_left == 0:
             paid = f"all retries are used up (retries={context.retries or 0})"
         else:
             paid = "it uses up one of the task's retries"
-        reason = f"{vote.reason}; {paid}"
+        reason = "; ".join(filter(None, [vote.reason, paid]))
     else:
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
@@ -351,7 +358,7 @@ def _reason_against(verdict: Verdict, context: RetryContext) -> str:
         return _UNKNOWN
     if verdict.is_at_time_limit:
         return _LIMITED
-    if everywhere := same_fault_everywhere()(verdict, context):
+    if verdict.category != "interrupted" and (everywhere := same_fault_everywhere()(verdict, context)):
         return f"{everywhere.reason}; a retry would meet it again"
     if reason := _replaced(verdict.root):
         return reason
@@ -365,4 +372,4 @@ def _replaced(root: WorkerError | None) -> str:
     raised = root.exception
     outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
     asked = next((name for name in inner if name in ASKING), None)
-    return f"{outer} left the task, and the {asked} inside it does not count for a retry" if asked else ""
+    return f"{outer} was raised, and the {asked} inside it does not count for a retry" if asked else ""

@@ -335,6 +335,35 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             agent(1, "preemption"), died(3, at_ms=10), victim(0), stopped(1)
         ),
     },
+    "external worker-1 high: interrupted, terminated-node": {
+        "Ctrl-C reached the workers before their agent": done(
+            *(own(rank, rank - 9, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}") for rank in (2, 3)),
+            agent(1, "interrupted", signal="SIGINT"),
+            victim(0),
+            stopped(1),
+        ),
+    },
+    "ranks 0 1 2 3 high: interrupted, own-fault": {
+        "ranks without an agent that stood in different lines": done(
+            *(own(rank, rank, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}") for rank in range(4))
+        ),
+    },
+    "rank 3 high: interrupted, own-fault": {
+        "a worker": done(own(3, 0, "KeyboardInterrupt", ""), victim(0), stopped(1), stopped(2)),
+        "a clean-up that failed after it": done(
+            own(3, 0, exception=ExceptionInfo("ValueError", "lock", causes=(ExceptionInfo("KeyboardInterrupt", ""),))),
+            victim(0),
+            stopped(1),
+            stopped(2),
+        ),
+        "a program without Python": done(died(3, "SIGINT", -2), victim(0), stopped(1), stopped(2)),
+        "a program that printed it": done(
+            died(3, "", 1, log_tail=f"{TRACE}KeyboardInterrupt\n"), victim(0), stopped(1), stopped(2)
+        ),
+    },
+    "rank 3 medium: interrupted, own-fault": {
+        "a shell's exit code": done(died(3, "", 130), victim(0), stopped(1), stopped(2)),
+    },
     "node worker-1 high: node_lost, lost-node": {
         "a worker was killed with its lost node": done(agent(1, "node_lost"), died(3, at_ms=10), victim(0), stopped(1)),
     },

@@ -304,7 +304,7 @@ def test_the_seal_speaks_when_the_documents_are_gone(attempt: Attempt) -> None:
     assert again.verdict.ranks == (3,)
     assert not again.verdict.coverage.complete
     assert again.verdict.coverage.notes[0] == conclusion.verdict.coverage.notes[0]
-    assert again.verdict.coverage.notes[-1].endswith("this is the pods' sealed verdict")
+    assert again.verdict.coverage.notes[-1].endswith("this is the verdict that the nodes sealed")
     assert again.decision == _SEALED
 
 

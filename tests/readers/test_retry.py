@@ -23,6 +23,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.model.failure import CTRL_C
 from firstfault.retry import (
     RetryContext,
     RetryPolicy,
@@ -228,6 +229,11 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, Origin], str]] = {
     "raised as recoverable, of a node that was preempted": ({**_AGAIN, "category": "preemption"}, _PAID_FOR, ""),
     "recoverable of unknown origin": ({**_AGAIN, "origin": Origin.UNKNOWN}, _PAID_FOR, ""),
     "preemption": ({"category": "preemption", "exception": None}, _RETRIED, _FREE_OF_CHARGE),
+    "Ctrl-C": (
+        {"category": "interrupted", "exception": None, "code": CTRL_C},
+        _NOT,
+        "a person or a program ended it; run it again if it should continue",
+    ),
     "a lost node": (
         {"category": "node_lost", "exception": None},
         _RETRIED,
@@ -271,7 +277,7 @@ def test_a_recoverable_exception_that_was_replaced(where: str) -> None:
     """The reason says that the exception that left the task counts, and that the one inside it does not."""
     asked = ExceptionInfo("flytekit.exceptions.user.FlyteRecoverableException", "the loader is gone")
     root = replace(make_error(3), exception=ExceptionInfo("ValueError", "bad", **{where: (asked,)}))
-    reason = "ValueError left the task, and the FlyteRecoverableException inside it does not count for a retry"
+    reason = "ValueError was raised, and the FlyteRecoverableException inside it does not count for a retry"
     assert decide(_verdict(root)).reason == reason
     assert decide(_verdict(replace(root, kind=Kind.RECOVERABLE))).retry
 
@@ -352,7 +358,7 @@ def test_an_unknown_root() -> None:
         kind=Kind.NON_RECOVERABLE,
         origin=Origin.UNKNOWN,
         enforced=True,
-        reason="the cause is not known; if nothing in the code explains it, run the task once more by hand",
+        reason="the cause is not known; if nothing in the code explains it, run it once more by hand",
     )
     policies = (explicit(), declared(), same_fault_everywhere(), same_fault_again(), host_evidence(), never())
     assert not any(policy(verdict, _CONTEXT) for policy in (*policies, on_category("data")))

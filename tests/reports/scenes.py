@@ -25,6 +25,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.model.failure import CTRL_C
 from firstfault.report import Report, report_of
 from firstfault.report.data import AttemptSummary, summary_of, with_attempts
 from firstfault.retry import RetryContext, decide
@@ -245,6 +246,13 @@ def _told_to_go(node: int, at_ms: float) -> WorkerError:
     )
 
 
+def _interrupted() -> Report:
+    keys = {"category": "interrupted", "code": CTRL_C, "signal": "SIGINT", "kind": Kind.NON_RECOVERABLE}
+    root = replace(_told_to_go(1, 0), **keys, origin=Origin.USER, message=f"{_NODES[1]} was interrupted (SIGINT)")
+    told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGINT"
+    return report_on(job_of(root, stopped(0, 420, told), stopped(1, 433, told)))
+
+
 def _terminated() -> Report:
     told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"
     others = (stopped(0, 700, told), stopped(1, 702, told), stopped(2, 40, TERMINATED), stopped(3, 41, TERMINATED))
@@ -324,6 +332,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
             job_of(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"
         ),
         "preemption": _terminated,
+        "interrupted": _interrupted,
         "node_lost": _lost_node,
         "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
         "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from firstfault.model import Kind, Origin, Phase, Scope, Subject, Writer
+from firstfault.conclude import conclude
+from firstfault.model import Kind, NodeSetup, Origin, Phase, Scope, Subject, Writer
 from firstfault.render.plain import json_report
-from firstfault.report.data import AttemptSummary, sections_of
+from firstfault.report.data import AttemptSummary, report_of, sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job, make_presence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 
-_NOBODYS = {FaultOwner.UNKNOWN, FaultOwner.TRANSIENT}
+_NOBODYS = {FaultOwner.UNKNOWN, FaultOwner.TRANSIENT, FaultOwner.NONE}
 _OWNERS = [owner.value for owner in FaultOwner if owner not in _NOBODYS]
 _FORMS = {name: FORMS[name] for name in ("plain", "plain -v", "markdown", "page", "json", "message")}
 
@@ -38,6 +39,22 @@ def _nobodys_fault(report: Report) -> None:
         assert [(name, owner) for owner in _OWNERS if owner in text] == []
     assert not re.search(r'class="[^"]*ff-owner-(code|infrastructure|either)', texts["page"])
     assert json.loads(texts["json"])["fault"] in {owner.value for owner in _NOBODYS}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_words_of_the_engine(name: str) -> None:
+    """A report on a job of torchrun tells of no task, no pod, no retry budget and no Flyte."""
+    job = SCENES[name]().job
+    failures = (replace(item, place=replace(item.place, engine="plain")) for item in job.failures)
+    roster = (replace(item, place=replace(item.place, engine="plain"), setup=NodeSetup()) for item in job.roster)
+    found = conclude(replace(job, failures=tuple(failures), roster=tuple(roster), seals=()))
+    if found is None:
+        return  # a scene without documents
+    made = report_of(found.job, found.verdict, found.decision)
+    texts = [made.first_line, *(fact.line for fact in (*sections_of(made).answers, *sections_of(made).details))]
+    texts += [made.answers.category, *found.verdict.why]
+    words = r"\b(tasks?|pods?|budget|kubectl|Flyte(?!RecoverableException)\w*)\b"
+    assert [text for text in texts if re.search(words, text)] == []
 
 
 # --- one report, printed --------------------------------------------------------------------------------------------

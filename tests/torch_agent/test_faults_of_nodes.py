@@ -114,7 +114,7 @@ def test_an_exit_without_an_error(job: Callable[..., Job]) -> None:
     """An exit with code 0 before the training function has returned is a failure."""
     ended = job(trainings.one_fails, "exit 0", **ONE_NODE).end()
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "exit")
-    assert "exited with code 0 before the task function returned" in ended.of_rank(1).message
+    assert "exited with code 0 before its training returned" in ended.of_rank(1).message
 
 
 def test_an_abort(job: Callable[..., Job]) -> None:

@@ -37,11 +37,12 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
 from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
-from firstfault_torch.context import Moment, Recording, setup_of_node, time_limit
+from firstfault_torch.context import Moment, Recording, is_in_foreground, setup_of_node, time_limit
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
     as_entry,
@@ -510,7 +511,7 @@ def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptExcept
         text = f"{who} was killed by {death.signal}, which its agent did not send; exit code {death.exit_code}"
         return f"USER:{death.signal}", text
     if death.exit_code == 0:
-        return "USER:ExitCode", f"{who} exited with code 0 before the task function returned"
+        return "USER:ExitCode", f"{who} exited with code 0 before its training returned"
     return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
 
 
@@ -521,15 +522,22 @@ def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Mo
     name = signal_name(signal_number) if signal_number is not None else ""
     limit = time_limit() if name else ""
     terminated = f"the agent of {place.node} was terminated ({name})"
+    changed: dict[str, Any] = {}
     if limit:
         terminated = f"the attempt reached its time limit of {limit} s; {terminated}"
+        changed = {"code": TIME_LIMIT, "kind": Kind.NON_RECOVERABLE, "origin": Origin.USER}
+    elif name == "SIGINT":
+        sort, by_keys = ErrorClass.INTERRUPTION, is_in_foreground()
+        terminated = f"the agent of {place.node} was interrupted ({'Ctrl-C, ' if by_keys else ''}{name})"
+        # in a pod it may be the image's STOPSIGNAL
+        by_platform = {"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM} if place.engine == "flyte" else {}
+        changed = {"code": CTRL_C} if by_keys else by_platform
     else:
         terminated += ": preemption, drain, a time limit, or a person"
-    by_limit = {"code": TIME_LIMIT, "kind": Kind.NON_RECOVERABLE, "origin": Origin.USER} if limit else {}
     return failure_record(
         sort,
         place,
-        **by_limit,
+        **changed,
         message=format_exception(exception) if exception is not None else terminated,
         timestamp_ns=moment.wall_ns,
         writer=Writer.AGENT,

@@ -169,7 +169,8 @@ class TorchrunEngine(PlainEngine):
         """Print what failed, where, whether to run the job again, and the command that shows the rest."""
         rows = dict(line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line)
         lines = [f"firstfault: {verdict.verdict.headline}"]
-        lines += [f"  {name}: {rows[name]}" for name in _ROWS if name in rows]
+        shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
+        lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix
         if (self._on_node / ERROR_FILE).exists() and prefix != str(self._on_node):
             lines.append(f"  stored: no, {prefix} could not be written; `firstfault doctor` tries it, and tells why")

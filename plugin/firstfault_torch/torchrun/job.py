@@ -152,8 +152,7 @@ SOURCES = (
     Source("namespace", ("FIRSTFAULT_NAMESPACE",), "all"),
     Source("namespace", ("POD_NAMESPACE",), "Kubernetes, if the pod's template sets it"),
 )
-"""In this order: the first whose variables are set is taken. `HOST` counts as one: what the variable HOSTNAME has may
-be another machine's."""
+"""In this order: the first whose variables are set is taken; `HOST` is not HOSTNAME, which a shell may pass on."""
 
 
 class Name(NamedTuple):

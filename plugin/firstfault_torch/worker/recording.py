@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.exceptions.tracebacks import format_exception, frames_to, own_frames
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
+from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
@@ -39,7 +40,7 @@ from firstfault_torch.capture import (
     write_error_file,
 )
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
-from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, worker_place
+from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, is_in_foreground, worker_place
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel, await_siblings, register_stacks, to_message, write_unasked
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
@@ -355,7 +356,7 @@ def _describe(error: BaseException, exception: ExceptionInfo, place: Place, engi
     return failure_record(
         ErrorClass.RECOVERABLE_EXCEPTION if name.recoverable else ErrorClass.WORKER_FAILURE,
         place,
-        code=name.code,
+        code=CTRL_C if isinstance(error, KeyboardInterrupt) and is_in_foreground() else name.code,
         message=format_exception(exception),
         writer=Writer.WORKER,
         subject=Subject.WORKER,

@@ -23,7 +23,7 @@ from firstfault.exceptions.stderr import (
 )
 from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, raised_in, short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
-from firstfault.model.failure import CRASHES, STOPS, ended_by, signal_of_exit_code
+from firstfault.model.failure import CRASHES, FROM_OUTSIDE, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
@@ -76,7 +76,8 @@ _UNDER_PARSERS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic
 """What those call."""
 _INNERMOST = 8
 """Frames of such a function: farther out, it may have called the training."""
-_ANSWERS = {"SignalException", "KeyboardInterrupt"}
+_INTERRUPT = "KeyboardInterrupt"
+_ANSWERS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
 _ENDS = CRASHES | {"SIGKILL"}
 """Signals that a handler cannot, or hardly ever does, turn into something else."""
@@ -146,7 +147,7 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
     gone = {
         failure.node
         for failure in job.failures
-        if failure.subject is Subject.AGENT and failure.category in {"preemption", "node_lost"}
+        if failure.subject is Subject.AGENT and failure.category in {"node_lost", *FROM_OUTSIDE}
     }
     return tuple(_classify(failure, gone) for failure in job.failures)
 
@@ -227,8 +228,8 @@ def _by_role(
 
 
 def _of_agent(failure: WorkerError) -> ClassifiedFailure:
-    if failure.category == "preemption":
-        return ClassifiedFailure(failure, FailureClass.EXTERNAL, "was terminated")
+    if failure.category in FROM_OUTSIDE:
+        return ClassifiedFailure(failure, FailureClass.EXTERNAL, FROM_OUTSIDE[failure.category])
     if failure.category == "node_lost":
         return ClassifiedFailure(failure, FailureClass.LOST, "is gone: no report")
     if failure.exception is None:
@@ -257,14 +258,16 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
         # an exit that the program made of an exception is what that exception is
         exception = replace(exception.causes[0], causes=exception.causes[1:])
     name = short_name(exception)
-    is_answer = name in _ANSWERS
+    raised = {name, short_name(first_cause(exception))}  # a clean-up may fail after it
+    is_answer = bool(raised & _ANSWERS)
     if failure.sent_signals:  # the program may have wrapped it
         is_answer = is_answer or any(short_name(link) in _ANSWERS for link in all_links(exception))
     if is_answer and (failure.node in gone or failure.sent_signals):
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
     if is_answer:
         why = "was ended by a signal that its agent did not send"
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, "signal")
+        category = "interrupted" if _INTERRUPT in raised else "signal"
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     return _of_call_of_exit(failure, exception) if name == "SystemExit" else _of_raised(failure, exception)
 
 
@@ -357,6 +360,8 @@ def _of_printed(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
     found = _chain(exception)
     judged = replace(_of_raised(failure, exception), signature=found.signature if _is(found) else "")
     name = short_name(causes_of(exception).first)
+    if name == _INTERRUPT and not failure.sent_signals:
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended} after a {name}", "interrupted")
     if judged.failure_class is FailureClass.OWN_FAULT:
         why = f"{ended} after an exception of its own ({name})"
         return replace(judged, why=why, category=judged.category or "user_code")
@@ -404,7 +409,8 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if signal == "SIGKILL" and failure.resources.oom_kill:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
+        why, category = f"{ended_by(signal)}, which its agent did not send", "interrupted" if signal == "SIGINT" else ""
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if told := _of_last_words(failure, log, ended, signal):
         return told
     if signal == "SIGABRT" and failure.stack_dumps and left_no_reason(failure):

@@ -306,7 +306,7 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     if rank is None and what == DIED_SILENTLY:
         category = "node_lost"
     elif rank is None and what.startswith(TERMINATED_BY):
-        category = "preemption"
+        category = "interrupted" if what.endswith("SIGINT") and job.engine == "plain" else "preemption"
     return [Candidate(why, rank, node, None, category)]
 
 

@@ -242,6 +242,8 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return True
     if fault.failure_class is FailureClass.EXTERNAL and first.failure_class is FailureClass.EXTERNAL:
         return True
+    if fault.category == first.category == "interrupted":
+        return True
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
     text, of_first = message_of(fault.failure), message_of(first.failure)

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, field
 
 CATEGORIES: dict[str, str] = {
-    "recoverable": "the user's code raised FlyteRecoverableException or a subclass",
+    "recoverable": "the user's code raised an exception that asks for another attempt",
     "user_code": "an exception of the training code without a more precise class",
-    "input": "the task was given or configured with something it cannot run with",
+    "input": "it was given or configured with something it cannot run with",
     "config": "a configuration that no worker can run with",
     "data": "malformed or missing training data",
     "numerics": "NaN, overflow or another numerical fault",
@@ -30,6 +30,7 @@ CATEGORIES: dict[str, str] = {
     "exit": "a process exited by itself without an exception",
     "stopped": "a process was stopped by its own agent",
     "preemption": "it was told to stop from outside: preemption, drain, eviction, abort or time limit",
+    "interrupted": "SIGINT ended it: Ctrl-C, or a signal from another process",
     "node_lost": "it is gone and left no report",
     "platform": "the elastic agent itself failed",
     "infrastructure": "something outside of the agent and its workers failed",
@@ -164,6 +165,11 @@ DIED_SILENTLY = "it died"
 
 TIME_LIMIT = "USER:TimeLimit"
 """The code of an agent whose pod was terminated because the attempt had reached its time limit."""
+
+CTRL_C = "USER:CtrlC"
+"""The code of a process that SIGINT ended in the foreground of a terminal; elsewhere another process sent it."""
+FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
+"""Categories of an agent that was told to end, and what it was."""
 
 RESTARTED = "in-process restart"
 """Begins the line that a rank logs when it continues after a fault; the restart's number and a colon follow."""
@@ -447,7 +453,7 @@ STOPS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 """Signals by which a process is asked to end."""
 _SHELL = 128
 """A shell's exit code for a signal is this plus the signal's number."""
-_OF_SHELLS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+_OF_SHELLS = {2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 _OF_FAULTHANDLER = {
     "Segmentation fault": "SIGSEGV",

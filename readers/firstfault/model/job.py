@@ -214,6 +214,11 @@ class JobErrors:
         return [failure.place for failure in self.failures] + [entry.place for entry in self.roster]
 
     @property
+    def engine(self) -> str:
+        """As the first `Place.engine` that is known."""
+        return next((place.engine for place in self.places if place.engine), "")
+
+    @property
     def all_succeeded(self) -> bool:
         """Whether every node of the judged round reports success."""
         return nodes_done(self.roster) and all(entry.phase is not Phase.FAILED for entry in self.roster)

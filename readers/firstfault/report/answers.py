@@ -16,7 +16,7 @@ from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
 from firstfault.layout import execution_of
 from firstfault.model import CATEGORIES, Decision, JobErrors, NodeSetup, Origin, Scope, Subject, Verdict, WorkerError
-from firstfault.model.failure import explain_signal
+from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_signal
 from firstfault.report.cascade import Cascade, world_size
 from firstfault.report.words import (
     EngineWords,
@@ -44,7 +44,7 @@ _LOGS = 4
 """Nodes whose logs are named if the root cause is not known."""
 _OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
 """Categories whose cause may be the machine."""
-_WITH_EVENTS = {"node_lost", "preemption", "host_oom", "infrastructure"}
+_WITH_EVENTS = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}
 """Categories whose cause the platform's events show better than the log."""
 _UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
@@ -156,7 +156,7 @@ def _what(verdict: Verdict) -> str:
 
 
 def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
-    if verdict.category == "preemption" and (terminated := _terminated(job)).are_all:
+    if verdict.category in FROM_OUTSIDE and (terminated := _terminated(job)).are_all:
         return f"all {terminated.count} {engine.nodes}, the first {verdict.node}"
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
@@ -228,6 +228,8 @@ def _advice(case: Case, code: str) -> str:
     _, advice = words_on(verdict.category, case.engine)
     if verdict.is_at_time_limit:
         return "raise the time limit, or continue from a checkpoint"
+    if verdict.code == CTRL_C:
+        return "continue from a checkpoint, if it should run on"
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
@@ -308,6 +310,8 @@ def _unknown_of_root(case: Case) -> Iterator[str]:
         yield "why the node or its agent is gone: it left no report"
     if verdict.category == "preemption" and not verdict.is_at_time_limit:
         yield _why_terminated(case.job, engine)
+    if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code != CTRL_C:
+        yield "what sent SIGINT: it did not come from a terminal"
     if root is not None:
         yield from _unknown_of_exit(root)
 
@@ -326,7 +330,7 @@ class _Terminated:
 
 
 def _terminated(job: JobErrors) -> _Terminated:
-    agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category == "preemption"]
+    agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category in FROM_OUTSIDE]
     times = [item.timestamp_ns for item in agents]
     known = [time for time in times if time is not None]
     at_once = bool(known) and len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS

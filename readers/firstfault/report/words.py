@@ -50,6 +50,7 @@ class FaultOwner(str, enum.Enum):
     EITHER = "your code or infrastructure"
     """Memory, disk, native code, waiting and a lost pod depend on the code and on what the platform gives it."""
     TRANSIENT = "recoverable, as your code raised it"
+    NONE = "no fault: it was interrupted"
     UNKNOWN = "not known whose fault"
 
 
@@ -58,7 +59,7 @@ _CODE, _INFRASTRUCTURE, _EITHER = FaultOwner.CODE, FaultOwner.INFRASTRUCTURE, Fa
 CATEGORY_WORDS: dict[str, tuple[FaultOwner, str]] = {
     "recoverable": (FaultOwner.TRANSIENT, "see what the code waited for when it asked for another attempt"),
     "user_code": (_CODE, "open the code that raised it"),
-    "input": (_CODE, "check the task's inputs and its configuration"),
+    "input": (_CODE, "check the inputs and the configuration"),
     "config": (_CODE, "check the configuration, and the files and options that it names"),
     "data": (_CODE, "look at the sample that was being read"),
     "numerics": (_CODE, "look at the loss and the gradients of the last steps"),
@@ -82,6 +83,7 @@ CATEGORY_WORDS: dict[str, tuple[FaultOwner, str]] = {
     "exit": (_CODE, "read the last lines of {log}: something called exit"),
     "stopped": (FaultOwner.UNKNOWN, "find the failure for which its agent stopped it"),
     "preemption": (_INFRASTRUCTURE, "see in {events} why it was terminated; continue from a checkpoint"),
+    "interrupted": (FaultOwner.NONE, "find what sent SIGINT, unless you pressed Ctrl-C"),
     "node_lost": (_EITHER, "see in {events} why it is gone: eviction, out of memory, a reboot of the machine"),
     "platform": (_INFRASTRUCTURE, "read the agent's log; the error is torch elastic's or firstfault's own"),
     "infrastructure": (_INFRASTRUCTURE, "read {events} and {log}"),
@@ -156,8 +158,7 @@ _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE}
 
 def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:
     """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that is not known."""
-    places = [*job.places, *([verdict.root.place] if verdict.root is not None else [])]
-    return _ENGINES.get(next((place.engine for place in places if place.engine), ""), PLAIN)
+    return _ENGINES.get(job.engine or (verdict.root.place.engine if verdict.root is not None else ""), PLAIN)
 
 
 # --- lists ----------------------------------------------------------------------------------------------------------
@@ -258,6 +259,7 @@ def size(number: float) -> str:
 _LINE = 200
 _LONG = 400
 _NEAR_THE_LIMIT = 0.9
+_NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
 _LOST = "the agent died and "
 """The beginning of the text about an agent that left no report: the name of the fault tells it already."""
 
@@ -273,7 +275,7 @@ def headline_parts(verdict: Verdict) -> tuple[str, str]:
     if what and headline.startswith(f"{what},"):
         return what, headline[len(what) :].partition(": ")[2]
     name, _, text = headline.partition(": ")
-    return name.split(",", 1)[0], text
+    return _NOT_IN_PARENTHESES.split(name, maxsplit=1)[0], text
 
 
 def fault_of(verdict: Verdict) -> tuple[str, str]:

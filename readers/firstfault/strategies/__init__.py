@@ -30,7 +30,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import explain_end
+from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_end
 from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
@@ -231,6 +231,8 @@ _MAX_VICTIMS = 100
 _MAX_SOURCES = 8
 HEADLINE = 160
 """Characters of a headline at most."""
+_INTERRUPTED = {"KeyboardInterrupt", "SIGINT", "exit code 130"}
+"""How a process ends by SIGINT: the last one is a shell's exit code."""
 _NO_CODE = {"", "USER:RuntimeError"}
 """What an engine gives a failure that has no code of its own."""
 
@@ -336,6 +338,8 @@ def category_of(failure: WorkerError) -> str:
         return "recoverable"
     if failure.stopped_by_agent:
         return "stopped"
+    if message_of(failure).what in _INTERRUPTED:
+        return "interrupted"
     if failure.exception is not None:
         return "user_code"
     if failure.signal:
@@ -361,7 +365,12 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
     subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
     text = sentence_about(root)
-    what = "terminated" if category_of(root) == "preemption" else message_of(root).what
+    category, what = category_of(root), message_of(root).what
+    if category == "preemption":
+        what = "terminated"
+    if category == "interrupted":
+        what = f"interrupted ({'Ctrl-C, SIGINT' if root.code == CTRL_C else what})"
+        subject, text = (root.node, "") if root.subject is Subject.AGENT and root.node else (subject, text)
     if root.code == TIME_LIMIT:
         what = "time limit"
     headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
@@ -399,7 +408,7 @@ def listed(ranks: Sequence[int], count: int | None = None) -> str:
 
 
 def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
-    if category_of(root) == "preemption":
+    if root.category == "preemption" or (root.category in FROM_OUTSIDE and root.subject is Subject.AGENT):
         return Scope.EXTERNAL
     if len(ranks) > 1:
         return Scope.RANKS

@@ -23,6 +23,7 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import place_of_crash, stacks_of, where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_printed
 from firstfault.model import Reason, Scope, Suspect, Verdict
+from firstfault.model.failure import FROM_OUTSIDE
 from firstfault.strategies import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
@@ -45,6 +46,7 @@ _HEADLINES = {
     "network": ("no progress", "SYSTEM:Network"),
     "node_lost": ("node lost", "SYSTEM:NodeLost"),
     "preemption": ("terminated", "SYSTEM:Preemption"),
+    "interrupted": ("interrupted (SIGINT)", "USER:Interrupted"),
 }
 """The headline's first word and the code of an inferred root cause, by category."""
 _OF_OTHERS = {
@@ -69,7 +71,7 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     earlier = _earlier_candidates(diagnosis, found)
     doubts = []  # about the first fault itself
     if are_unlisted(diagnosis.job, failures_of(found.same)):
-        doubts.append(Reason("the agent of its pod reported its pod's failures without this one", (first.failure,)))
+        doubts.append(Reason("the agent of its node reported its node's failures without this one", (first.failure,)))
     if len(classified) > 1 and _may_follow_an_error(first):
         doubts.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
     if len(found.same) > 1 and first.category == "disk_full" and exception_of(first.failure) is None:
@@ -232,7 +234,7 @@ def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
         why.append(Reason(f"{waited} timed out waiting", failures_of(diagnosis.waits)))
     what, code = _HEADLINES.get(found.category, ("no report", "USER:NoReport"))
     sentence = f"{what}, {_name(found)}: {found.why}"
-    scope = Scope.EXTERNAL if found.category == "preemption" else Scope.NODE
+    scope = Scope.EXTERNAL if found.category in FROM_OUTSIDE else Scope.NODE
     return replace(
         undetermined(job, NAME),
         scope=scope if found.rank is None else Scope.RANK,
