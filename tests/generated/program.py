@@ -18,6 +18,8 @@ WORLD = NODES * WORKERS
 STEPS = 8
 TIMEOUT_S = 4
 """Of the collectives: a hang takes so long."""
+AGAIN = 10_000
+"""Programs of seeds from here on try a step, or the training, again."""
 _CLOCKS = (0.0, 0.0, 0.0, 0.4, -3.0, 30.0)
 """Seconds by which a node's clock is off."""
 
@@ -70,7 +72,8 @@ def plan_of(seed: int) -> Plan:
     chance = random.Random(seed)
     fault = "" if chance.random() < 0.08 else chance.choice(sorted(FAULTS))
     what = FAULTS.get(fault)
-    loop = chance.choice(sorted(shapes.LOOPS))
+    is_again = seed >= AGAIN and chance.random()
+    loop = chance.choice(sorted(shapes.TRIED_STEPS if is_again and is_again < 0.5 else shapes.LOOPS))
     places = ["step"]
     if what is not None and what.raises and what.in_loader:
         places += [*shapes.PLACES_OF.get(loop, []), "hook", "checkpoint"]
@@ -83,12 +86,14 @@ def plan_of(seed: int) -> Plan:
         culprits = [0]  # rank 0 alone writes
     if loop == "prefetch" and place != "step":
         number = 1  # the thread dies and the rank waits: if all do, no rank waits in a collective
+    wrappers = shapes.TRIED_TRAININGS if is_again and is_again >= 0.5 else shapes.WRAPPERS
+    wrappers = set(wrappers) - ({"clean-up-fails"} if what is None else set())
     guilty = tuple(sorted(culprits[:number])) if what is not None else ()
     spread = chance.choice([0.0, 0.0, 0.05, 0.3, 2.0])
     return Plan(
         seed=seed,
         loop=loop,
-        wrapper=chance.choice(sorted(set(shapes.WRAPPERS) - ({"clean-up-fails"} if what is None else set()))),
+        wrapper=chance.choice(sorted(wrappers)),
         communication=chance.choice(sorted(shapes.COMMUNICATIONS)),
         place=place,
         handler=chance.choice(sorted(shapes.HANDLERS)),
@@ -133,7 +138,7 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
         shapes.CLEAN_UPS[plan.clean_up],
         shapes.COMMUNICATIONS[plan.communication],
         shapes.TURN,
-        shapes.LOOPS[plan.loop],
-        shapes.WRAPPERS[plan.wrapper],
+        {**shapes.LOOPS, **shapes.TRIED_STEPS}[plan.loop],
+        {**shapes.WRAPPERS, **shapes.TRIED_TRAININGS}[plan.wrapper],
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
