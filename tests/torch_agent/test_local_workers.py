@@ -159,6 +159,24 @@ def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix
     assert [local.stopped.ended(Death(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)] == [False, True]
 
 
+@pytest.mark.parametrize("function", ["__del__", "__next__"])
+def test_a_worker_in_a_finaliser(
+    function: str, start: Callable[..., list[Any]], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent waits for the report of a worker that drops a loader, perhaps for an exception that it has raised."""
+    stack = f'Thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/loader.py", line 3 in {function}\n'
+    seen = workers.Observation(f'{stack}  File "/app/train.py", line 9 in main\n')
+    monkeypatch.setattr(workers, "observe", lambda *_: {0: seen})
+    awaited: list[set[int]] = []
+    local = LocalWorkers(prefix.recording(), Reporter(prefix.recording(), Place), LONG_S, lambda: None)
+    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=start(_plain)))
+    local._await_raised = lambda ranks: frozenset(awaited.append(ranks) or ())
+
+    local.stop("another worker of this node had failed")
+
+    assert awaited == [{0} if function == "__del__" else set()]
+
+
 def test_unfinished() -> None:
     """A worker that handed over its result, read or not, is finished."""
 

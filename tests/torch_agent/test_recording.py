@@ -511,6 +511,31 @@ def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix) ->
     assert early.what == late.what == "ValueError"
 
 
+class _AskedError(Exception):
+    """The agent asks for this process's state when its text is read."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def __str__(self) -> str:
+        _in_a_thread(self._answer)
+        return "bad batch"
+
+
+def test_an_exception_that_is_being_recorded_when_the_agent_asks(prefix: Prefix) -> None:
+    """The answer tells where it was raised, so that the agent waits for its document, of which there is one."""
+    answers: list[dict[str, Any]] = []
+    with recorded(PlainEngine()) as monitor:
+        with pytest.raises(_AskedError) as left:
+            _raise(_AskedError(lambda: answers.append(monitor.answer())))
+        # outside of the handler, as where a program's exception is recorded
+        worker.record_end(monitor, left.value, os.getppid())
+    _, exception = _recorded(prefix)
+    raised = exception.frames[-1]
+    assert answers[0]["raised_at"] == (raised.file, raised.line, raised.function)
+
+
 class _SignalledError(Exception):
     """Raises the agent's signal when its text is read."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+from firstfault.exceptions.stack_position import stood_at
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
 from firstfault.recorder.folder import tail_of
 from firstfault.recorder.left_behind import end_left_processes
@@ -263,7 +264,8 @@ class LocalWorkers:
             self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = observe(self._channel, self._reporter.recording, asked)
-        raising = {rank for rank, seen in observations.items() if seen.raised_at is not None}
+        # a busy worker may not have answered in time
+        raising = {rank for rank, seen in observations.items() if seen.raised_at or stood_at(seen.stack).finalises}
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
         if reason != TERMINATED:  # a signal to the agent may have gone to all processes of the node
             first |= {rank for rank, process in enumerate(processes) if process.exitcode == -sent}

@@ -89,7 +89,9 @@ class InFlight:
         self.uninterrupted: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         """A block in which another thread raises nothing in this one: a name that were lost could not be withdrawn."""
         self.unwinding: Unwinding | None = None
-        """The exception that was leaving a frame of the main thread when the agent asked."""
+        """The exception that was leaving a frame of the main thread, or had left it, when the agent asked."""
+        self.left: BaseException | None = None
+        """The exception that has left the task function, and is being recorded."""
 
     def seen(self, error: BaseException) -> None:
         """Record an exception whose clean-up is about to close the sockets; once, and only in the main thread.
@@ -105,12 +107,15 @@ class InFlight:
 
     def ask(self) -> None:
         """Record the main thread's exception in flight, and withdraw those that were handled; runs in any thread."""
-        error = handled_exception(self._main)
+        left = self.left  # recorded by the main thread
+        error = handled_exception(self._main) if left is None else left
         self.reconcile(error)
         if self._asked:
             return
         try:
-            if error is not None and _may_fail(error):
+            if left is not None and (entry := BaseException.__getattribute__(left, "__traceback__")) is not None:
+                self.unwinding = Unwinding(entry.tb_frame, entry.tb_lasti, _raised_at(entry.tb_frame, entry))
+            elif error is not None and _may_fail(error):
                 self._note(error)
             else:
                 self.unwinding = unwinding_of(self._main)

@@ -118,6 +118,8 @@ def monitor_of(
 
 def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None:
     """Record the exception that ends this worker, and stop watching; `agent` is the process that started it."""
+    if not is_clean_exit(error):
+        monitor.in_flight.left = error  # at once: the agent that is about to stop this process waits for it
     # a handler, like torch's in a forked worker, would raise in the middle of recording, and the kernel repeats the
     # parent-death signal for each thread of a killed agent
     with undisturbed(WORKER_SIGNALS, handled_only=not _is_answer_to_signal(error)):

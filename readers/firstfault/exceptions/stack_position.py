@@ -89,14 +89,18 @@ class Where:
 
 def where_it_stood(failure: WorkerError) -> Where:
     """Return the position of a worker's main thread, from the stack dump that its agent took before it stopped it."""
-    text = next(iter(stacks_of(failure)), "")
+    has_outstanding = any(item.is_outstanding for item in failure.collectives)
+    return stood_at(next(iter(stacks_of(failure)), ""), has_outstanding=has_outstanding)
+
+
+def stood_at(text: str, *, has_outstanding: bool = False) -> Where:
+    """Return the position that a stack dump tells, of a worker with or without an outstanding collective."""
     found = _RAISED_AT.match(text)
     # faulthandler prints the main thread last, innermost frame first
     *others, main = _THREAD.split(text)
     frames = _frames(main)
     within = itertools.takewhile(lambda frame: is_library(frame.file), frames)
     inner = [f"{frame.file} {frame.function}" for frame in within]
-    has_outstanding = any(item.is_outstanding for item in failure.collectives)
     return replace(
         _where(frames, others, has_left=_NO_FRAME in main, has_outstanding=has_outstanding),
         raised_at=FrameInfo(found["file"], int(found["line"]), found["function"]) if found else None,
