@@ -14,10 +14,12 @@ from firstfault.model import (
     Collective,
     CollectiveProgress,
     DocumentRef,
+    ExceptionInfo,
     ExpiredDeadline,
     Scope,
     SentSignal,
     StackDump,
+    ThreadFailure,
     WorkerError,
     Writer,
 )
@@ -34,6 +36,7 @@ from tests.readers.scenes import (
     IN_SLEEP,
     PEER,
     STACK,
+    WAITED,
     count,
     died,
     done,
@@ -58,6 +61,15 @@ def test_the_same_hang_has_the_same_fingerprint() -> None:
 
     assert hang(IN_SLEEP) == hang(IN_SLEEP.replace("line 12", "line 14")) != ""
     assert hang(IN_SLEEP) != hang(STACK.format("/app/train.py", "save"))
+
+
+def test_ranks_that_try_again_beside_one_that_hangs() -> None:
+    """Neither the counters of a rank that tries again after its timeout, nor a victim's dead thread, stand out."""
+    dead = ThreadFailure("metrics", None, ExceptionInfo("ConnectionError", "the server is away"))
+    hangs = stopped(2, STACK.format("/app/train.py", "fault"))
+    again = stopped(0, IN_SLEEP, log_tail=f"step 4 failed: {WAITED}\n", **count(7))
+    verdict = evidence(done(*waiting(3, **count(9)), victim(1, thread_failures=(dead,), **count(9)), again, hangs))
+    assert (verdict.ranks, verdict.rule, verdict.confidence) == ((2,), "hang", "medium")
 
 
 PYTHON, PACKAGES = "/usr/lib/python3.11", "/x/site-packages"

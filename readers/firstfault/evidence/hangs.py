@@ -97,9 +97,10 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     groups = sorted({*recorded, *printed})
     known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups}
     # a rank that met an error about a peer stood where it handled that
-    raised = [item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR]
-    met = (item for item in raised if not (item.failure.sent_signals and item.failure.what in _ANSWERS))
-    elsewhere = _elsewhere(alive, {item.failure.rank for item in (*diagnosis.waits, *met)}, diagnosis.waits)
+    raised = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
+    victims = (item for item in raised if not (item.failure.sent_signals and item.failure.what in _ANSWERS))
+    met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
+    elsewhere = _elsewhere(alive, met, diagnosis.waits)
     apart = _apart(recorded, printed)
     reasons = [
         *elsewhere,
@@ -112,9 +113,10 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
         *_reported(classified),
     ]
     if elsewhere:
-        # a rank that itself timed out waiting is not the one that the others waited for, whatever its counters
-        waited = {judged.failure.rank for judged in diagnosis.waits} - dict(elsewhere).keys()
-        reasons = [(rank, why) for rank, why in reasons if rank not in waited]
+        # a rank that waited itself is not the one that the others waited for, whatever its counters and threads; nor is
+        # one that tries again after its timeout
+        met |= {failure.rank for failure in alive if prints_a_timeout(failure)}
+        reasons = [(rank, why) for rank, why in reasons if rank not in met]
     return _candidates(diagnosis, reasons)
 
 
