@@ -27,6 +27,7 @@ from tests.cascades.replay import RECORDED, load
 from tests.readers.scenes import (
     IN_SLEEP,
     IN_TORCHS_WAIT,
+    STACK,
     died,
     done,
     own,
@@ -87,6 +88,7 @@ def gave_up(rank: int, operation: str, line: int, code: str = "dist.{}(values)")
     return replace(failure, exception=ExceptionInfo("RuntimeError", failure.message, frames=frames))
 
 
+IN_FAULT = STACK.format("/app/train.py", "fault")
 LAST_TRIES = [victim(rank) for rank in (0, 1, 2)]
 LEFT = stopped(3, IN_TORCHS_WAIT)
 OF_TWO = done(received(1), passed(0, 4), nodes=1)
@@ -198,6 +200,17 @@ def test_a_handled_exception_from_which_the_training_went_on(change: dict[str, A
     """An exception that a training has survived is not the root cause of what ends it later."""
     job = replace(CASES["handled"][0], **change)
     assert judge(diagnosis_of(job)).rule == "undetermined"
+
+
+def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
+    """Of a program that tries again, the first exceptions tell more than a hang in which several ranks stand out."""
+    last = done(waited(0), waited(1), stopped(2, IN_SLEEP, world_size=4), stopped(3, IN_FAULT, world_size=4))
+    assert judge(diagnosis_of(last)).scope.value == "undetermined"
+
+    verdict = judge(diagnosis_of(replace(last, handled=(own(3, -9000, in_flight=True), victim(0, -8900)))))
+
+    headline = "ValueError, rank 3 on worker-1: bad batch"
+    assert (verdict.rule, verdict.headline, verdict.confidence) == ("handled", headline, "low")
 
 
 def test_the_rules_in_the_docs() -> None:

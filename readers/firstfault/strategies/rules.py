@@ -32,7 +32,7 @@ from firstfault.evidence.hangs import (
     returned_early,
     waited_apart,
 )
-from firstfault.model import JobErrors, Reads, RestartKind, Suspect, Verdict, Writer
+from firstfault.model import JobErrors, Reads, RestartKind, Scope, Suspect, Verdict, Writer
 from firstfault.strategies import reads, takes_diagnosis
 from firstfault.strategies._evidence_verdicts import (
     MAX_SUSPECTS,
@@ -99,8 +99,10 @@ def judge(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
 
     `diagnosis` has its faults; without `rules`, `RULES` are tried.
     """
-    decided = ((rule, rule.decide(diagnosis)) for rule in rules or RULES)
-    rule, verdict = next((rule, verdict) for rule, verdict in decided if verdict is not None)
+    decided = ((rule, verdict) for rule in rules or RULES if (verdict := rule.decide(diagnosis)) is not None)
+    rule, verdict = next(decided)
+    if verdict.scope is Scope.UNDETERMINED:  # of several ranks of a last try, a first one may tell
+        rule, verdict = next((later for later in decided if later[0].decide is _handled), (rule, verdict))
     late = [fault for fault in diagnosis.late if fault.failure is not verdict.root]
     confidence = min(verdict.confidence, rule.confidence, key=CONFIDENCES.index)
     return _with_suspects(replace(verdict, rule=rule.name, confidence=confidence), late, ", later")
@@ -207,7 +209,8 @@ def _handled(diagnosis: Diagnosis) -> Verdict | None:
     job = diagnosis.job
     last = {failure.rank: failure.timestamp_ns or 0 for failure in job.failures}
     near = (item for item in job.handled if last.get(item.rank, 0) - (item.timestamp_ns or 0) < _TRIES_NS)
-    tried = {failure.rank: failure for failure in reversed(tuple(near))}
+    printed = {failure.rank: failure.log_tail for failure in job.failures}  # to the end
+    tried = {item.rank: replace(item, log_tail=printed.get(item.rank, "")) for item in reversed(tuple(near))}
     if not tried or any(record.kind is RestartKind.IN_PROCESS for record in job.restarts):
         return None
     failures = tuple(tried.get(failure.rank, failure) for failure in job.failures)
