@@ -537,6 +537,28 @@ WORDS = {
 """What the headline, a reason or a suspect of a job says."""
 
 
+@pytest.mark.parametrize(
+    ("counts", "headline"),
+    [
+        ((4, 4, 4), "ValueError, rank 0 on worker-0, and probably all: bad batch"),
+        ((4, 5, 4), "ValueError, rank 0 on worker-0, and probably 2 more: bad batch"),
+        ((5, 5, 5), "ValueError, rank 0 on worker-0: bad batch"),
+    ],
+    ids=["level", "one is ahead", "all are ahead"],
+)
+def test_stopped_where_the_exception_passes_by(counts: tuple[int, ...], headline: str) -> None:
+    """A rank whose finaliser ran there probably raised it, too, unless it had called a collective more than the first.
+
+    That one may have met a peer's error in it.
+    """
+    others = [stopped(rank, IN_FINALISER, world_size=4, **GLOO[called]) for rank, called in enumerate(counts, 1)]
+    first = replace(raised(0), place=replace(BUG.place, world_size=4), **GLOO[4])
+    verdict = evidence(done(first, *others))
+    likely = counts.count(4)
+    assert (verdict.headline, verdict.ranks) == (headline, (0,))
+    assert verdict.confidence == ("medium" if likely else "high")
+
+
 @pytest.mark.parametrize(("name", "verdict"), [(name, verdict) for verdict, jobs in VERDICTS.items() for name in jobs])
 def test_a_verdict(name: str, verdict: str) -> None:
     """Each job has this root cause, confidence, category and rule, and tells why."""

@@ -305,6 +305,17 @@ def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailur
     return [item for item in _stopped(first, classified) if own and _is_near(item.failure, own[-1])]
 
 
+def stopped_unwinding(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    """Return the ranks that were stopped in a finaliser where the first fault's exception passed by, not a peer's."""
+    exception = first.failure.exception
+    passed = set(map(place_of, own_frames(exception))) if exception is not None else set()
+    called = {progress.group: progress.enqueued for progress in first.failure.collectives}
+    stood = [(item, where_it_stood(item.failure), item.failure.collectives) for item in _stopped(first, classified)]
+    unknown = [(item, known) for item, at, known in stood if at.finalises and not at.raised_at and at.frame in passed]
+    # a peer's error comes out of a collective that `first` had not called
+    return [item for item, known in unknown if known and all(at.enqueued <= called.get(at.group, -1) for at in known)]
+
+
 def place_of_raise(failure: WorkerError) -> str:
     """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
     raised_at = where_it_stood(failure).raised_at

@@ -361,9 +361,9 @@ def who(failure: WorkerError) -> str:
     return node or "a worker without a name"
 
 
-def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
-    """One line: what, who, and the first line of its message."""
-    subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
+def headline_of(root: WorkerError, ranks: Sequence[int] = (), more: str = "") -> str:
+    """One line: what, who, and the first line of its message; `more` follows who."""
+    subject = (f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)) + more
     text = sentence_about(root)
     category, what = category_of(root), message_of(root).what
     if category == "preemption":

@@ -16,6 +16,7 @@ from firstfault.evidence.faults import (
     place_of_raise,
     stopped_near,
     stopped_raising,
+    stopped_unwinding,
 )
 from firstfault.evidence.texts import message_of
 from firstfault.evidence.watchdogs import may_have_waited_for, tells_of_a_wait
@@ -24,7 +25,7 @@ from firstfault.exceptions.stack_position import place_of_crash, stacks_of, wher
 from firstfault.exceptions.stderr import exception_of, last_printed
 from firstfault.model import Reason, Scope, Suspect, Verdict
 from firstfault.model.failure import FROM_OUTSIDE
-from firstfault.strategies import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
+from firstfault.strategies import HEADLINE, headline_of, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
@@ -67,24 +68,18 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     more = len(diagnosis.job.unopened_like(first.failure.fingerprint)) if opened == len(found.same) else 0
     raising = stopped_raising(first, classified)
     are_raising = set(map(id, raising))
+    likely = [item for item in stopped_unwinding(first, classified) if id(item) not in are_raising]
+    are_raising |= set(map(id, likely))
     near = [item for item in stopped_near(first, classified) if id(item) not in are_raising]
     earlier = _earlier_candidates(diagnosis, found)
-    doubts = []  # about the first fault itself
-    if are_unlisted(diagnosis.job, failures_of(found.same)):
-        doubts.append(Reason("the agent of its node reported its node's failures without this one", (first.failure,)))
-    if len(classified) > 1 and _may_follow_an_error(first):
-        doubts.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
-    if len(found.same) > 1 and first.category == "disk_full" and exception_of(first.failure) is None:
-        doubts.append(Reason("a clean-up or a checkpoint on a full disk fails so after any error", (first.failure,)))
-    if len(classified) > 1 and tells_of_a_wait(first) and (first.failure.exception is None or len(found.same) > 1):
-        doubts.append(Reason("its last words tell of a wait, which may be for a peer", (first.failure,)))
-    if first.why == OF_A_FIRST_TRY:
-        doubts.append(Reason("its last try failed because of a peer", (first.failure,)))
+    doubts = _doubts(diagnosis, found)
     why = [Reason(f"{who(first.failure)} {first.why}", (first.failure,))]
     if len(found.same) + more > 1:
         why.append(Reason(f"{len(found.same) + more} failed in the same way", failures_of(found.same)))
     why += [Reason(_after(diagnosis, first, other), (other.failure,)) for other in found.others[:3]]
     why += _about_stopped(first, raising, near)
+    if likely:
+        why.append(Reason(f"stopped where that exception passes by: {len(likely)} more", failures_of(likely)))
     why += _about_victims(diagnosis, [item for item in classified if id(item) not in are_raising])
     if named := diagnosis.accusations.of(first):
         ranks = {None, first.failure.rank}
@@ -99,7 +94,7 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     why += about_clocks(diagnosis)
     has_printed = any(judged.why == AFTER_A_PRINTED_ERROR for judged in classified)
     stood = may_have_waited_for(diagnosis, found.same)
-    is_one = not (found.others or earlier or near or raising or doubts or has_printed or stood)
+    is_one = not (found.others or earlier or near or likely or raising or doubts or has_printed or stood)
     verdict = _verdict_on(
         diagnosis.job,
         first,
@@ -110,7 +105,31 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     others = [*found.others, *earlier][:MAX_SUSPECTS]
     suspects = [Suspect(_after(diagnosis, first, other), other.failure.rank, other.node) for other in others]
     suspects += [Suspect(item.why, item.rank, item.node or None) for item in stood]
-    return replace(verdict, suspects=tuple(suspects[:MAX_SUSPECTS]))
+    verdict = replace(verdict, suspects=tuple(suspects[:MAX_SUSPECTS]))
+    if not likely:
+        return verdict
+    is_all = 0 < first.failure.place.world_size <= len(verdict.ranks) + len(likely)
+    which = "all" if is_all else f"{len(likely)} more"
+    return replace(verdict, headline=headline_of(first.failure, verdict.ranks, f", and probably {which}"))
+
+
+def _doubts(diagnosis: Diagnosis, found: FirstFault) -> list[Reason]:
+    """Return what speaks against the first fault itself."""
+    first, is_alone, is_one = found.first, len(diagnosis.classified) == 1, len(found.same) == 1
+    doubts = {
+        "the agent of its node reported its node's failures without this one": are_unlisted(
+            diagnosis.job, failures_of(found.same)
+        ),
+        "an exit that gives no reason may follow any error, a peer's too": not is_alone and _may_follow_an_error(first),
+        "a clean-up or a checkpoint on a full disk fails so after any error": not is_one
+        and first.category == "disk_full"
+        and exception_of(first.failure) is None,
+        "its last words tell of a wait, which may be for a peer": not is_alone
+        and tells_of_a_wait(first)
+        and (first.failure.exception is None or not is_one),
+        "its last try failed because of a peer": first.why == OF_A_FIRST_TRY,
+    }
+    return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]
 
 
 def _verdict_on(
