@@ -12,13 +12,13 @@ import pytest
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stderr import last_printed, without_traceback
 from firstfault.exceptions.tracebacks import short_name
-from firstfault.model import ExceptionInfo, StackDump, Writer
+from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Writer
 from firstfault.report import report_of
 from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
-from tests.readers.scenes import died, own, stopped, victim
+from tests.readers.scenes import PEER, died, done, own, stopped, victim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -422,3 +422,57 @@ def test_indented_lines_are_no_traceback() -> None:
     """A text that begins with indented lines of the program itself is kept."""
     log = "   step 10 loss 3\n   step 11 loss 2\nValueError: batch skipped\nstep 12"
     assert without_traceback(log, ExceptionInfo("ValueError", "batch skipped")) == log.lstrip("\n")
+
+
+TRIES = (
+    "Traceback (most recent call last):\n"
+    '  File "/app/train.py", line 30, in train\n    turn(step)\n'
+    '  File "/app/train.py", line 12, in turn\n    {}\n{}\n'
+)
+IN_GROUP = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce\n    work.wait()\n'
+BAD, PEERS = "ValueError: batch 4 has no labels", f"RuntimeError: {PEER.format(1)}"
+
+
+def _gave_up(rank: int, text: str, printed: str, **more: Any) -> WorkerError:
+    """A worker that raised, outside of any handler, in the function that had handled what it printed."""
+    raised_at = FrameInfo("/app/train.py", 34, "train", 'raise TrainingError("...")')
+    return own(rank, exception=ExceptionInfo("TrainingError", text, frames=(raised_at,)), log_tail=printed, **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "tries"),
+    [("step 4 failed 3 times", 1), ("gave up after 3 attempts", 1), ("the training is unstable", 2)],
+)
+def test_a_program_that_gave_up(text: str, tries: int) -> None:
+    """Ranks that raise the same after their tries are told apart by what they had printed of each try."""
+    bad = TRIES.format("check(batch)", BAD) * tries
+    lost = TRIES.format("reduce(loss)", IN_GROUP + PEERS) * tries
+    verdict = evidence(done(_gave_up(0, text, lost), _gave_up(1, text, lost), _gave_up(3, text, bad)))
+    assert (verdict.ranks, verdict.headline) == (
+        (3,),
+        f"ValueError, rank 3 on worker-1: batch 4 has no labels; raised as TrainingError: {text}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("the training is unstable", TRIES.format("check(batch)", BAD)),
+        ("step 4 failed 3 times", TRIES.format("check(batch)", BAD).replace("in train", "in load")),
+        ("step 4 failed 3 times", TRIES.format("check(batch)", BAD) + "step done\n" * 40),
+    ],
+    ids=["one error that it handled", "of another function", "long before"],
+)
+def test_what_was_handled_before_another_error(text: str, printed: str) -> None:
+    """One handled error does not explain what the same function raises later, nor does that of another function."""
+    assert evidence(done(_gave_up(3, text, printed))).headline == f"TrainingError, rank 3 on worker-1: {text}"
+
+
+def test_all_gave_up_without_their_reasons() -> None:
+    """Ranks that tell only that their tries failed may be victims: those that printed a peer's error are."""
+    text = "step 4 failed 3 times"
+    lines = {0: PEERS, 1: PEERS, 3: BAD}
+    told = evidence(done(*(_gave_up(rank, text, f"try 0: {line}\n") for rank, line in lines.items())))
+    untold = evidence(done(*(_gave_up(rank, text, "") for rank in lines)))
+    assert (told.ranks, told.confidence) == ((3,), "medium")
+    assert (untold.ranks, untold.confidence) == ((0, 1, 3), "low")

@@ -199,7 +199,7 @@ def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
     if is_second and exception is raised:
         why = "tried again with the process group of its first try, which is not known"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
-    if exception is None or not (is_second or is_own_fault(exception)):
+    if exception is None:
         return None
     judged = _of_raised(failure, exception)
     if not is_own_fault(exception):

@@ -20,7 +20,7 @@ from firstfault.evidence.texts import message_of
 from firstfault.evidence.watchdogs import without_leavers
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
-from firstfault.exceptions.stderr import last_printed
+from firstfault.exceptions.stderr import TRIES_FAILED, last_printed
 from firstfault.exceptions.tracebacks import causes_of, first_cause, library_of, own_frames, place_of, short_name
 from firstfault.model import Subject
 
@@ -66,6 +66,11 @@ def _is_fault(judged: ClassifiedFailure, accusations: Accusations) -> bool:
     # either end of a message may have another size than the others
     may_be = is_unclear_exit(judged) and judged.signature != MISMATCH
     return judged.failure_class <= FailureClass.EXTERNAL or (may_be and accusations.times_broadcast(judged) > 0)
+
+
+def gave_up(failure: WorkerError) -> bool:
+    """Whether a process tells that its tries failed, and not why: a peer's error may be the reason."""
+    return TRIES_FAILED.match(message_of(failure).text) is not None
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:
@@ -115,7 +120,9 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
         late = {
             id(item): late[id(item)]
             for item in roots
-            if id(item) in late and item.failure.fingerprint not in prints and not is_before_all(item.failure)
+            if id(item) in late
+            and (item.failure.fingerprint not in prints or gave_up(item.failure))
+            and not is_before_all(item.failure)
         }
     changed = tuple(
         replace(judged, failure_class=FailureClass.CONSEQUENCE, why=late[id(judged)], waited=not own)
@@ -221,6 +228,7 @@ def _order(fault: ClassifiedFailure, accusations: Accusations) -> tuple[object, 
     return (
         not is_killed and fault.category not in OF_THE_GPU,
         fault.in_flight,
+        gave_up(failure),
         not fault.specific,
         -accusations.times_broadcast(fault),
         fault.failure_class,
@@ -253,6 +261,8 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
     if not is_fault or not fingerprint or fault.failure.fingerprint != fingerprint:
         return False
+    if gave_up(fault.failure) and not gave_up(first.failure):
+        return bool(of_first.text) and of_first.text in fault.failure.printed
     # a worker that calls sys.exit does not know what it printed: the text must agree, too
     if text.exception is not fault.failure.exception or of_first.exception is not first.failure.exception:
         return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))

@@ -62,6 +62,11 @@ _NEXT = re.compile(
 )
 """A line that cannot belong to the message of the exception before it."""
 _FATAL = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
+TRIES_FAILED = re.compile(
+    r"(?i)^(?:.{1,80}: )?(?:(?:the )?\w+(?: \d+)? failed(?: after)?|(?:it )?(?:gave|giving) up after|all) "
+    r"\d+ (?:times|attempts|tries|retries)(?: failed)?[.!]?$"
+)
+"""Tells that something failed several times, and not why."""
 _SECOND_TRY = "trying to initialize the default process group twice"
 """What torch raises if a program tries again after an error that left the process group behind."""
 _PYTHONS = re.compile(
@@ -316,11 +321,13 @@ def first_try(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception with which a step failed first, if it was tried again and then failed in a collective.
 
     The process had printed it, from the same line of its own code. None: no step was tried again, the first try failed
-    in a collective, too, or it is not known.
+    in a collective, too, or it is not known; if the program raised that it gave up, such a first try counts, too.
     """
     if failure.subject is Subject.AGENT or _TRACEBACK not in failure.printed:
         return None
     raised, text = failure.exception, failure.printed[-_READ:]
+    if raised is not None and (tried := _before_giving_up(raised, text)) is not None:
+        return tried
     is_exit = raised is not None and short_name(causes_of(raised).first) == "SystemExit"
     again = None if is_exit else raised
     # without an exception of its own it has printed those of two tries at least
@@ -335,6 +342,23 @@ def first_try(failure: WorkerError) -> ExceptionInfo | None:
     same = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
     found = next((_parsed(lines, *span) for span in same), None)
     return None if found is None or _waits(found.exception) else found.exception
+
+
+def _before_giving_up(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
+    """Return the exception of a first try, if all that a program printed last are tries of the function that raised."""
+    at = raised.frames[-1] if raised.frames and not raised.causes else None
+    if at is None or not at.code.startswith("raise") or _TRACEBACK not in text:
+        return None
+    lines, spans = _read(text)
+    parsed = ((lines[span[1] + 1].strip(" |"), _parsed(lines, *span)) for span in spans if span[1] + 1 < len(lines))
+    printed = [(call, found) for call, found in parsed if found and found.exception.message != raised.message]
+    call = printed[-1][0] if printed else ""
+    tries = [found for _, found in itertools.takewhile(lambda item: item[0] == call, reversed(printed))]
+    is_same = call.startswith(f'File "{at.file}", line ') and call.endswith(f", in {at.function}")
+    if not is_same or len(tries) < (1 if TRIES_FAILED.match(raised.message) else _TRIES):
+        return None
+    later = (*tries[0].exception.message.splitlines()[1:], *tries[0].after)
+    return tries[-1].exception if sum(not line[:1].isspace() for line in later) <= _LATER else None
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure
 from firstfault.evidence.diagnosis import ENDS_OF_NODES, are_unlisted, names_it
 from firstfault.evidence.faults import (
     AFTER_A_PRINTED_ERROR,
+    gave_up,
     is_unclear_exit,
     place_of_raise,
     stopped_near,
@@ -127,7 +128,8 @@ def _doubts(diagnosis: Diagnosis, found: FirstFault) -> list[Reason]:
         "its last words tell of a wait, which may be for a peer": not is_alone
         and tells_of_a_wait(first)
         and (first.failure.exception is None or not is_one),
-        "its last try failed because of a peer": first.why == OF_A_FIRST_TRY,
+        "it does not tell why its tries failed": not is_alone and gave_up(first.failure),
+        "its last try may have failed for another reason": first.why == OF_A_FIRST_TRY,
     }
     return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]
 
@@ -149,7 +151,7 @@ def _verdict_on(
 
 def _confidence(found: FirstFault, *, is_sure: bool) -> str:
     first, is_unclear = found.first, found.first.failure_class is FailureClass.UNCLEAR
-    if is_unclear and first.failure.signal:
+    if (is_unclear and first.failure.signal) or (gave_up(first.failure) and len(found.same) > 1):
         return "low"
     if found.rivals:
         return "low" if any(rival.failure_class is first.failure_class for rival in found.rivals) else "medium"
