@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from firstfault.errors import UsageError
+from firstfault.evidence.texts import is_unexplained_write
 from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
 
 __all__ = [
@@ -288,6 +289,7 @@ _UNKNOWN = "the cause is not known; if nothing in the code explains it, run it o
 _ONLY_A_TEXT = (
     "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
 )
+_WRITE = "a write failed, and its error does not tell why: the disk may have been full, or over its quota"
 _AGAINST = {
     "user_code": "the same code would probably fail again",
     "exit": "the same code would probably end again",
@@ -362,6 +364,8 @@ def _reason_against(verdict: Verdict, context: RetryContext) -> str:
         return f"{everywhere.reason}; a retry would meet it again"
     if reason := _replaced(verdict.root):
         return reason
+    if verdict.category == "storage" and verdict.root is not None and is_unexplained_write(verdict.root):
+        return _WRITE
     return _AGAINST.get(verdict.category, _ONLY_A_TEXT)
 
 

@@ -98,6 +98,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(number: float) -> str:
+    """Return bytes in binary units: "15.9 GiB"."""
+    power = 0
+    while number >= 1024 and power < len(_SIZES) - 1:  # noqa: PLR2004 - binary units
+        number /= 1024
+        power += 1
+    return f"{number:.{min(power, 1)}f} {_SIZES[power]}"
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -19,6 +21,7 @@ import torch.distributed as dist
 
 from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure
 from firstfault.report import report_of
+from firstfault.report.words import FaultOwner
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _EIO = "[Errno 5] Input/output error"
 _FULL = FileSystem("/data", 0, 100 * _GIB, 7, 9)
+_WRITTEN = FileSystem("/mnt/x", _GIB, 2 * _GIB)
 
 
 def _verdict(kind: str, text: str, system: SystemState) -> Verdict:
@@ -74,6 +78,80 @@ def test_a_failed_write_without_a_path() -> None:
     assert {os.getcwd(), "/dev/shm"} <= {item.path for item in found.file_systems}  # noqa: PTH109, S108
     assert found.open_files
     assert dict(found.limits).get("RLIMIT_NOFILE", 1) > 0
+
+
+def _full(monkeypatch: pytest.MonkeyPatch, folder: Path, error: int = 0) -> None:
+    """Let a folder be on a full disk of 2 MiB; or on one with free space that refuses writes with an error number."""
+    real = os.statvfs
+
+    def statvfs(path: str) -> SimpleNamespace:
+        names = ("f_frsize", "f_blocks", "f_bavail", "f_favail", "f_files", "f_flag")
+        space = SimpleNamespace(**{name: getattr(real(path), name) for name in names})
+        if str(path).startswith(str(folder)):
+            space.f_blocks, space.f_bavail, space.f_frsize = 512, 100 if error else 0, 4096
+        return space
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    if error:
+        monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(error, "refused")))
+
+
+class _Checkpoint:
+    """Writes where torch.save, numpy and SQLite do: its path is a variable of a frame, or that of an open file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def by_name(self, _data: str = "data/0") -> None:
+        folder = self.path  # noqa: F841 - what is found
+        self._fail()
+
+    def by_file(self) -> None:
+        with self.path.open("wb") as file:
+            self._fail(file)
+
+    def by_open_file(self) -> None:
+        self.file = self.path.open("wb")
+        self._fail()
+
+    def _fail(self, _file: object = None) -> None:
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+
+@pytest.mark.parametrize("how", [_Checkpoint.by_name, _Checkpoint.by_file, _Checkpoint.by_open_file])
+@pytest.mark.parametrize(("error", "why"), [(0, ""), (errno.EDQUOT, " (quota)"), (errno.ENOSPC, "")])
+def test_where_it_was_writing(
+    how: Callable[[_Checkpoint], None], error: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that does not tell where and why a write failed: the variables, or the open files, and the disk do."""
+    _full(monkeypatch, tmp_path, error)
+    checkpoint = _Checkpoint(tmp_path / "checkpoint.pt")
+    with pytest.raises(RuntimeError) as caught:
+        how(checkpoint)
+    system = _state(caught.value)
+    if how is _Checkpoint.by_open_file:
+        checkpoint.file.close()
+    full = next(disk for disk in system.full if disk.path.startswith(str(checkpoint.path)))
+    assert full.text == f"0 B of 2.0 MiB free at {tmp_path / 'checkpoint.pt'}{why}"
+    verdict = _verdict("RuntimeError", str(caught.value), system)
+    assert verdict.category == "disk_full"
+    assert verdict.headline.startswith(f"RuntimeError, rank 3 on worker-0: {system.full[0].text} (basic_ios")
+    assert decide(verdict).reason == "it would need the same space again"
+    assert list(tmp_path.glob(".firstfault*")) == []
+
+
+def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
+    """On a healthy disk a failed write stays one of the storage; the report claims neither a fault nor its end."""
+    with pytest.raises(RuntimeError) as caught:
+        _Checkpoint(tmp_path / "checkpoint.pt").by_name()
+    system = _state(caught.value)
+    assert system.file_systems[0].path == str(tmp_path / "checkpoint.pt")
+    assert system.full == ()
+    job = make_job(make_error(3, exception="RuntimeError", message=str(caught.value), system=system))
+    verdict = run_strategy(get_strategy("evidence"), job)
+    report = report_of(job, verdict, decide(verdict))
+    assert (verdict.category, report.answers.fault_owner) == ("storage", FaultOwner.EITHER)
+    assert "may have been full" in report.answers.fate_reason
 
 
 def test_other_failures() -> None:
@@ -110,7 +188,9 @@ def test_limits_of_a_process() -> None:
         ("RuntimeError", "PytorchStreamWriter failed writing file data/0", SystemState((_FULL,)), "disk_full"),
         ("RuntimeError", "unexpected pos 704 vs 598", SystemState((FileSystem("/", 9, _GIB, 0, 7),)), "disk_full"),
         ("RuntimeError", "unexpected pos 704 vs 598", SystemState((FileSystem("/", _GIB, 2 * _GIB),)), "storage"),
-        ("OSError", f"{_EIO}: '/mnt/x'", SystemState((FileSystem("/mnt/x", _GIB, 2 * _GIB), _FULL)), "storage"),
+        ("OSError", f"{_EIO}: '/mnt/x'", SystemState((_WRITTEN, _FULL)), "storage"),
+        ("OSError", "1048576 requested and 524288 written", SystemState((_WRITTEN,)), "storage"),
+        ("OperationalError", "disk I/O error", SystemState((replace(_WRITTEN, free_bytes=0),)), "disk_full"),
         ("OSError", f"{_EIO}: '/data'", SystemState((_FULL, FileSystem("/", _GIB, 2 * _GIB))), "disk_full"),
         ("MemoryError", "", SystemState(limits=(("RLIMIT_AS", 4 * _GIB),)), "config"),
         ("MemoryError", "", SystemState(), "host_oom"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import io
 import json
 import os
 import re
@@ -11,10 +14,12 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path, PurePath
 from typing import Any
 
 from firstfault.exceptions.tracebacks import all_links
@@ -37,9 +42,13 @@ _OF_MEMORY = ("RLIMIT_AS", "RLIMIT_DATA")
 """Above the machine's memory they limit nothing."""
 _LIMITS = (*_OF_MEMORY, "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
 _MAX_PATHS = 4
+_OF_FRAME = 2
+_TRIED = 1 << 16
+"""Bytes of a small write: more than a full disk or quota has left."""
+_OF_WRITES = r"writ(?:e|ing|ten)|unexpected pos|iostream|disk|no space|quota"
 _OF_RESOURCES = re.compile(
-    r"\b(?:writ(?:e|ing)|unexpected pos|no space|quota|mmap|ftruncate|/dev/shm|shared memory|bus error|allocat|memory"
-    r"|open files|can't start new thread|pthread)",
+    rf"\b(?:(?P<write>{_OF_WRITES})|mmap|ftruncate|/dev/shm|shared memory|bus error|allocat|memory|open files"
+    r"|can't start new thread|pthread)",
     re.IGNORECASE,
 )
 """Texts of failures that a limit of the machine or of the process may explain."""
@@ -222,42 +231,76 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
         error: the exception; an OSError has the path that it is about.
         exception: the same as data.
     """
-    if not any(
-        {link.type, *link.bases} & _TYPES or _OF_RESOURCES.search(link.message[:1000]) for link in all_links(exception)
-    ):
+    links = [({link.type, *link.bases}, _OF_RESOURCES.search(link.message[:1000])) for link in all_links(exception)]
+    if not any(types & _TYPES or match for types, match in links):
         return SystemState()
     found: list[FileSystem] = []
-    bounded(partial(_measure, _paths_of(error), found), FILE_SYSTEMS_S, "asking for the space of file systems")
+    is_write = any(match and match["write"] for _, match in links)
+    measure = partial(_measure, chain_of(error), found, is_write=is_write)
+    bounded(measure, FILE_SYSTEMS_S, "asking for the space of file systems")
     open_files, _ = caught(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
     return SystemState(tuple(found), tuple(_limits()), open_files)
 
 
-def _paths_of(error: BaseException) -> Iterator[str]:
-    """Yield the paths that an exception or one of its causes is about, then those where programs write."""
-    for link in chain_of(error):
-        for name in (link.filename, link.filename2) if isinstance(link, OSError) else ():
-            if isinstance(name, str | bytes) and name:
-                yield os.fsdecode(name)
-    yield os.curdir
-    temporary, _ = caught(tempfile.gettempdir, OSError)  # it writes a file, which fails on a full disk
-    yield temporary or "/tmp"  # noqa: S108 - where the file would be
-    yield "/dev/shm"  # noqa: S108 - as torch's
-
-
-def _measure(paths: Iterable[str], found: list[FileSystem]) -> None:
+def _measure(chain: list[BaseException], found: list[FileSystem], *, is_write: bool) -> None:
     """Add the file systems one by one: those that were measured count, also if a later one does not answer."""
-    asked: set[str] = set()
-    for path in paths:
-        if path in asked:
-            continue
-        if len(asked) == _MAX_PATHS:
-            return
-        asked.add(path)
+    names = [name for link in chain if isinstance(link, OSError) for name in (link.filename, link.filename2)]
+    named = [os.fsdecode(name) for name in names if isinstance(name, str | bytes) and name]
+    usual = (os.curdir, tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp", "/dev/shm")  # noqa: S108 - not written
+    written = _written(chain) if is_write and not named else []
+    for path in list(dict.fromkeys(map(os.path.abspath, written or [*named, *usual])))[:_MAX_PATHS]:
         space, _ = caught(lambda path=path: os.statvfs(_existing(path)), Exception)  # type: ignore[misc]
         if space is not None and not space.f_flag & os.ST_RDONLY:  # a read-only image has no free space
             size = space.f_frsize
-            sizes = (space.f_bavail * size, space.f_blocks * size, space.f_favail, space.f_files)
-            found.append(FileSystem(os.path.abspath(path), *sizes))  # noqa: PTH100 - asks no file system
+            disk = FileSystem(path, space.f_bavail * size, space.f_blocks * size, space.f_favail, space.f_files)
+            found.append(disk)
+            if written and not disk.is_full:
+                found[-1] = _tried(disk)
+
+
+def _written(chain: list[BaseException]) -> list[str]:
+    """Return where a write may have failed whose text names no path.
+
+    Those are the paths in the innermost frame that has any, and the files that are open for writing.
+    """
+    frames = (frame for link in reversed(chain) for frame, _ in reversed([*traceback.walk_tb(link.__traceback__)]))
+    values = (frame.f_locals.values() for frame in frames if frame.f_code.co_name != "<module>")
+    within = (list(filter(None, map(_path_of, found))) for found in values)
+    return [*next(filter(None, within), [])[:_OF_FRAME], *_open_for_writing()]
+
+
+def _path_of(value: Any) -> str:
+    """Return the path that a variable has, if it may be one; else nothing."""
+    value = getattr(value, "name", None) if issubclass(type(value), io.IOBase) else value
+    text = str(value) if issubclass(type(value), str | PurePath) else ""
+    # a relative text may be any word, so the file exists; of an absolute one its folder
+    return text if os.path.exists(text.rpartition("/")[0] if text[:1] == "/" else text) else ""  # noqa: PTH110 - texts
+
+
+def _open_for_writing() -> Iterator[str]:
+    """Yield the files that this process writes, the last opened first, without its output and firstfault's."""
+    for number in sorted(map(int, os.listdir("/proc/self/fd")), reverse=True)[:-3]:  # noqa: PTH208 - names alone
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - a text
+            is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            if not is_read and Path(path).is_file() and "/firstfault-" not in path:
+                yield path
+
+
+def _tried(disk: FileSystem) -> FileSystem:
+    """Return a file system without space if a small write fails there for a lack of it, as by a quota.
+
+    Most file systems make the file without a name.
+    """
+    folder = Path(_existing(disk.path))
+    folder = folder if folder.is_dir() else folder.parent
+    try:
+        with tempfile.TemporaryFile(prefix=".firstfault-", dir=folder, buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, _TRIED)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return replace(disk, path=disk.path + " (quota)" * (error.errno == errno.EDQUOT), free_bytes=0)
+    return disk
 
 
 def _existing(path: str) -> str:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import Classification, Pointer, classify
+from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
 from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stood
 from firstfault.exceptions.stderr import (
     exception_of,
@@ -278,6 +278,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     if found.signature == _SPREAD and failure.rank in ranks_of_spread_error(exception):
         said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
         category = (_precise(said) if said.role is Role.PRIMARY else "") or found.category
+        category = "disk_full" if category == "storage" and full_disk(failure, exception) else category
         why = "failed in a checkpoint, and all ranks raise its error"
         fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
         return replace(fault, in_flight=in_flight)
@@ -285,7 +286,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
         judged = _by_role(failure, found, why, in_flight=in_flight)
         # the recorded space and limits prove more than the text
-        if judged.category == "storage" and _has_no_space(failure, exception):
+        if judged.category == "storage" and full_disk(failure, exception):
             return replace(judged, category="disk_full")
         is_limited = judged.category == "host_oom" and failure.system.memory_limit
         return replace(judged, category="config") if is_limited else judged
@@ -327,13 +328,6 @@ def ranks_of_spread_error(exception: ExceptionInfo) -> set[int]:
     """Return the ranks of which an exception of torch's checkpoint tells that they failed; empty for any other."""
     matches = filter(None, (_CHECKPOINT.search(link.message) for link in all_links(exception)))
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
-
-
-def _has_no_space(failure: WorkerError, exception: ExceptionInfo) -> bool:
-    """Whether the file system of a path in the exception was full; without one, whether any recorded one was."""
-    disks = failure.system.file_systems
-    named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in all_links(exception))]
-    return any(disk.is_full for disk in named or disks)
 
 
 def _of_call_of_exit(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:

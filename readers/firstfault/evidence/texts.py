@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.signatures import ANY_EXCEPTION, Pattern, Role, Signature, built_in_signatures, encoded
 from firstfault.exceptions.stderr import bare_line, exception_of, last_line, last_printed, text_of_death, thrown
 from firstfault.exceptions.tracebacks import (
+    all_links,
     causes_of,
     first_cause,
     is_wrapper,
@@ -29,7 +30,7 @@ from firstfault.text import sentence_of
 
 if TYPE_CHECKING:
     from firstfault.evidence.signatures import Signatures
-    from firstfault.model import ExceptionInfo, WorkerError
+    from firstfault.model import ExceptionInfo, FileSystem, WorkerError
 
 _READ = 20_000
 """Characters of a text that are read: its head and its tail."""
@@ -234,6 +235,9 @@ def message_of(failure: WorkerError) -> Message:
     if exception is None:
         return _of_end(failure)
     found = _of_exception(exception)
+    disk = full_disk(failure, exception)
+    if disk and disk.path not in found.whole and _classified(exception).category in {"disk_full", "storage"}:
+        found = replace(found, text=f"{disk.text} ({found.text})")
     if failure.exception is None or exception.message != failure.exception.message:
         parts = (found.wrapper, f"printed before {_end_of(failure)}")
         return replace(found, wrapper="; ".join(part for part in parts if part))
@@ -243,6 +247,24 @@ def message_of(failure: WorkerError) -> Message:
     if found.what == "SystemExit" and found.text in {"", "0"}:
         return replace(found, text=_ENDED)
     return found
+
+
+def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:
+    """Return the file system of a path in the exception if it was full; without such a path, any that was full."""
+    disks = failure.system.file_systems
+    named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in all_links(exception))]
+    return next((disk for disk in named or disks if disk.is_full), None)
+
+
+def is_unexplained_write(failure: WorkerError) -> bool:
+    """Whether a process failed because a write did, and its text does not tell why."""
+    exception = exception_of(failure)
+    return exception is not None and _classified(exception).signature == "failed-write"
+
+
+def _classified(exception: ExceptionInfo) -> Classification:
+    cause = first_cause(exception)
+    return classify(cause.message, cause.type, cause.bases)
 
 
 def _of_end(failure: WorkerError) -> Message:

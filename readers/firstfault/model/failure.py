@@ -6,6 +6,8 @@ import enum
 import re
 from dataclasses import dataclass, field
 
+from firstfault.text import size
+
 CATEGORIES: dict[str, str] = {
     "recoverable": "the user's code raised an exception that asks for another attempt",
     "user_code": "an exception of the training code without a more precise class",
@@ -280,7 +282,7 @@ class FileSystem:
     """The space of a file system that a process without privileges may use."""
 
     path: str
-    """A path in it."""
+    """A path in it; " (quota)" follows if a quota is used up there."""
     free_bytes: int
     total_bytes: int
     free_inodes: int = 0
@@ -293,13 +295,21 @@ class FileSystem:
         little = self.free_bytes < min(1 << 20, max(self.total_bytes // 1000, 1))
         return (self.total_bytes > 0 and little) or (self.total_inodes > 0 and self.free_inodes == 0)
 
+    @property
+    def text(self) -> str:
+        """What is left of it: "0 B of 2.0 MiB free at /ckpt"."""
+        if self.total_inodes and not self.free_inodes:
+            return f"no inode free at {self.path}"
+        return f"{size(self.free_bytes)} of {size(self.total_bytes)} free at {self.path}"
+
 
 @dataclass(frozen=True, slots=True)
 class SystemState:
     """What a process could use of its machine when it failed."""
 
     file_systems: tuple[FileSystem, ...] = ()
-    """First those of the paths in the failure, then those of the working folder, TMPDIR and /dev/shm; at most 4."""
+    """Those where a write failed whose text names no path; if none is known, first those of the paths in the failure,
+    then those of the working folder, TMPDIR and /dev/shm; at most 4."""
     limits: tuple[tuple[str, int], ...] = ()
     """Soft limits of the process, those that it has: ("RLIMIT_AS", 4294967296)."""
     open_files: int | None = None

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import is_unexplained_write, message_of
 from firstfault.exceptions.stack_position import Stood, frames_of_crash, where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
@@ -27,10 +27,9 @@ from firstfault.report.words import (
     few,
     ranks_text,
     shown_time,
-    size,
     words_on,
 )
-from firstfault.text import counted, one_line
+from firstfault.text import counted, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
 
 _FEW = 5
@@ -139,6 +138,8 @@ def _fault_owner(case: Case) -> FaultOwner:
     root = verdict.root
     if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
         return FaultOwner.TRANSIENT
+    if verdict.category == "storage" and root is not None and is_unexplained_write(root):
+        return FaultOwner.EITHER
     return words_on(verdict.category, case.engine)[0]
 
 
@@ -446,12 +447,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
             f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
         )
     yield from (Fact("thread", text) for text in few(threads, _FEW))
-    disks = [
-        f"no inode free at {disk.path}"
-        if disk.total_inodes and not disk.free_inodes
-        else f"{size(disk.free_bytes)} of {size(disk.total_bytes)} free at {disk.path}"
-        for disk in root.system.full or root.system.file_systems
-    ]
+    disks = [disk.text for disk in root.system.full or root.system.file_systems]
     limits = [
         f"{root.system.open_files} of {limit} files open"
         if name == "RLIMIT_NOFILE" and root.system.open_files is not None

@@ -13,7 +13,7 @@ from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
 from firstfault.retry import ASKING
 from firstfault.strategies import sentence_about
-from firstfault.text import one_line, printable
+from firstfault.text import one_line, printable, size
 from firstfault.wire.json_schemas import format_timestamp
 
 
@@ -72,7 +72,7 @@ CATEGORY_WORDS: dict[str, tuple[FaultOwner, str]] = {
     ),
     "host_oom": (_EITHER, "lower the batch size or the number of data loader workers, or raise the memory limit"),
     "disk_full": (_EITHER, "see what fills the disk: checkpoints, caches, /dev/shm"),
-    "storage": (_INFRASTRUCTURE, "check whether the storage was available at that time"),
+    "storage": (_INFRASTRUCTURE, "check whether the storage was available, and had space, at that time"),
     "network": (_INFRASTRUCTURE, "check the network between the nodes, and the name service"),
     "external_service": (_INFRASTRUCTURE, "check whether the service was available at that time"),
     "auth": (_CODE, "renew or mount the credentials"),
@@ -229,7 +229,6 @@ _DURATIONS = (
     (0, _US, 0, "us"),
 )
 """From how many nanoseconds on a time is shown in which unit, with how many decimals."""
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def duration(nanoseconds: int) -> str:
@@ -243,15 +242,6 @@ def shown_time(nanoseconds: int) -> str:
     """Return a moment since the Unix epoch as people write it, to the millisecond: "2026-11-14 22:13:20.000 UTC"."""
     text = format_timestamp(nanoseconds) or ""
     return f"{text[:10]} {text[11:23]} UTC"
-
-
-def size(number: float) -> str:
-    """Return bytes in binary units: "15.9 GiB"."""
-    power = 0
-    while number >= 1024 and power < len(_SIZES) - 1:  # noqa: PLR2004 - binary units
-        number /= 1024
-        power += 1
-    return f"{number:.{min(power, 1)}f} {_SIZES[power]}"
 
 
 # --- one line about a verdict or a failure ----------------------------------------------------------------------------
