@@ -51,6 +51,10 @@ _OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os
 """The folders of this package and of the task plugin that calls it."""
 
 
+NOTED = "__firstfault_noted__"
+"""The attribute of an exception that was captured before."""
+
+
 def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
     """Return `error` as data: type, message, frames, notes, causes and members.
 
@@ -58,6 +62,8 @@ def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
         error: the exception.
         in_flight: it is still inside the task function.
     """
+    if isinstance(noted := _attribute(error, NOTED), ExceptionInfo):
+        return noted
     found = _capture(error, [])
     return (caught(lambda: _with_outer_frames(found, error))[0] or found) if in_flight else found
 
@@ -167,10 +173,10 @@ def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionI
     while frame is not None and len(outer) < _MAX_FRAMES:
         code, line = frame.f_code, frame.f_lineno or 0
         if any(folder in code.co_filename for folder in _OWN_FOLDERS):
-            return replace(found, frames=(*reversed(outer), *found.frames)) if not found.frames_omitted else found
+            break
         outer.append(FrameInfo(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip()))
         frame = frame.f_back
-    return found
+    return replace(found, frames=(*reversed(outer), *found.frames)) if not found.frames_omitted else found
 
 
 def _frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:

@@ -1,19 +1,57 @@
-"""Records the exception or exit that ends a worker that is a program. `firstfault_start` imports and calls it."""
+"""Records the exception or exit that ends a worker that is a program. `firstfault_start` imports and calls it.
+
+Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame tells whether the
+program reached its end, and `sys.exit` first notes where it is called, and which exception is handled there.
+"""
 
 from __future__ import annotations
 
+import builtins
+import dis
 import os
+import sys
+import threading
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any
 
+from firstfault_torch.capture import NOTED, capture
 from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of, record_end
+
+_WORKER = os.getpid()
+_outermost: list[FrameType] = []
+_called: list[tuple[int, Any]] = []
+"""The last call of `sys.exit`: the outermost frame's instruction at that time, and the exit as data."""
+
+
+class _Exit:
+    """`sys.exit`, `exit` or `quit`, which notes its call first; so no frame of this module is in a traceback."""
+
+    def __init__(self, call: Any) -> None:
+        self._call, self.__name__, self.__doc__ = call, "exit", call.__doc__
+
+    @property
+    def __call__(self) -> Any:
+        with guarded("noting an exit"):
+            is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
+            if _outermost and is_main and has_process_group():
+                _note(sys._getframe(1), sys.exc_info()[1])  # noqa: SLF001 - documented
+        return self._call
 
 
 def watch() -> None:
     """Begin to watch this process: its agent may ask it for its state."""
     with guarded("preparing to record"):
         _monitor()
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - as above
+        while frame is not None:
+            _outermost[:], frame = [frame], frame.f_back
+        for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+            if hasattr(module, name):
+                setattr(module, name, _Exit(getattr(module, name)))
 
 
 def fails(error: BaseException) -> None:
@@ -25,8 +63,32 @@ def fails(error: BaseException) -> None:
 def exits() -> None:
     """Record that this process ends by itself: if it still has a process group, its peers may wait for it."""
     with guarded("recording an exit"):
+        error = _end_of(_outermost.pop()) if _outermost else SystemExit()
         if has_process_group():
-            _monitor().exits(SystemExit(), is_kept=False)
+            _monitor().exits(error, is_kept=False)
+
+
+def _note(frame: FrameType, handled: BaseException | None) -> None:
+    """Keep an exit as data: the exceptions would hold the program's objects."""
+    if (recording := _monitor().recording) is not None:
+        error = _exit_at(frame)
+        error.__context__ = handled
+        read = partial(capture, error, in_flight=True)
+        noted = bounded(read, recording.upload_deadline_seconds / 2, "noting an exit", local=True)
+        _called[:] = [(_outermost[0].f_lasti, noted)]
+
+
+def _end_of(frame: FrameType) -> SystemExit:
+    """Return the exit of a program whose outermost frame this was."""
+    if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
+        return SystemExit("its program reached its end")
+    error = _exit_at(frame)
+    vars(error)[NOTED] = next((noted for at, noted in _called if at == frame.f_lasti), None)
+    return error
+
+
+def _exit_at(frame: FrameType) -> SystemExit:
+    return SystemExit().with_traceback(TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
 
 
 def _monitor() -> WorkerMonitor:

@@ -268,7 +268,11 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
         why = "was ended by a signal that its agent did not send"
         category = "interrupted" if _INTERRUPT in raised else "signal"
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
-    return _of_call_of_exit(failure, exception) if name == "SystemExit" else _of_raised(failure, exception)
+    if name == "SystemExit":
+        return _of_call_of_exit(failure, exception)
+    judged = _of_raised(failure, exception)
+    is_own = failure.category == "exit" and judged.failure_class is FailureClass.OWN_FAULT
+    return replace(judged, category=judged.category or "user_code") if is_own else judged
 
 
 def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:

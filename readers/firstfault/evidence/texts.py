@@ -244,8 +244,10 @@ def message_of(failure: WorkerError) -> Message:
     is_exit = found.what == "SystemExit" or "SystemExit" in exception.bases
     if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
         return replace(found, text=line, wrapper=_end_of(failure))
-    if found.what == "SystemExit" and found.text in {"", "0"}:
-        return replace(found, text=_ENDED)
+    if found.what == "SystemExit" and exception.message in {"", "0"}:
+        frames = own_frames(exception)
+        at = f"it ended by itself at {place_of(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else _ENDED
+        return replace(found, text=at)
     return found
 
 

@@ -405,7 +405,8 @@ def frames_to(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     """Whether `context` was dealt with, and `outer` is the failure of what was done in its stead."""
     places = [_place(frame) for frame in outer.frames]
-    if not context.frames or _place(context.frames[0]) not in places:
+    # a program that exits takes no other way
+    if short_name(outer) == "SystemExit" or not context.frames or _place(context.frames[0]) not in places:
         return False
     below = outer.frames[len(places) - places[::-1].index(_place(context.frames[0])) :]
     at = outer.frames[-len(below) - 1]

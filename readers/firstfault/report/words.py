@@ -80,7 +80,7 @@ CATEGORY_WORDS: dict[str, tuple[FaultOwner, str]] = {
     "rendezvous": (_INFRASTRUCTURE, "check that all {nodes} started in time and can reach the first one"),
     "hang": (_EITHER, "read the stack, which shows where the rank hangs"),
     "signal": (_EITHER, "read the last lines of {log}; a core dump and the kernel's log say more"),
-    "exit": (_CODE, "read the last lines of {log}: something called exit"),
+    "exit": (_CODE, "find out why it ended; the last lines of {log} may tell"),
     "stopped": (FaultOwner.UNKNOWN, "find the failure for which its agent stopped it"),
     "preemption": (_INFRASTRUCTURE, "see in {events} why it was terminated; continue from a checkpoint"),
     "interrupted": (FaultOwner.NONE, "find what sent SIGINT, unless you pressed Ctrl-C"),

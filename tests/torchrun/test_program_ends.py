@@ -1,0 +1,79 @@
+"""How a program's end is told: it reached its end, or it called `sys.exit`, perhaps for an exception."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import atexit, os, pickle, sys, traceback
+from types import SimpleNamespace as Space
+
+sys.modules["torch.distributed.distributed_c10d"] = Space(_world=Space(pg_map={1: 1}))
+from firstfault_torch.capture import capture
+from firstfault_torch.torchrun import script
+
+def tell(error, is_kept):
+    os.write(1, pickle.dumps(capture(error)))
+
+script._monitor = lambda: Space(recording=Space(upload_deadline_seconds=20), exits=tell)
+script.watch()
+atexit.register(script.exits)
+
+def step():
+    try:
+        return {}["labels"]
+    except KeyError:
+        sys.exit(0)
+
+def leaves():
+    try:
+        int("seventeen")
+    except Exception:
+        exit()
+
+def swallows():
+    try:
+        step()
+    except SystemExit:
+        assert "torchrun" not in traceback.format_exc()
+
+def raises():
+    raise SystemExit
+
+def exits():
+    sys.exit()
+
+"""
+HOWS = {
+    "step": ("KeyError, rank 1 on worker-0: 'labels'; then SystemExit", "user_code"),
+    "leaves": (
+        "ValueError, rank 1 on worker-0: invalid literal for int() with base 10: 'seventeen'; then SystemExit",
+        "user_code",
+    ),
+    "swallows": ("SystemExit, rank 1 on worker-0: its program reached its end", "exit"),
+    "raises": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:41 in <module>: raises()", "exit"),
+    "exits": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:38 in exits: sys.exit()", "exit"),
+}
+
+
+def test_how_a_program_ended(tmp_path: Path) -> None:
+    """An exit is told with its place, and as the exception for which the program called it."""
+    program = tmp_path / "program.py"
+    for how, told in HOWS.items():
+        program.write_text(f"{PROGRAM}\n{how}()\n")
+        ended = subprocess.run([sys.executable, program], capture_output=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        exception = pickle.loads(ended.stdout)  # noqa: S301 - its own
+        verdict = run_strategy(
+            get_strategy("evidence"), make_job(make_error(1, exception=exception, message="", category="exit"))
+        )
+        assert (verdict.headline, verdict.category) == told, (ended.stderr, how)
