@@ -25,7 +25,9 @@ def tell(error, is_kept):
     os.write(1, pickle.dumps(capture(error)))
 
 script._monitor = lambda: Space(recording=Space(upload_deadline_seconds=20), exits=tell)
+shown = repr(exit)
 script.watch()
+assert (pickle.loads(pickle.dumps(sys.exit)), repr(exit)) == (sys.exit, shown)
 atexit.register(script.exits)
 
 def step():
@@ -60,8 +62,8 @@ HOWS = {
         "user_code",
     ),
     "swallows": ("SystemExit, rank 1 on worker-0: its program reached its end", "exit"),
-    "raises": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:41 in <module>: raises()", "exit"),
-    "exits": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:38 in exits: sys.exit()", "exit"),
+    "raises": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:43 in <module>: raises()", "exit"),
+    "exits": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:40 in exits: sys.exit()", "exit"),
 }
 
 

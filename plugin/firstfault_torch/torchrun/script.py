@@ -30,8 +30,15 @@ _called: list[tuple[int, Any]] = []
 class _Exit:
     """`sys.exit`, `exit` or `quit`, which notes its call first; so no frame of this module is in a traceback."""
 
-    def __init__(self, call: Any) -> None:
-        self._call, self.__name__, self.__doc__ = call, "exit", call.__doc__
+    def __init__(self, module: str, name: str) -> None:
+        self._call, self._place = _named(module, name), (module, name)
+        self.__name__, self.__doc__ = name, self._call.__doc__
+
+    def __repr__(self) -> str:
+        return repr(self._call)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _named, self._place
 
     @property
     def __call__(self) -> Any:
@@ -40,6 +47,10 @@ class _Exit:
             if _outermost and is_main and has_process_group():
                 _note(sys._getframe(1), sys.exc_info()[1])  # noqa: SLF001 - documented
         return self._call
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(sys.modules[module], name)
 
 
 def watch() -> None:
@@ -51,7 +62,7 @@ def watch() -> None:
             _outermost[:], frame = [frame], frame.f_back
         for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
             if hasattr(module, name):
-                setattr(module, name, _Exit(getattr(module, name)))
+                setattr(module, name, _Exit(module.__name__, name))
 
 
 def fails(error: BaseException) -> None:
