@@ -25,7 +25,7 @@ FAULTS = {
     **dict.fromkeys(("hang", "loader-hang", "checkpoint-hang"), ("hang", "hang, rank 1")),
     **dict.fromkeys(("exit", "leave"), ("exit", "SystemExit, rank 1")),
     "kill": ("signal", "SIGKILL, rank 1"),
-    "interrupt": ("signal", "KeyboardInterrupt, rank 1"),
+    "interrupt": ("interrupted", "interrupted (KeyboardInterrupt), rank 1"),
     "terminate": ("signal", "SignalException, rank 1"),
     "loader": ("data", "KeyError, rank 1"),
     # torch raises RuntimeError, or ConnectionResetError if the loader had not yet handed over its batch

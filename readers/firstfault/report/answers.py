@@ -312,7 +312,7 @@ def _unknown_of_root(case: Case) -> Iterator[str]:
     if verdict.category == "preemption" and not verdict.is_at_time_limit:
         yield _why_terminated(case.job, engine)
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code != CTRL_C:
-        yield "what sent SIGINT: it did not come from a terminal"
+        yield "what sent SIGINT: its launcher was not in the foreground of a terminal"
     if root is not None:
         yield from _unknown_of_exit(root)
 
