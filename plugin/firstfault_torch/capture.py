@@ -36,7 +36,7 @@ _MAX_FRAMES = 200
 _WITH_CONTEXT = 8
 """Frames of the program's own that are kept with the lines around theirs, the innermost of an exception."""
 _AROUND = 2
-"""Lines before and after; in a handler also those up to its clause."""
+"""Lines before and after."""
 _MAX_CAUSES = 10
 _MAX_LINKS = 10_000
 """Of a chain, to find its innermost exception."""
@@ -197,10 +197,10 @@ def _lines(file: str) -> list[str]:
 
 
 def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
-    first = max(frame.line - 1 - _AROUND, 0)
-    clause = handler_above(lines, frame.line - 1)
-    first = first if clause is None else min(first, clause)
-    around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first : frame.line + _AROUND])).split("\n")
+    first, last = max(frame.line - 1 - _AROUND, 0), frame.line + _AROUND
+    if (clause := handler_above(lines, frame.line - 1)) is not None:
+        first, last = min(first, clause), frame.line + 3 * _AROUND  # they tell what the handler does
+    around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first:last])).split("\n")
     return replace(frame, context=tuple(around), context_line=first + 1)
 
 

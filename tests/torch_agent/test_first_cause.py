@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,14 +213,6 @@ def _for_any_error(error: Exception) -> None:
         _CACHE["done"] = _slow(error)
 
 
-def _from_scratch(error: Exception) -> None:
-    try:
-        torch.load("/no/such/checkpoint.pt")
-    except Exception:  # noqa: BLE001 - as programs do
-        logging.getLogger(__name__).debug("training from scratch")
-        _slow(error)
-
-
 def _rename(error: Exception) -> None:
     try:
         Path("/no/such/file").rename("/no/such/folder/file")
@@ -230,7 +223,6 @@ def _rename(error: Exception) -> None:
 FALLBACKS["another way"] = _another_way
 OTHER_WAYS: dict[str, Callable[[Exception], None]] = {
     "for any error": _for_any_error,
-    "from scratch": _from_scratch,
     "rename": _rename,
 }
 """The error was raised in place of what had failed. An error about a peer there would not tell which was first."""
@@ -245,6 +237,24 @@ def _save_for_type(error: Exception) -> None:
 
 def _save_state() -> None:
     raise OSError(28, "No space left on device")
+
+
+def _rescue(error: Exception) -> None:
+    try:
+        step(error)
+    except Exception:  # noqa: BLE001 - as programs do
+        _slow(OSError(28, "No space left on device"))
+
+
+def _looks_up(error: Exception) -> None:
+    try:
+        step(error)
+    except (TypeError, ValueError, RuntimeError):
+        rank = os.environ["NO_SUCH_VARIABLE"]
+        _CACHE["rank"] = rank
+        _CACHE["failed"] = True
+        # the program says so
+        raise
 
 
 def _about_the_error(error: Exception) -> None:
@@ -282,6 +292,8 @@ def _with_peers(error: Exception) -> None:
 
 AFTERMATH |= {
     "save for a type": _save_for_type,
+    "rescue": _rescue,
+    "looks up": _looks_up,
     "about the error": _about_the_error,
     "again": _again,
     "with peers": _with_peers,

@@ -293,9 +293,10 @@ _OF_PEERS = re.compile(r"(?i)\b(?:peers?|gloo|nccl|process group|monitored|timed
 """Found in the texts of errors between ranks, which a handler meets that all ranks take part in."""
 _BLOCK = re.compile(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
 _CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:")
-_LONGEST_HANDLER = 20
+_LONGEST_HANDLER = 12
 """Lines of a handler that are looked at."""
-_GIVES = re.compile(r"(?:return|yield|import|from)\b|[\w.\[\], ]+(?::[^=]+)?=(?!=)")
+_ANY = {"", "BaseException", "Exception"}
+_GIVES = re.compile(r"(?:return|yield|import|from)\b|[\w.\[\], '\"]+(?::[^=]+)?=(?!=)")
 """Begins a line that gives something in place of what failed."""
 _LEAVES = re.compile(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
 
@@ -322,13 +323,14 @@ def causes_of(exception: ExceptionInfo) -> Causes:
     replaced others, whose texts tell less. A group counts as its first member. A lookup that failed as the program
     expects it to, in a clause for that, is not the cause of what failed in the handler.
     """
-    links = (exception, *exception.causes)
-    handled = (number for number in range(1, len(links)) if _was_handled(links[number - 1], links[number]))
-    links = links[: next(handled, len(links))]
+    links = [exception]
+    for link in exception.causes:
+        outer = next((outer for outer in reversed(links) if not _tells_nothing(outer)), exception)
+        links += [] if _was_handled(outer, link) else [link]
     last_first = range(len(links) - 1, -1, -1)
     counting = (at for belongs in (_is_own, _is_of_a_package) for at in last_first if _counts(links[at], belongs))
     at = _behind(links, next(counting, 0))
-    wrappers, first = links[:at], links[at]
+    wrappers, first = tuple(links[:at]), links[at]
     members = [member for member in first.members if short_name(member) not in _INTERRUPTIONS] or first.members
     if members:
         inner = causes_of(members[0])
@@ -410,9 +412,11 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         return False
     below = outer.frames[len(places) - places[::-1].index(_place(context.frames[0])) :]
     at = outer.frames[-len(below) - 1]
-    above = handler_above(at.context, at.line - at.context_line)
-    clause = _CLAUSE.match(at.context[above]) if above is not None else None
+    here = at.line - at.context_line
+    above = handler_above(at.context, here)
+    clause = _CLAUSE.match(at.code if above is None else at.context[above])
     expected = {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
+    code = _CLAUSE.sub("", at.code).strip()
     name, own = short_name(context), [frame for frame in context.frames if _is_own(frame)]
     # a lookup that failed in the program's own line, in a clause for lookups alone, or in a library's
     is_lookup = name in _LOOKUPS and (expected <= _LOOKUPS if _is_own(context.frames[0]) else len(context.frames) == 1)
@@ -420,18 +424,21 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
         is_told = context.relation == "suppressed" or not is_wrapper(outer, context)
         return is_lookup and (is_told or name in _WORDLESS)
-    if any(_TIDIES.search(text) for text in (at.code.partition("(")[0], *(frame.function for frame in below))):
+    if any(_TIDIES.search(text) for text in (code.partition("(")[0], *(frame.function for frame in below))):
         return False
     if name not in _OTHER_WAYS and any(_OF_PEERS.search(link.message) for link in (outer, context)):
         return False
-    is_again = below and _is_own(below[0]) and _place(below[0]) in map(_place, context.frames[1:2])
+    is_own = bool(below) and _is_own(below[0])
+    is_again = is_own and _place(below[0]) in map(_place, context.frames[1:2])
     if not own or (is_again and not expected <= _LOOKUPS):
         return not own  # else a library's handler
-    if above is None:
-        return name in _OTHER_WAYS or _GIVES.match(at.code) is not None
-    if "finally" in at.context[above] or any(map(_LEAVES.match, at.context[at.line - at.context_line + 1 :])):
+    # a clause for any exception, or none that is known
+    if expected & _ANY and name not in _OTHER_WAYS and not (is_own and _GIVES.match(code)):
         return False
-    return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", at.code))
+    after = (n for n in range(here + 1, len(at.context)) if above is not None and handler_above(at.context, n) == above)
+    if (above is not None and "finally" in at.context[above]) or any(_LEAVES.match(at.context[n]) for n in after):
+        return False
+    return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
 
 
 def handler_above(lines: Sequence[str], at: int) -> int | None:

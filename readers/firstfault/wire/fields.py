@@ -41,7 +41,7 @@ _MAX_MEMBERS = 16_384
 _MAX_TEXT = 16 * 1024
 _MAX_CAUSES = 10
 _MAX_FRAMES = 100
-_MAX_CONTEXT = 5
+_MAX_CONTEXT = 20
 """Lines around a frame's line, with it."""
 _MAX_DEPTH = 6
 """Exceptions within exceptions. Protobuf's parsers refuse more than 100 nested messages, and the time for a report can
