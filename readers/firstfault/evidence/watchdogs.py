@@ -41,7 +41,7 @@ _TELLS_ELSE = re.compile(
 )
 _SPAN = re.compile(r"\d ?(?:s|ms|m|min\w*|se[ckg]\w*)\b", re.IGNORECASE)
 """A duration, in most languages."""
-_VAGUE = {"", "exit", "signal", "unknown", "user_code"}
+_VAGUE = {"", "exit", "interrupted", "signal", "unknown", "user_code"}
 """Categories of failures whose texts no signature fits."""
 _SEVERAL = 2
 _GROUP = "torch/distributed/"
