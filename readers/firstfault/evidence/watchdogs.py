@@ -1,7 +1,4 @@
-"""Ranks that left by themselves because nothing moved: a watchdog of the program's own ended them, or they gave up.
-
-Such an end leaves no recorded wait, only what the process printed last.
-"""
+"""Ranks that a watchdog of the program's own ended, or that gave up: what they printed last tells of their wait."""
 
 from __future__ import annotations
 
@@ -20,15 +17,14 @@ from firstfault.exceptions.tracebacks import all_links, first_cause
 if TYPE_CHECKING:
     from firstfault.evidence.diagnosis import Candidate, Diagnosis
 
-_STALL = re.compile(
+_STALL = (
     r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?)\b|heart[- _]?beat"
-    r"|watch[- _]?dog|\b(?:stall(?:s|ed)?|hangs?|hung|hanging|frozen|froze)\b|dead-?lock",
-    re.IGNORECASE,
+    r"|watch[- _]?dog|\b(?:stall(?:s|ed)?|hangs?|hung|hanging|frozen|froze)\b|dead-?lock"
 )
+_OF_ALL = re.compile(rf"{_STALL}|\b(?:barrier|collective|peers?|ranks)\b", re.IGNORECASE)
 """Found in the last words of a process that looked after the whole job."""
-_PEERS = re.compile(r"\b(?:barrier|collective|peers?|ranks)\b", re.IGNORECASE)
 _TELLS = re.compile(
-    _STALL.pattern + r"|\b(?:no|without) (?:\w+ )?(?:response|answer)\b|\b(?:stuck|unresponsive)\b"
+    rf"{_STALL}|\b(?:no|without) (?:\w+ )?(?:response|answer)\b|\b(?:stuck|unresponsive)\b"
     r"|time[sd]?[- ]?out|deadline|\bwait(?:s|ed|ing)? (?:for|on|too|longer|\d)|\bg[ai]v(?:e|en|ing) up\b"
     r"|\b(?:longer|more) than \d|(?:not|n't) (?:\w+ )?(?:respond|answer|arriv|advanc)"
     r"|(?:not|n't) (?:\w+ )?(?:finish|complet|progress|reach|return)[^\n]*(?:\bin time\b|\bwithin\b|\d ?s)",
@@ -39,8 +35,8 @@ _TELLS_ELSE = re.compile(
     r"^(?:Assertion|Attribute|FileNotFound|Import|Index|Key|Lookup|ModuleNotFound|Name|Type|Value)Error\b"
     r"|(?i:\b(?:argument|config\w*|expected|invalid|missing|must|option|unknown|unrecogni[sz]ed)\b)"
 )
-_SPAN = re.compile(r"\d ?(?:s|ms|m|min\w*|se[ckg]\w*)\b", re.IGNORECASE)
-"""A duration, in most languages."""
+_NO_REASON = re.compile(r"\A\Z|[^\x00-\x7F]|\d ?(?:s|ms|m|min\w*|se[ckg]\w*)\b", re.IGNORECASE)
+"""Found where there are no last words, or they are in another language or tell of a duration."""
 _VAGUE = {"", "exit", "interrupted", "signal", "unknown", "user_code"}
 """Categories of failures whose texts no signature fits."""
 _SEVERAL = 2
@@ -61,9 +57,9 @@ def without_leavers(diagnosis: Diagnosis) -> Diagnosis:
     count = len(left) + len(diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in left}))
     size = max(_SEVERAL, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left))
     is_most = len(codes) == 1 and count * 2 > size
-    if not told and not (is_most and all(map(_is_wordless, left))):
+    if not told and not (is_most and all(_NO_REASON.search(_words(judged)) for judged in left)):
         return diagnosis
-    if count < _SEVERAL and not _is_about_all(left[0]):
+    if count < _SEVERAL and not _OF_ALL.search(_words(left[0])):
         return diagnosis  # it may have waited for anything
     others = _as_waits(diagnosis, left)
     if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
@@ -93,12 +89,8 @@ def _may_be_for_a_peer(judged: ClassifiedFailure) -> bool:
     exception = judged.failure.exception
     if exception is None or any(_GROUP in frame.file for link in all_links(exception) for frame in link.frames):
         return True
-    return _is_about_all(judged) or any(item.is_outstanding for item in judged.failure.collectives)
-
-
-def _is_about_all(judged: ClassifiedFailure) -> bool:
-    words = _words(judged)
-    return _STALL.search(words) is not None or _PEERS.search(words) is not None
+    has_called = any(progress.is_outstanding for progress in judged.failure.collectives)
+    return has_called or _OF_ALL.search(_words(judged)) is not None
 
 
 def _is_vague(judged: ClassifiedFailure) -> bool:
@@ -108,12 +100,6 @@ def _is_vague(judged: ClassifiedFailure) -> bool:
 def _is_exit(judged: ClassifiedFailure) -> bool:
     failure = judged.failure
     return _is_vague(judged) and failure.exception is None and bool(failure.exit_code) and not failure.signal
-
-
-def _is_wordless(judged: ClassifiedFailure) -> bool:
-    """Whether a process gave no reason for its end, or one in another language."""
-    words = _words(judged)
-    return not words or not words.isascii() or _SPAN.search(words) is not None
 
 
 def _words(judged: ClassifiedFailure) -> str:
