@@ -106,29 +106,23 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     others = [*found.others, *earlier][:MAX_SUSPECTS]
     suspects = [Suspect(_after(diagnosis, first, other), other.failure.rank, other.node) for other in others]
     suspects += [Suspect(item.why, item.rank, item.node or None) for item in stood]
-    verdict = replace(verdict, suspects=tuple(suspects[:MAX_SUSPECTS]))
-    if not likely:
-        return verdict
     is_all = 0 < first.failure.place.world_size <= len(verdict.ranks) + len(likely)
-    which = "all" if is_all else f"{len(likely)} more"
-    return replace(verdict, headline=headline_of(first.failure, verdict.ranks, f", and probably {which}"))
+    probably = f", and probably {'all' if is_all else f'{len(likely)} more'}" if likely else ""
+    headline = headline_of(first.failure, verdict.ranks, probably)
+    return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
 def _doubts(diagnosis: Diagnosis, found: FirstFault) -> list[Reason]:
     """Return what speaks against the first fault itself."""
-    first, is_alone, is_one = found.first, len(diagnosis.classified) == 1, len(found.same) == 1
+    first, same, has_peers = found.first, failures_of(found.same), len(diagnosis.classified) > 1
+    is_printed_only = first.category == "disk_full" and exception_of(first.failure) is None
+    is_wait = tells_of_a_wait(first) and (first.failure.exception is None or len(same) > 1)
     doubts = {
-        "the agent of its node reported its node's failures without this one": are_unlisted(
-            diagnosis.job, failures_of(found.same)
-        ),
-        "an exit that gives no reason may follow any error, a peer's too": not is_alone and _may_follow_an_error(first),
-        "a clean-up or a checkpoint on a full disk fails so after any error": not is_one
-        and first.category == "disk_full"
-        and exception_of(first.failure) is None,
-        "its last words tell of a wait, which may be for a peer": not is_alone
-        and tells_of_a_wait(first)
-        and (first.failure.exception is None or not is_one),
-        "it does not tell why its tries failed": not is_alone and gave_up(first.failure),
+        "the agent of its node reported its node's failures without this one": are_unlisted(diagnosis.job, same),
+        "an exit that gives no reason may follow any error, a peer's too": has_peers and _may_follow_an_error(first),
+        "a clean-up or a checkpoint on a full disk fails so after any error": len(same) > 1 and is_printed_only,
+        "its last words tell of a wait, which may be for a peer": has_peers and is_wait,
+        "it does not tell why its tries failed": has_peers and gave_up(first.failure),
         "its last try may have failed for another reason": first.why == OF_A_FIRST_TRY,
     }
     return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]

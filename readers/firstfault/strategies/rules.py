@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import (
@@ -140,22 +141,14 @@ def _raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
     return on_raised(diagnosis, next(filter(None, found), []))
 
 
-def _of_a_process(diagnosis: Diagnosis, *, is_alone: bool) -> Verdict | None:
+def _own_fault(diagnosis: Diagnosis, *, is_alone: bool = True) -> Verdict | None:
     found = diagnosis.first
     if found is None or found.first.failure_class in ENDS_OF_NODES or is_alone is bool(found.others or found.rivals):
         return None
     return on_fault(diagnosis, found)
 
 
-def _first_of_several(diagnosis: Diagnosis) -> Verdict | None:
-    return _of_a_process(diagnosis, is_alone=False)
-
-
-def _own_fault(diagnosis: Diagnosis) -> Verdict | None:
-    return _of_a_process(diagnosis, is_alone=True)
-
-
-def _if_found(find: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:
+def _by(find: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:
     """Return the rule that the ranks or nodes that `find` returns are the root cause."""
     return lambda diagnosis: on_candidates(diagnosis, find(diagnosis))
 
@@ -228,36 +221,23 @@ RULES = (
     Rule("long-wait", _long_wait, "medium", "the rank for which most had waited a minute or more before any fault"),
     Rule("lost-node", _lost_node, "high", "a node whose agent is gone"),
     Rule("terminated-node", _terminated_node, "high", "a node that was terminated"),
-    Rule("first-of-several", _first_of_several, "medium", "the first of several different faults"),
+    Rule("first-of-several", partial(_own_fault, is_alone=False), "medium", "the first of several different faults"),
     Rule("own-fault", _own_fault, "high", "the only fault of its own, or the same one on several ranks"),
     # no process failed by itself: the others imply the root cause
-    Rule("spread-error", _if_found(spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"),
-    Rule("broadcast", _if_found(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
+    Rule("spread-error", _by(spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"),
+    Rule("broadcast", _by(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
     Rule("raised-in-hang", _raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
-    Rule("mismatch", _if_found(mismatched), "medium", "the rank that passed another size than the others"),
-    Rule("hang", _if_found(hung), "medium", "the rank for which the others waited"),
-    Rule("no-progress", _if_found(all_in_one_collective), "low", "the only node: all ranks waited in one collective"),
-    Rule(
-        "left-behind", _if_found(left_behind), "low", "the rank that missed a collective after which most failed alike"
-    ),
-    Rule(
-        "returned",
-        _if_found(returned_early),
-        "medium",
-        "the rank that had ended when all others lost a peer or timed out",
-    ),
-    Rule(
-        "accused-node", _if_found(accused_nodes), "medium", "the node that most name, and whose documents are missing"
-    ),
-    Rule(
-        "node-without-report", _if_found(nodes_without_report), "medium", "a node that joined and sent no report since"
-    ),
+    Rule("mismatch", _by(mismatched), "medium", "the rank that passed another size than the others"),
+    Rule("hang", _by(hung), "medium", "the rank for which the others waited"),
+    Rule("no-progress", _by(all_in_one_collective), "low", "the only node: all ranks waited in one collective"),
+    Rule("left-behind", _by(left_behind), "low", "the rank that missed a collective after which most failed alike"),
+    Rule("returned", _by(returned_early), "medium", "the rank that had ended when all others lost a peer or timed out"),
+    Rule("accused-node", _by(accused_nodes), "medium", "the node that most name, and whose documents are missing"),
+    Rule("node-without-report", _by(nodes_without_report), "medium", "a node that joined and sent no report since"),
     Rule("lost-document", _lost_document, "medium", "a rank that failed, and whose document is missing"),
     # what remains
     Rule("mismatch-of-two", _mismatch_of_two, "low", "the rank that received a message of the wrong size, or its peer"),
-    Rule(
-        "waited-apart", _if_found(waited_apart), "low", "the rank that timed out in another operation than all others"
-    ),
+    Rule("waited-apart", _by(waited_apart), "low", "the rank that timed out in another operation than all others"),
     Rule("by-elimination", _by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
     Rule("only-failure", _only_failure, "low", "the only failure of a job without peers"),
