@@ -246,11 +246,8 @@ def _order(fault: ClassifiedFailure, accusations: Accusations) -> tuple[object, 
 
 
 def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
-    if fault is first:
-        return True
-    if fault.failure_class is FailureClass.EXTERNAL and first.failure_class is FailureClass.EXTERNAL:
-        return True
-    if fault.category == first.category == "interrupted":
+    is_from_outside = fault.failure_class is first.failure_class is FailureClass.EXTERNAL
+    if fault is first or is_from_outside or fault.category == first.category == "interrupted":
         return True
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
@@ -287,8 +284,8 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
     if exception is None or causes_of(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
     frames = first_cause(exception).frames
-    if not frames or _is_of_torch(frames[-1]):
-        return []
+    if not frames or library_of(frames[-1]) == "torch":
+        return []  # peers' errors are raised there, too
     raised_at = place_of(frames[-1])
     found = []
     for item in _stopped(first, classified):
@@ -329,12 +326,7 @@ def stopped_unwinding(first: ClassifiedFailure, classified: Sequence[ClassifiedF
 def place_of_raise(failure: WorkerError) -> str:
     """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
     raised_at = where_it_stood(failure).raised_at
-    return place_of(raised_at) if raised_at is not None and not _is_of_torch(raised_at) else ""
-
-
-def _is_of_torch(frame: FrameInfo) -> bool:
-    """Whether torch raised it: errors about peers are raised there, too."""
-    return library_of(frame) == "torch"
+    return place_of(raised_at) if raised_at is not None and library_of(raised_at) != "torch" else ""
 
 
 def _stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:

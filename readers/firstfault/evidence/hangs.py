@@ -194,8 +194,8 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     workers = diagnosis.workers
     stood = [(item.failure, where_it_stood(item.failure)) for item in workers]
     # a victim that handles its peer's error may leave, too
-    gone = [
-        (failure, where.returned)
+    found = [
+        Candidate(f"{where.returned} when the others lost a peer", failure.rank, failure.node, failure, "exit")
         for failure, where in stood
         if where.returned and where.raised_at is None and not prints_a_peers_error(failure.printed)
     ]
@@ -204,12 +204,8 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     silent = without_failure(diagnosis.job)
     is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
     are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
-    if not is_complete or not are_victims or not is_lost or len(gone) + len(silent) > _MANY:
+    if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > _MANY:
         return []
-    found = [
-        Candidate(f"{returned} when the others lost a peer", failure.rank, failure.node, failure, "exit")
-        for failure, returned in gone
-    ]
     meanwhile = "while the others waited for it" if diagnosis.waits else "when the others lost a peer"
     why = f"it had exited with code 0 {meanwhile}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
@@ -341,14 +337,16 @@ def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
     for field, verb, side in _COMPARED:
         if field == "sizes" and not is_same_everywhere:
             break  # the ranks may pass different sizes
-        sides = {rank: getattr(call, field).split(" -> ") for rank, call in calls.items()}
+        # an operation's backend stands before it: "gloo:all_reduce"
+        told = {rank: getattr(call, field).rpartition(":")[2] for rank, call in calls.items()}
+        sides = {rank: text.split(" -> ") for rank, text in told.items()}
         # the root of a gather has outputs and the others none; an operation has only one side
         values = {rank: parts[side] for rank, parts in sides.items() if side < len(parts) and parts[side]}
         if len(set(values.values())) > 1:
             usual, number = Counter(values.values()).most_common(1)[0]
-            shown = next(_plain(getattr(calls[rank], field)) for rank, value in values.items() if value == usual)
+            shown = next(told[rank] for rank, value in values.items() if value == usual)
             return [
-                (rank, f"it {verb} {_plain(getattr(calls[rank], field))}, the others {shown}")
+                (rank, f"it {verb} {told[rank]}, the others {shown}")
                 for rank, value in sorted(values.items())
                 if value != usual and number * 2 > len(values)
             ]
@@ -368,11 +366,6 @@ def _not_started(recorded: Progress) -> list[tuple[int, str]]:
         if len(numbers) == 1 and waiting and len(waiting) * 2 < len(states):
             found += [(rank, f"it had not started the last collective of group {group}") for rank in waiting]
     return found
-
-
-def _plain(operation: str) -> str:
-    """Return an operation without its backend: "all_reduce" for "gloo:all_reduce"."""
-    return operation.rpartition(":")[2]
 
 
 def _elsewhere(

@@ -52,7 +52,6 @@ _CONTINUES = Pattern(
     r"\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.])[^\n]*$"
 )
 """Lines of a log below the level of an error, and those in which a program tells that it continues."""
-_DUMP_SIGNAL = "dump-signal"
 _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
@@ -103,7 +102,9 @@ def classify(
     """
     signatures = signatures or built_in_signatures()
     types = _types(exception_type, bases)
-    text = _read_of(f"{exception_type}: {message}" if exception_type else message)
+    text = f"{exception_type}: {message}" if exception_type else message
+    if len(text) > _READ:
+        text = f"{text[: _READ // 2]}\n{text[-_READ // 2 :]}"
     left, noises = encoded(_CARRIER.sub("", text)), []
     for noise in signatures.noise_filter.possible(left):
         if noise.search(left) is not None:
@@ -147,17 +148,12 @@ def _by_size(found: Classification, text: bytes) -> Classification:
 
 def _by_progress(found: Classification, text: bytes) -> Classification:
     """Return another rank's dump signal as a consequence if this rank had a collective outstanding."""
-    progress = _PROGRESS.search(text) if found.signature == _DUMP_SIGNAL else None
+    progress = _PROGRESS.search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
     enqueued, completed = _number(progress["enqueued"]), _number(progress["completed"]) or 0
     role = Role.SECONDARY if enqueued is not None and enqueued > completed else Role.AMBIGUOUS
     return replace(found, role=role)
-
-
-def _read_of(text: str) -> str:
-    """Return a text, or the head and the tail of a long one."""
-    return text if len(text) <= _READ else f"{text[: _READ // 2]}\n{text[-_READ // 2 :]}"
 
 
 def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
