@@ -56,12 +56,7 @@ NOTED = "__firstfault_noted__"
 
 
 def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
-    """Return `error` as data: type, message, frames, notes, causes and members.
-
-    Args:
-        error: the exception.
-        in_flight: it is still inside the task function.
-    """
+    """Return `error` as data; `in_flight`: it is still inside the task function."""
     if isinstance(noted := _attribute(error, NOTED), ExceptionInfo):
         return noted
     found = _capture(error, [])
@@ -323,13 +318,7 @@ class ErrorClass(enum.Enum):
 
 
 def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> WorkerError:
-    """Return the record of a failure with its fingerprint.
-
-    Args:
-        error_class: gives code, kind, origin and category unless `fields` do.
-        place: of the process that failed.
-        fields: further fields of `WorkerError`.
-    """
+    """Return the record of a failure with its fingerprint; `fields` of `WorkerError` go before those of the class."""
     flyte = error_class.value
     defaults = {"code": flyte.code, "kind": flyte.kind, "origin": flyte.origin, "category": flyte.category}
     failure = WorkerError(worker=place.node, place=place, boot_id=boot_id(), versions=versions(), **(defaults | fields))

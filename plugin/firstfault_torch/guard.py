@@ -176,9 +176,7 @@ class NonBlocking(Generic[T]):
 def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = False) -> Iterator[None]:
     """Ignore signals until the block ends; outside of the main thread, which alone can set handlers, do nothing.
 
-    Args:
-        numbers: the signals.
-        handled_only: do not ignore a signal that has no handler: it ends the process.
+    With `handled_only`, a signal that has no handler still ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -201,15 +199,7 @@ def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = Fal
 
 
 def caught(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:
-    """Call third-party code, such as a plug-in or an exception's ``__str__``.
-
-    Args:
-        call: the code.
-        kind: the exceptions to catch; others pass.
-
-    Returns:
-        Its result and None, or None and the exception.
-    """
+    """Call third-party code, such as a plug-in; return its result and None, or None and its exception of this kind."""
     try:
         return call(), None
     except kind as error:

@@ -229,13 +229,9 @@ def _check_ranks(ranks: Collection[int], name: str, workers: int) -> None:
 
 
 def with_node(template: str, values: Mapping[str, object]) -> str:
-    """Return a template for log lines in which ``${group_rank}`` and ``${node}`` are filled in.
+    """Return a template of ``string.Template`` for log lines, with `values` in place of ``${group_rank}``, ``${node}``.
 
     torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it does not know a node's rank and name.
-
-    Args:
-        template: as for ``string.Template``.
-        values: of "group_rank" and "node".
     """
     # torch's own substitution still follows: what is escaped stays so
     escaped = {name: str(value).replace("$", "$$") for name, value in values.items()}

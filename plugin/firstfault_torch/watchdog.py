@@ -161,12 +161,7 @@ def release_since(number: int) -> None:
 
 
 class _Client:
-    """This process's end of the FIFO.
-
-    Args:
-        path: of the FIFO.
-        timeout: of the heartbeat, seconds; 0: there is none.
-    """
+    """This process's end of the FIFO; `timeout`: of the heartbeat, in seconds, 0 if there is none."""
 
     def __init__(self, path: str, timeout: float) -> None:
         self.timeout = timeout

@@ -308,13 +308,9 @@ class ObservedLogs(LogsSpecs):
 
 
 class DeathWatch:
-    """Records the moment at which each of a node's worker processes ends.
+    """Records when each of a node's worker processes ends, in order of local rank, and calls `wake` from its thread.
 
     It only watches: torch waits for the processes and reads their exit codes.
-
-    Args:
-        processes: in order of local rank.
-        wake: called from the watching thread when one has ended.
     """
 
     def __init__(self, processes: Sequence[Any], wake: Callable[[], None] = lambda: None) -> None:

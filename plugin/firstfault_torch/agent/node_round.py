@@ -339,13 +339,8 @@ class Restarts:
     ) -> RestartRecord | None:
         """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
 
-        With other nodes the call waits for them; see `Settlement.settle`.
-
-        Args:
-            place: this agent's.
-            restarts_left: on this node.
-            peers: None: there is no other node, or the agents are not connected.
-            first: the failure that ended the round.
+        With other nodes the call waits for them; see `Settlement.settle`. Without `peers` there are no other nodes, or
+        the agents are not connected.
         """
         nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
         judge = partial(self._judged, nodes, restarts_left)

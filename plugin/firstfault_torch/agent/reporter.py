@@ -187,11 +187,7 @@ class Reporter:
     ) -> None:
         """Document one death in the background; a second call for the same worker does nothing.
 
-        Args:
-            death: what the agent saw.
-            stop: why it stopped its workers; None if it did not.
-            expiry: the deadline for which it killed this worker; None: it did not.
-            only_held: upload what the worker wrote itself, and write nothing.
+        `stop` and `expiry` are as in `about_death`; if `only_held`, upload what the worker wrote, and write nothing.
         """
 
         def upload() -> None:
@@ -434,15 +430,7 @@ class Traces:
 def about_death(
     death: Death, place: Place, *, stop: Stop | None = None, traces: Traces | None = None, expiry: Expiry | None = None
 ) -> WorkerError:
-    """Return the failure record of a worker's death.
-
-    Args:
-        death: what the agent saw.
-        place: the worker's.
-        stop: why the agent stopped its workers; None if it did not.
-        traces: what is known of the worker.
-        expiry: the deadline for which the agent killed it; None: it did not.
-    """
+    """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it did not."""
     traces = traces or Traces()
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
     # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception

@@ -140,12 +140,9 @@ def job_store(handler: Any) -> Any:
 
 
 def worker_processes(context: Any) -> Sequence[Any]:
-    """Return the worker processes of a process context in the order of their local ranks; empty if they are not found.
+    """Return the worker processes of torch's process context in the order of local ranks; empty if they are not found.
 
     Each has multiprocessing's `pid`, `exitcode` and `sentinel`.
-
-    Args:
-        context: torch's MultiprocessContext or SubprocessContext.
     """
     handlers = getattr(context, "subprocess_handlers", None)
     if handlers is not None:
@@ -180,12 +177,7 @@ def unfinished(context: Any) -> frozenset[int]:
 
 
 def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
-    """Return the results that workers have handed over so far, by local rank.
-
-    Args:
-        context: torch's MultiprocessContext.
-        local_ranks: whose results are read; one that died while it wrote would block.
-    """
+    """Return what these workers have handed over so far, by local rank; one that died while it wrote would block."""
     taken, queues = _results(context, "the workers of a node cannot continue after one of them has ended")
     for rank, queue in queues.items():
         if rank in local_ranks and rank not in taken and not queue.empty():
@@ -218,14 +210,7 @@ def process_failure(local_rank: int, pid: int, exit_code: int, error_file: str) 
 
 
 def log_failure(context: Any, local_rank: int, pid: int, exit_code: int) -> None:
-    """Log that a worker failed in torch's words and through torch's logger, with the traceback that torch kept.
-
-    Args:
-        context: torch's MultiprocessContext or SubprocessContext.
-        local_rank: the worker's.
-        pid: its process id.
-        exit_code: negative for a signal.
-    """
+    """Log that a worker failed in torch's words and through torch's logger, with the traceback that torch kept."""
     entrypoint = getattr(context, "entrypoint", "")
     what = f"fn: {entrypoint.__qualname__}" if hasattr(entrypoint, "__qualname__") else f"binary: {entrypoint}"
     text = read_traceback(traceback_files(context).get(local_rank, ""))

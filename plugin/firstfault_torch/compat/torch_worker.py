@@ -106,13 +106,9 @@ def forget_process_groups() -> None:
 
 
 def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callable[[], None]:
-    """Let `meet` answer ``init_process_group`` without an address (``env://``), instead of torch.
+    """Let `meet` answer ``init_process_group`` without an address, ``env://``, instead of torch; return what undoes it.
 
-    Args:
-        meet: takes the process group's timeout; returns a store, the rank and the world size.
-
-    Returns:
-        What undoes it.
+    `meet` takes the process group's timeout, and returns a store, the rank and the world size.
     """
     import torch.distributed  # noqa: PLC0415, F401 - as above
 
@@ -148,10 +144,8 @@ _PROC = Path("/proc/self")
 def shut_down_gloo_connections() -> int:
     """Shut down gloo's connections to other ranks, so that collectives in which a peer waits for this process fail.
 
-    Listening sockets stay, and so do the connections of everything else in the process.
-
-    Returns:
-        How many connections there were; 0 without gloo, or where ``/proc`` does not tell.
+    Listening sockets stay, and so do the connections of everything else in the process. Return how many connections
+    there were: 0 without gloo, or where ``/proc`` does not tell.
     """
     count = 0
     for epoll in {epoll for task in _loop_threads() if (epoll := _waited_for(task)) is not None}:

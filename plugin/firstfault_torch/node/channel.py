@@ -40,12 +40,7 @@ _MAX_FRAMES = 20
 
 
 class _Listener:
-    """A bound socket, and a thread that takes each message that arrives there.
-
-    Args:
-        path: of the socket.
-        take: called in the thread; what it raises is logged.
-    """
+    """A bound socket, and a thread that calls `take` with each message that arrives there, and logs what it raises."""
 
     def __init__(self, path: Path, take: Callable[[dict[str, Any]], None]) -> None:
         self._take = take
@@ -75,12 +70,7 @@ class _Listener:
 
 
 class AgentChannel:
-    """The agent's end.
-
-    Args:
-        files: the node's.
-        wake: called from the listening thread when a worker reports that it failed.
-    """
+    """The agent's end; its listening thread calls `wake` when a worker reports that it failed."""
 
     def __init__(self, files: NodeFolder, wake: Callable[[], None]) -> None:
         self._files = files
@@ -136,14 +126,7 @@ class AgentChannel:
 
 
 class WorkerChannel:
-    """A worker's end.
-
-    Args:
-        files: the node's.
-        round_: the worker's.
-        local_rank: the worker's.
-        answer: called in its own thread when the agent asks; returns the answer.
-    """
+    """A worker's end; a thread of its own calls `answer` when the agent asks, and sends what that returns."""
 
     def __init__(self, files: NodeFolder, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
         self._agent = files.agent_socket
@@ -289,14 +272,7 @@ def write_at_sigterm(files: WorkerFiles) -> None:
 
 
 def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
-    """Return the stacks of the living workers that answer in time, by local rank.
-
-    Args:
-        files: the node's.
-        round_: the workers'.
-        pids: local rank to process id.
-        seconds: longest wait for all of them together.
-    """
+    """Return the stacks of the living workers, by local rank as in `pids`, that together answer within `seconds`."""
     workers = {local: files.worker(round_, local) for local in pids}
     asked = {local: workers[local].stacks for local, pid in pids.items() if _signalled(workers[local], pid)}
     _await_content(list(asked.values()), seconds)

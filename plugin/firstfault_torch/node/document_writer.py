@@ -119,15 +119,7 @@ def as_entry(presence: NodePresence) -> tuple[str, bytes]:
 def put_document(
     document: SpooledDocument, data: bytes, error: WorkerError, recording: Recording, deadline_seconds: float
 ) -> Receipt:
-    """Upload what another process spooled, within `deadline_seconds`; log and receipt report a failed upload.
-
-    Args:
-        document: in that process's spool.
-        data: its bytes.
-        error: what they mean.
-        recording: where, and by which recorder.
-        deadline_seconds: counted from now.
-    """
+    """Upload a document of another process's spool within the deadline; log and receipt report a failed upload."""
     target = Target(document_path(document.name), error.monotonic_ns, error.rank)
     return _upload(target, document.path, data, recording, time.monotonic() + deadline_seconds)
 
@@ -135,13 +127,7 @@ def put_document(
 def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) -> bool:
     """Write a file below the output prefix, through the node's recorder if there is one; return whether it is durable.
 
-    It never raises; a failure is logged.
-
-    Args:
-        path: below the output prefix.
-        data: the file's bytes.
-        recording: where, and by which recorder.
-        seconds: longest wait.
+    It waits for at most `seconds`, and never raises; a failure is logged.
     """
     target, files, file = Target(path), _files(recording), None
     if files is not None:

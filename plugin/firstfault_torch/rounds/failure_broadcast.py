@@ -74,12 +74,7 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
 def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
     """Return the store of a round on which the agents wait for each other.
 
-    Only a connection to a server can wait beside others, so with files or etcd the first agent serves a store.
-
-    Args:
-        group: the workers, with the round's store.
-        number: of the round.
-        host: of the first agent, as the others reach it.
+    Only a connection to a server can wait beside others, so with files or etcd the first agent serves one, at `host`.
     """
     store: Any = group.store
     if hasattr(lowest(store), "port"):

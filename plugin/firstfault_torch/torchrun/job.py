@@ -248,9 +248,7 @@ def fallback_folder() -> str:
 def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     """Return the folder of this run's attempt, made and marked; a remote folder is only named.
 
-    Args:
-        who: this node.
-        meet: returns the store that all nodes of the job share, or None; None: there is one node.
+    `meet` returns the store that all nodes of the job share, or None; it is None if there is one node.
     """
     root, name = root_folder(), None
     claim, store = partial(_claimed, root, who), meet() if meet is not None else None

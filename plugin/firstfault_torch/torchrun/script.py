@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from firstfault_torch.capture import NOTED, capture
@@ -30,15 +30,15 @@ _called: list[tuple[int, Any]] = []
 class _Exit:
     """`sys.exit`, `exit` or `quit`, which notes its call first; so no frame of this module is in a traceback."""
 
-    def __init__(self, module: str, name: str) -> None:
-        self._call, self._place = _named(module, name), (module, name)
-        self.__name__, self.__doc__ = name, self._call.__doc__
+    def __init__(self, module: ModuleType, name: str) -> None:
+        self._call = getattr(module, name)
+        self.__module__, self.__name__, self.__doc__ = module.__name__, name, self._call.__doc__
 
     def __repr__(self) -> str:
         return repr(self._call)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _named, self._place
+    def __reduce__(self) -> str:
+        return self.__name__  # of its module's global
 
     @property
     def __call__(self) -> Any:
@@ -47,10 +47,6 @@ class _Exit:
             if _outermost and is_main and has_process_group():
                 _note(sys._getframe(1), sys.exc_info()[1])  # noqa: SLF001 - documented
         return self._call
-
-
-def _named(module: str, name: str) -> Any:
-    return getattr(sys.modules[module], name)
 
 
 def watch() -> None:
@@ -62,7 +58,7 @@ def watch() -> None:
             _outermost[:], frame = [frame], frame.f_back
         for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
             if hasattr(module, name):
-                setattr(module, name, _Exit(module.__name__, name))
+                setattr(module, name, _Exit(module, name))
 
 
 def fails(error: BaseException) -> None:

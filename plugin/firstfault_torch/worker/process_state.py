@@ -225,12 +225,7 @@ def release_files() -> None:
 
 
 def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
-    """Return the state if it may explain an exception or one of its causes, else nothing; it takes at most 0.25 s.
-
-    Args:
-        error: the exception; an OSError has the path that it is about.
-        exception: the same as data.
-    """
+    """Return the state, within 0.25 s, if it may explain an exception, also given as data, or one of its causes."""
     links = [({link.type, *link.bases}, _OF_RESOURCES.search(link.message[:1000])) for link in all_links(exception)]
     if not any(types & _TYPES or match for types, match in links):
         return SystemState()
@@ -259,10 +254,7 @@ def _measure(chain: list[BaseException], found: list[FileSystem], *, is_write: b
 
 
 def _written(chain: list[BaseException]) -> list[str]:
-    """Return where a write may have failed whose text names no path.
-
-    Those are the paths in the innermost frame that has any, and the files that are open for writing.
-    """
+    """Return where a write may have failed: paths of the innermost frame that has any, and files open for writing."""
     frames = (frame for link in reversed(chain) for frame, _ in reversed([*traceback.walk_tb(link.__traceback__)]))
     values = (frame.f_locals.values() for frame in frames if frame.f_code.co_name != "<module>")
     within = (list(filter(None, map(_path_of, found))) for found in values)
@@ -288,10 +280,7 @@ def _open_for_writing() -> Iterator[str]:
 
 
 def _tried(disk: FileSystem) -> FileSystem:
-    """Return a file system without space if a small write fails there for a lack of it, as by a quota.
-
-    Most file systems make the file without a name.
-    """
+    """Return a file system without space if a small write fails there for a lack of it, as by a quota."""
     folder = Path(_existing(disk.path))
     folder = folder if folder.is_dir() else folder.parent
     try:

@@ -135,12 +135,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
 
 
 class WorkerMonitor:
-    """Reports a worker process's failure, and answers its agent, while the task function runs.
-
-    Args:
-        engine: names the exceptions.
-        alone: where and how a process without an agent records; None: as its agent tells.
-    """
+    """Reports a worker process's failure, and answers its agent, while the task function runs; see `monitor_of`."""
 
     def __init__(self, engine: Engine, alone: tuple[Recording, Place] | None = None) -> None:
         self._engine = engine

@@ -158,14 +158,7 @@ def _stdin() -> bytes:
 
 
 def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
-    """Print an attempt; return the exit code.
-
-    Args:
-        read: the attempt.
-        uri: as the caller named it.
-        strategy: as the caller named it.
-        forms: the wanted forms.
-    """
+    """Print an attempt in the wanted forms; `uri` and `strategy` are as the caller named them. Return the exit code."""
     from firstfault.attempts import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
 
     conclusion = read.conclusion

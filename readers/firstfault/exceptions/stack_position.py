@@ -110,10 +110,7 @@ def stood_at(text: str, *, has_outstanding: bool = False) -> Where:
 
 
 def stacks_of(failure: WorkerError) -> list[str]:
-    """Return a worker's own stack dumps; a document may also have those of its node's other workers.
-
-    A process that exited, as by a timer of faulthandler, may have printed its stacks itself.
-    """
+    """Return a worker's own stack dumps; without one those that it printed before it exited, as by a timer."""
     own = [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
     has_printed = bool(failure.exit_code) and failure.exception is None and _THREAD.search(failure.printed)
     return own or ([failure.printed] if has_printed else [])
@@ -146,12 +143,7 @@ def place_of_crash(failure: WorkerError) -> str:
 
 
 def with_source(dump: str, line_of: Callable[[str, int], str]) -> str:
-    """Return a stack dump with the source lines of the program's own frames.
-
-    Args:
-        dump: faulthandler's text.
-        line_of: returns a line of a file; empty: it cannot be read.
-    """
+    """Return a stack dump with the source lines of the program's own frames; an empty one could not be read."""
     left = _MAX_SOURCES
 
     def add(found: re.Match[str]) -> str:

@@ -153,12 +153,7 @@ _LAST_WORDS = 2
 
 
 def text_of_death(stderr: str, signal: str) -> str:
-    """Return the lines of a process's stderr that belong to its end.
-
-    Args:
-        stderr: the end of what it printed.
-        signal: the name of the signal that ended it; empty: it exited.
-    """
+    """Return the lines of a process's stderr that belong to its end by `signal`; if that is empty, it exited."""
     lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP.match(line)]
     if signal == "SIGKILL":
         return ""  # the kernel ends it between two instructions: it writes nothing

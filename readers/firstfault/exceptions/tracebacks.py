@@ -113,11 +113,9 @@ def chain(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo]]:
 
 
 def format_exception(exception: ExceptionInfo, *, folded: bool = False) -> str:
-    """Return an exception as Python prints it: causes first, then its own traceback, message and notes.
+    """Return an exception as Python prints it, causes first.
 
-    Args:
-        exception: to print.
-        folded: consecutive frames of a library are one line, unless there are no other frames.
+    If `folded`, consecutive frames of a library are one line, unless there are no other frames.
     """
     links = chain(exception)
     fold = folded and not all(is_library(frame.file) for _, link in links for frame in link.frames)
@@ -160,12 +158,7 @@ def original_of(exception: ExceptionInfo) -> ExceptionInfo:
 
 
 def exceptions_in(text: str, *, whole: bool) -> tuple[ExceptionInfo, ...]:
-    """Return the exceptions of a traceback in a text, nearest first; empty if there is none.
-
-    Args:
-        text: ends with a traceback.
-        whole: it is a traceback and nothing else, so all that follows its last frame is the exception's message.
-    """
+    """Return the exceptions of a text that ends with a traceback, nearest first; `whole`: as for `_parsed`."""
     return _parsed(text, _NESTED, whole=whole)[1]
 
 
@@ -208,11 +201,8 @@ def _with_lines(found: tuple[ExceptionInfo, ...], exception: ExceptionInfo) -> t
 def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[ExceptionInfo, ...]]:
     """Return the text above a traceback, and the exceptions in it, nearest first; none if there is no traceback.
 
-    Args:
-        text: of an exception.
-        depth: how many tracebacks may be in each other.
-        whole: it is a traceback and nothing else. In the text of a program, what stands below a traceback may be
-            something else, so the exception counts only if it is the last line.
+    At most `depth` tracebacks may be in each other. If the text is not a traceback as a `whole`, what stands below one
+    may be something else, so the exception counts only if it is the last line.
     """
     begins = [match for _, match in zip(range(_MAX_BLOCKS), _BEGIN.finditer(text), strict=False)]
     found: list[ExceptionInfo] = []

@@ -72,13 +72,7 @@ _WIDTH = 80
 
 
 def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print the report on a terminal, folded to its width.
-
-    Args:
-        report: the report.
-        console: where to print; quoted texts cannot steer it and are not markup.
-        verbose: everything that is known, instead of one screen.
-    """
+    """Print a report, folded to the terminal's width, in one screen unless `verbose`; quoted texts cannot steer it."""
     printer = _Printer(console)
     parts = sections_of(report)
     if verbose:

@@ -175,13 +175,7 @@ class Cascade:
 
 
 def cascade_of(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascade:
-    """Return what happened to every rank and node of an attempt.
-
-    Args:
-        job: what was read, without credentials.
-        verdict: on it.
-        diagnosis: of the job; in the order of its failures.
-    """
+    """Return what happened to every rank and node of an attempt; the diagnosis is in the order of its failures."""
     origin = _origin_of(job, verdict)
     from_root = origin is not None and origin is verdict.root
     events = []

@@ -105,13 +105,7 @@ def report_of(  # noqa: PLR0913 - keywords
 ) -> Report:
     """Return what a report on an attempt says, without credentials.
 
-    Args:
-        job: what was read.
-        verdict: on it.
-        decision: on the verdict.
-        uri: of the attempt's documents.
-        logs: local log files by node; they replace the engine's commands.
-        diagnosis: of the job, from its `Conclusion`; None: it is computed.
+    The local files in `logs`, by node, replace the engine's commands. Without a diagnosis of the job it is computed.
     """
     diagnosis = diagnosis or diagnose(job)
     cascade = cascade_of(job, verdict, diagnosis)
@@ -142,12 +136,7 @@ def report_on(conclusion: Conclusion, *, uri: str, logs: Mapping[str, str] | Non
 
 
 def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
-    """Return a report that is compared with the task's other attempts.
-
-    Args:
-        report: on one of them.
-        attempts: summaries of this attempt and of others; none changes nothing.
-    """
+    """Return a report that is compared with all `attempts` of its task, its own included; none changes nothing."""
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     answers = report.answers
     if ordered and report.number is not None and (last := ordered[-1]).number > report.number:

@@ -165,12 +165,7 @@ def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:
 
 
 def ranks_text(ranks: Sequence[int], limit: int = 0) -> str:
-    """Return ranks as ranges: "0-2, 5, 8-63".
-
-    Args:
-        ranks: ascending.
-        limit: maximum length in characters, 0 for none; ranks that do not fit are counted.
-    """
+    """Return ascending ranks as ranges, "0-2, 5, 8-63"; those that do not fit in `limit` characters are counted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
