@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure
 from firstfault.report import report_of
@@ -26,6 +27,7 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault_torch.capture import capture
+from firstfault_torch.compat.torch_worker import backends_that_abort
 from firstfault_torch.context import Moment
 from firstfault_torch.node.channel import from_message, to_message
 from firstfault_torch.worker import process_state
@@ -413,6 +415,97 @@ def test_both_recorders_are_read(
     monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: json.dumps(nccl), raising=False)
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False)
     assert [(progress.group, progress.enqueued) for progress in collective_progress()] == expected
+
+
+def _hooked(calls: list[bool], completed: int = -1) -> str:
+    """Return what a recorder that is hooked into a group tells after these calls; True: it is not seen to end."""
+    trace = _trace("nccl2", len(calls))
+    trace["pg_status"]["0"] = {"last_enqueued_collective": len(calls) - 1, "last_completed_collective": completed}
+    trace["entries"] = [
+        {**trace["entries"][0], "collective_seq_id": number, "state": "scheduled", "retired": is_retired}
+        for number, is_retired in enumerate(calls, 1)
+    ]
+    return json.dumps(trace)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_hooked([True]), [(1, None)]),
+        (_hooked([True] * 3), [(3, None)]),
+        (_hooked([False]), [(1, 0)]),
+        (_hooked([False] * 9, completed=7), [(9, 8)]),
+    ],
+    ids=["one, end unknown", "ends unknown", "the first one hangs", "the last one hangs"],
+)
+def test_a_recorder_that_counts_from_0(
+    text: str, expected: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of collectives are those of the entries; a backend may not tell when a collective ends."""
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
+    assert [(progress.enqueued, progress.completed) for progress in collective_progress()] == expected
+
+
+def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorders of the backends that the process's groups have are read; those of NCCL also without a group.
+
+    Each backend but gloo's is aborted, once.
+    """
+    abort = Mock()
+    backend = SimpleNamespace(name=lambda: "own", abort=abort)
+    gloo = SimpleNamespace(name=lambda: "gloo", abort=Mock(side_effect=AssertionError))
+    ask = Mock(side_effect=[backend, backend, gloo, RuntimeError("no backend type for mps")] * 2)
+    group = Mock(_device_types=["cuda", "xpu", "cpu", "mps"], _get_backend=ask)
+    world = SimpleNamespace(pg_map={group: None, Mock(_device_types=[]): None})
+    monkeypatch.setattr("torch.distributed.distributed_c10d._world", world)
+    asked: list[str] = []
+
+    def dump(backend: str = "gloo") -> str:
+        """backend: name of the backend"""  # noqa: D415 - as torch's
+        asked.append(backend)
+        return json.dumps(_trace(backend, 7) if backend == "own" else {})
+
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: "{}", raising=False)
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", dump, raising=False)
+    assert [(item.group, item.enqueued, item.last_operation) for item in collective_progress()] == [
+        ("default_pg", 7, "own:all_reduce")
+    ]
+    assert asked == ["nccl-lazy", "nccl2", "own", "gloo"]
+    assert backends_that_abort() == [abort]
+
+
+@pytest.mark.skipif(not hasattr(c10d, "FlightRecorderHook"), reason="torch 2.15 has it: `make newest`")
+def test_the_recorder_of_a_backend_of_its_own() -> None:
+    """Torch hooks a recorder into a group of any backend, which is found; it does not see the collectives end."""
+
+    class Ended(dist.Work):
+        def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature
+            return True
+
+    class Own(c10d.Backend):  # type: ignore[misc]
+        def getBackendName(self) -> str:  # noqa: N802 - torch's name
+            return "own"
+
+        def allreduce(self, *_: Any) -> Ended:
+            return Ended()
+
+    made: list[Own] = []
+
+    def create(_store: Any, rank: int, size: int, _timeout: Any) -> Own:
+        made.append(Own(rank, size))  # torch keeps its native half only
+        return made[-1]
+
+    dist.Backend.register_backend("own", create, devices=["cpu"])
+    dist.init_process_group("own", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for _ in range(2):
+            dist.all_reduce(torch.ones(3))
+        (progress,) = (item for item in collective_progress() if item.last_operation == "own:all_reduce")
+        assert len(backends_that_abort()) == 1
+    finally:
+        dist.destroy_process_group()
+    assert (progress.group, progress.enqueued, progress.completed) == ("default_pg", 2, None)
+    assert [entry.sequence for entry in progress.last] == [1, 2]
 
 
 def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from firstfault_torch.budgets import GLOO_POLL_S
 from firstfault_torch.compat import warn_once
 
 _GROUP_MAPS = (
+    "pg_flight_recorder_hooks",
     "pg_map",
     "pg_names",
     "pg_group_ranks",
@@ -25,18 +28,39 @@ _GROUP_MAPS = (
     "tags_to_pg",
     "pg_coalesce_state",
 )
-_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""NCCL's flight recorder, in builds with NCCL since torch 2.5; that of all other backends, since 2.8."""
+_GLOO = "gloo"
+_RECORDED = ("nccl2", "nccl-lazy", _GLOO)
+"""Backends whose recorders are also read after their groups were destroyed."""
 
 
 def flight_recorders() -> list[Callable[[], Any]]:
-    """Return the functions that dump torch's flight recorders as JSON, NCCL's first; later torch fills both alike.
+    """Return the functions that dump torch's flight recorders as JSON, NCCL's first and gloo's last.
 
-    A torch built without distributed support, or before it had a recorder, lacks it: there is no warning. Nor does a
-    program have it that has not imported torch.
+    ProcessGroupNCCL has a recorder of its own, in builds with NCCL since torch 2.5. All other backends share one since
+    2.8; since 2.15 each has its own. A torch built without distributed support, or before it had a recorder, lacks it:
+    there is no warning. Nor does a program have it that has not imported torch.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    return [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
+    of_nccl, of_others = (getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("nccl", "fr"))
+    found = [of_nccl, of_others]
+    if of_others is not None and "backend: " in (of_others.__doc__ or ""):
+        names = sorted({*_RECORDED, *_backends()}, key=lambda name: (name == _GLOO, name))
+        found[1:] = [partial(of_others, backend=name) for name in names]
+    return [dump for dump in found if dump is not None]
+
+
+def _backends() -> dict[str, list[Any]]:
+    """Return the backends of this process's groups by their names: "gloo", "nccl", "nccl2"."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    found: dict[str, list[Any]] = {}
+    for group in list(getattr(world, "pg_map", None) or ()):
+        for device in getattr(group, "_device_types", ()):
+            # a group has no backend for a device that it has not used, or is one itself
+            with contextlib.suppress(RuntimeError, AttributeError):
+                backend = group._get_backend(device)  # noqa: SLF001 - see __init__
+                known = found.setdefault(str(backend.name()), [])
+                known += [backend] if backend not in known else []
+    return found
 
 
 def group_teardown() -> types.FunctionType | None:
@@ -66,24 +90,13 @@ def rank_in_group() -> tuple[int, int] | None:
 
 
 def backends_that_abort() -> list[Callable[[], None]]:
-    """Return the functions that abort the communicators of this process's groups: NCCL's; gloo has none that works."""
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - as above
-
-    kind = getattr(c10d, "ProcessGroupNCCL", None)
-    world = getattr(c10d, "_world", None)
-    if kind is None or world is None:
-        return []
-    import torch  # noqa: PLC0415 - as above
-
+    """Return the functions that abort the communicators of this process's groups; that of gloo does not work."""
     found = []
-    for group in list(world.pg_map):
-        try:
-            backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001 - see __init__
-        except (RuntimeError, AttributeError):
-            continue  # it has none for that device
-        abort = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)
-        if isinstance(backend, kind) and callable(abort):
-            found.append(abort)
+    for name, backends in _backends().items():
+        for backend in backends if name != _GLOO else ():
+            abort = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)
+            if callable(abort):
+                found.append(abort)
     return found
 
 

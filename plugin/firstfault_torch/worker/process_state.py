@@ -96,8 +96,8 @@ def collective_progress() -> tuple[CollectiveProgress, ...]:
     traces = bounded(partial(_traces, recorders), FLIGHT_RECORDER_S, "reading torch's flight recorders") or []
     found: dict[str, CollectiveProgress] = {}
     for number, trace in enumerate(traces):
-        if number and trace.get("entries") == traces[0].get("entries"):
-            break  # a torch whose two functions dump the same recorder
+        if any(trace.get("entries") == other.get("entries") for other in traces[:number]):
+            continue  # a torch whose two functions dump the same recorder
         for progress in _groups(trace):
             # one process group may have a backend for each device
             name, backend = progress.group, progress.last_operation.partition(":")[0] or "other backend"
@@ -137,24 +137,29 @@ def _traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
 def _groups(trace: dict[str, Any]) -> list[CollectiveProgress]:
     names: dict[str, str] = {}
     entries: dict[str, deque[Collective]] = {}
+    retired: set[str] = set()
     for entry in trace.get("entries") or ():
         with contextlib.suppress(KeyError, TypeError, IndexError, ValueError):
             group = str(entry["pg_id"])
             names[group] = _name_of(*entry["process_group"][:2])
             entries.setdefault(group, deque(maxlen=_LAST)).append(_collective(entry))
+            retired.update([group] if entry.get("retired") else ())
     found = []
     for group, status in sorted((trace.get("pg_status") or {}).items()):
         with contextlib.suppress(KeyError, ValueError, TypeError):
             enqueued, completed = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
             last = tuple(entries.get(group, ()))
-            operations = [entry.operation for entry in last if not entry.is_p2p]
-            if enqueued > 0:
+            called = [entry for entry in last if not entry.is_p2p]
+            # the recorder that torch 2.15 hooks into other backends counts from 0
+            behind = max(called[-1].sequence - enqueued, 0) if called else 0
+            if enqueued + behind > 0:
                 found.append(
                     CollectiveProgress(
                         names.get(group, group),
-                        operations[-1] if operations else "",
-                        enqueued,
-                        max(completed, 0),
+                        called[-1].operation if called else "",
+                        enqueued + behind,
+                        # and retires at once what a backend without completion hooks has called
+                        None if behind and completed < 0 and group in retired else max(completed + behind, 0),
                         last,
                         _members(trace, group),
                     )
