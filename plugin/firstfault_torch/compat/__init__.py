@@ -20,7 +20,8 @@ is not collected.
 | `RendezvousHandlerRegistry._registry` | whether torch loads our entry point, for `firstfault doctor` |
 | ``torchelastic/agent/terminal_state`` | the keys of torch's exit barrier |
 | `distributed_c10d.destroy_process_group.__code__` | seeing an exception before the sockets close |
-| `distributed_c10d._world`, `_unregister_all_process_groups`, `ProcessGroup._get_backend` | restarts in a process |
+| `distributed_c10d._world`, `_unregister_all_process_groups` | restarts in a process |
+| `ProcessGroup._get_backend`, `_device_types` | whose flight recorders are read, and what a restart aborts |
 | `rendezvous._rendezvous_handlers` | a store of its own for each iteration's process groups |
 | `_distributed_c10d._dump_fr_trace_json`, `_dump_nccl_trace_json` | the flight recorder |
 | names of torch elastic's loggers | formatting tracebacks without importing a compiler |
