@@ -454,8 +454,9 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     abort = Mock()
     backend = SimpleNamespace(name=lambda: "own", abort=abort)
     gloo = SimpleNamespace(name=lambda: "gloo", abort=Mock(side_effect=AssertionError))
-    ask = Mock(side_effect=[backend, backend, gloo, RuntimeError("no backend type for mps")] * 2)
-    group = Mock(_device_types=["cuda", "xpu", "cpu", "mps"], _get_backend=ask)
+    of_older_torch = type("ProcessGroupNCCL", (), {"abort": abort})()
+    ask = Mock(side_effect=[backend, backend, gloo, of_older_torch, RuntimeError("no backend for mps")] * 2)
+    group = Mock(_device_types=["cuda", "xpu", "cpu", "hpu", "mps"], _get_backend=ask)
     world = SimpleNamespace(pg_map={group: None, Mock(_device_types=[]): None})
     monkeypatch.setattr("torch.distributed.distributed_c10d._world", world)
     asked: list[str] = []
@@ -470,8 +471,8 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(item.group, item.enqueued, item.last_operation) for item in collective_progress()] == [
         ("default_pg", 7, "own:all_reduce")
     ]
-    assert asked == ["nccl-lazy", "nccl2", "own", "gloo"]
-    assert backends_that_abort() == [abort]
+    assert asked == ["nccl", "nccl-lazy", "nccl2", "own", "gloo"]
+    assert backends_that_abort() == [abort, abort]
 
 
 @pytest.mark.skipif(not hasattr(c10d, "FlightRecorderHook"), reason="torch 2.15 has it: `make newest`")

@@ -58,7 +58,9 @@ def _backends() -> dict[str, list[Any]]:
             # a group has no backend for a device that it has not used, or is one itself
             with contextlib.suppress(RuntimeError, AttributeError):
                 backend = group._get_backend(device)  # noqa: SLF001 - see __init__
-                known = found.setdefault(str(backend.name()), [])
+                # before it had a name: "ProcessGroupNCCL"
+                kind = type(backend).__name__.removeprefix("ProcessGroup").lower()
+                known = found.setdefault(backend.name() if hasattr(backend, "name") else kind, [])
                 known += [backend] if backend not in known else []
     return found
 
