@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.generated import shapes
+from tests.generated import shapes, tries
 from tests.generated.faults import DECOYS, FAULTS, Fault
 
 NODES, WORKERS = 2, 2
@@ -73,7 +73,7 @@ def plan_of(seed: int) -> Plan:
     fault = "" if chance.random() < 0.08 else chance.choice(sorted(FAULTS))
     what = FAULTS.get(fault)
     is_again = seed >= AGAIN and chance.random()
-    loop = chance.choice(sorted(shapes.TRIED_STEPS if is_again and is_again < 0.5 else shapes.LOOPS))
+    loop = chance.choice(sorted(tries.TRIED_STEPS if is_again and is_again < 0.5 else shapes.LOOPS))
     places = ["step"]
     if what is not None and what.raises and what.in_loader:
         places += [*shapes.PLACES_OF.get(loop, []), "hook", "checkpoint"]
@@ -86,7 +86,7 @@ def plan_of(seed: int) -> Plan:
         culprits = [0]  # rank 0 alone writes
     if loop == "prefetch" and place != "step":
         number = 1  # the thread dies and the rank waits: if all do, no rank waits in a collective
-    wrappers = shapes.TRIED_TRAININGS if is_again and is_again >= 0.5 else shapes.WRAPPERS
+    wrappers = tries.TRIED_TRAININGS if is_again and is_again >= 0.5 else shapes.WRAPPERS
     wrappers = set(wrappers) - ({"clean-up-fails"} if what is None else set())
     guilty = tuple(sorted(culprits[:number])) if what is not None else ()
     spread = chance.choice([0.0, 0.0, 0.05, 0.3, 2.0])
@@ -138,7 +138,7 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
         shapes.CLEAN_UPS[plan.clean_up],
         shapes.COMMUNICATIONS[plan.communication],
         shapes.TURN,
-        {**shapes.LOOPS, **shapes.TRIED_STEPS}[plan.loop],
-        {**shapes.WRAPPERS, **shapes.TRIED_TRAININGS}[plan.wrapper],
+        {**shapes.LOOPS, **tries.TRIED_STEPS}[plan.loop],
+        {**shapes.WRAPPERS, **tries.TRIED_TRAININGS}[plan.wrapper],
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

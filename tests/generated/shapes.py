@@ -101,21 +101,21 @@ PLACES_OF = {
 """Where a fault may be met besides a step, by loop."""
 
 
-def _trains(body: str) -> str:
+def trains(body: str) -> str:
     """Return a program's function `train`, which starts, does this, and finishes."""
     return f"\ndef train():\n    start()\n{textwrap.indent(body[1:], '    ')}    finish()\n"
 
 
 LOOPS = {
-    "plain": _trains("""
+    "plain": trains("""
 for step in range(STEPS):
     turn(step)
 """),
-    "loader": _trains("""
+    "loader": trains("""
 for step, batch in enumerate(loader()):
     turn(step, batch)
 """),
-    "iterator": _trains("""
+    "iterator": trains("""
 batches, step = iter(loader()), 0
 while True:
     try:
@@ -135,7 +135,7 @@ def batches():
         time.sleep(0.2)
 
 """
-    + _trains("""
+    + trains("""
 for step, batch in enumerate(batches()):
     turn(step, batch)
 """),
@@ -220,14 +220,14 @@ def fill(batches):
     batches.put(None)
 
 """
-    + _trains("""
+    + trains("""
 batches, step = queue.Queue(2), 0
 threading.Thread(target=fill, args=(batches,), name="prefetch", daemon=True).start()
 while (batch := batches.get()) is not None:
     turn(step, batch)
     step += 1
 """),
-    "executor": _trains("""
+    "executor": trains("""
 with concurrent.futures.ThreadPoolExecutor(1) as pool:
     for step in range(STEPS):
         pool.submit(turn, step).result()
@@ -238,7 +238,7 @@ async def steps():
         await asyncio.to_thread(turn, step)
 
 """
-    + _trains("""
+    + trains("""
 asyncio.run(steps())
 """),
     "async-main": """
@@ -248,7 +248,7 @@ async def steps():
         await asyncio.sleep(0)
 
 """
-    + _trains("""
+    + trains("""
 asyncio.run(steps())
 """),
     "task-group": """
@@ -264,7 +264,7 @@ async def steps():
             group.create_task(asyncio.sleep(0.01))
 
 """
-    + _trains("""
+    + trains("""
 asyncio.run(steps())
 """),
     "pool": """
@@ -303,7 +303,7 @@ def train():
         saving.result()
     finish()
 """,
-    "retried-steps": _trains("""
+    "retried-steps": trains("""
 for step in range(STEPS):
     for attempt in range(3):
         try:
@@ -316,57 +316,6 @@ for step in range(STEPS):
             time.sleep(0.1)
 """),
 }
-
-
-TRIED_STEPS = {
-    "retried-steps": LOOPS["retried-steps"],
-    "backoff-steps": _trains("""
-for step in range(STEPS):
-    for attempt in range(3):
-        try:
-            turn(step)
-            break
-        except Exception as error:
-            print(f"step {step} failed: {error}", file=sys.stderr, flush=True)
-            if attempt == 2:
-                raise
-            time.sleep(0.1 * 2**attempt)
-"""),
-    "printed-steps": _trains("""
-for step in range(STEPS):
-    for attempt in range(3):
-        try:
-            turn(step)
-            break
-        except Exception:
-            traceback.print_exc()
-    else:
-        raise TrainingError(f"step {step} failed 3 times")
-"""),
-    "decorated-steps": """
-class RetryError(Exception):
-    pass
-
-
-def retrying(function):
-    def tries(*args):
-        for attempt in range(3):
-            try:
-                return function(*args)
-            except Exception as error:
-                last = error
-                time.sleep(0.1)
-        raise RetryError(f"{function.__name__} failed 3 times") from last
-
-    return tries
-
-
-turn = retrying(turn)
-
-"""
-    + LOOPS["plain"].lstrip("\n"),
-}
-"""Loops that try a step again."""
 
 
 def _tries(handling: str) -> str:
@@ -499,54 +448,6 @@ def main():
         pool.submit(train).result()
 """,
 }
-
-TRIED_TRAININGS = {
-    "retried": WRAPPERS["retried"],
-    "retried-anew": WRAPPERS["retried-anew"],
-    "retried-rebuilt": """
-def main():
-    for attempt in range(3):
-        try:
-            return train()
-        except Exception:
-            traceback.print_exc()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            if attempt == 2:
-                raise
-            time.sleep(0.1 * 2**attempt)
-""",
-    "retried-quietly": """
-def once():
-    try:
-        train()
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def main():
-    for attempt in range(3):
-        try:
-            return once()
-        except Exception as error:
-            if attempt == 2:
-                raise
-            print(f"attempt {attempt} failed: {error!r}", file=sys.stderr, flush=True)
-""",
-    "retried-with-anything": """
-def main():
-    for attempt in range(3):
-        try:
-            return train()
-        except:
-            if attempt == 2:
-                raise
-            logging.error("attempt %d failed", attempt, exc_info=True)
-            time.sleep(0.1)
-""",
-}
-"""What tries the training again."""
 
 _COMMUNICATIONS = {
     "all-reduce": """

@@ -298,25 +298,6 @@ def test_the_last_line_of_an_end_without_an_error() -> None:
     assert "missing keys" not in evidence(make_job(left(warned))).headline
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "category"),
-    [
-        ("wandb.errors.errors.UsageError", "No API key configured. Use `wandb login` to log in.", "auth"),
-        ("ValueError", "The tracker requires an API key. Please provide it.", "auth"),
-        ("NeptuneMissingApiTokenException", "the client couldn't find your API token.", "auth"),
-        ("LocalTokenNotFoundError", "Token is required, but no token found.", "auth"),
-        ("DefaultCredentialsError", "Your default credentials were not found.", "auth"),
-        ("wandb.errors.CommError", "the run could not be uploaded", "external_service"),
-        ("safetensors_rust.SafetensorError", "Error while deserializing header: header too large", "checkpoint"),
-        ("ValueError", "API version 3 is missing a key", "user_code"),
-    ],
-)
-def test_what_a_service_or_a_reader_says(kind: str, text: str, category: str) -> None:
-    """A missing key is a lack of credentials, not a service that fails; a header that cannot be read a checkpoint's."""
-    failure = make_error(3, exception=ExceptionInfo(kind, text, ("Exception",)))
-    assert evidence(make_job(failure)).category == category
-
-
 @pytest.mark.parametrize(("raised_at_s", "ranks"), [(600, (3,)), (1, (0,))])
 def test_what_was_raised_at_the_end_of_a_long_wait(raised_at_s: int, ranks: tuple[int, ...]) -> None:
     """An exception cannot be why the others had waited for long, unless it was raised when they began to."""

@@ -335,35 +335,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             agent(1, "preemption"), died(3, at_ms=10), victim(0), stopped(1)
         ),
     },
-    "external worker-1 high: interrupted, terminated-node": {
-        "Ctrl-C reached the workers before their agent": done(
-            *(own(rank, rank - 9, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}") for rank in (2, 3)),
-            agent(1, "interrupted", signal="SIGINT"),
-            victim(0),
-            stopped(1),
-        ),
-    },
-    "ranks 0 1 2 3 high: interrupted, own-fault": {
-        "ranks without an agent that stood in different lines": done(
-            *(own(rank, rank, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}") for rank in range(4))
-        ),
-    },
-    "rank 3 high: interrupted, own-fault": {
-        "a worker": done(own(3, 0, "KeyboardInterrupt", ""), victim(0), stopped(1), stopped(2)),
-        "a clean-up that failed after it": done(
-            own(3, 0, exception=ExceptionInfo("ValueError", "lock", causes=(ExceptionInfo("KeyboardInterrupt", ""),))),
-            victim(0),
-            stopped(1),
-            stopped(2),
-        ),
-        "a program without Python": done(died(3, "SIGINT", -2), victim(0), stopped(1), stopped(2)),
-        "a program that printed it": done(
-            died(3, "", 1, log_tail=f"{TRACE}KeyboardInterrupt\n"), victim(0), stopped(1), stopped(2)
-        ),
-    },
-    "rank 3 medium: interrupted, own-fault": {
-        "a shell's exit code": done(died(3, "", 130), victim(0), stopped(1), stopped(2)),
-    },
     "node worker-1 high: node_lost, lost-node": {
         "a worker was killed with its lost node": done(agent(1, "node_lost"), died(3, at_ms=10), victim(0), stopped(1)),
     },
@@ -535,28 +506,6 @@ WORDS = {
     "others wait for a rank that returned": "its function had returned while the others waited for it",
 }
 """What the headline, a reason or a suspect of a job says."""
-
-
-@pytest.mark.parametrize(
-    ("counts", "headline"),
-    [
-        ((4, 4, 4), "ValueError, rank 0 on worker-0, and probably all: bad batch"),
-        ((4, 5, 4), "ValueError, rank 0 on worker-0, and probably 2 more: bad batch"),
-        ((5, 5, 5), "ValueError, rank 0 on worker-0: bad batch"),
-    ],
-    ids=["level", "one is ahead", "all are ahead"],
-)
-def test_stopped_where_the_exception_passes_by(counts: tuple[int, ...], headline: str) -> None:
-    """A rank whose finaliser ran there probably raised it, too, unless it had called a collective more than the first.
-
-    That one may have met a peer's error in it.
-    """
-    others = [stopped(rank, IN_FINALISER, world_size=4, **GLOO[called]) for rank, called in enumerate(counts, 1)]
-    first = replace(raised(0), place=replace(BUG.place, world_size=4), **GLOO[4])
-    verdict = evidence(done(first, *others))
-    likely = counts.count(4)
-    assert (verdict.headline, verdict.ranks) == (headline, (0,))
-    assert verdict.confidence == ("medium" if likely else "high")
 
 
 @pytest.mark.parametrize(("name", "verdict"), [(name, verdict) for verdict, jobs in VERDICTS.items() for name in jobs])

@@ -13,7 +13,8 @@ import pytest
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.tracebacks import first_cause, format_exception, own_frames, place_of, runs
 from firstfault.model import ExceptionInfo, ExpiredDeadline, FrameInfo, SentSignal, StackDump, Subject
-from firstfault.testing import make_error
+from firstfault.strategies.rules import evidence
+from firstfault.testing import make_error, make_job
 from tests.readers.scenes import IN_SLEEP
 
 # --- fingerprints -----------------------------------------------------------------------------------------------------
@@ -242,3 +243,22 @@ def test_own_frames_of_a_cause() -> None:
     frames = (FrameInfo("/app/train.py", 21, "main", "dcp.load(state)"), FrameInfo(library, 221, "reduce_scatter"))
     raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", f"ranks:[0]\n{trace}", frames=frames)
     assert [place_of(frame) for frame in own_frames(raised)] == ["train.py:21 in main"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "category"),
+    [
+        ("wandb.errors.errors.UsageError", "No API key configured. Use `wandb login` to log in.", "auth"),
+        ("ValueError", "The tracker requires an API key. Please provide it.", "auth"),
+        ("NeptuneMissingApiTokenException", "the client couldn't find your API token.", "auth"),
+        ("LocalTokenNotFoundError", "Token is required, but no token found.", "auth"),
+        ("DefaultCredentialsError", "Your default credentials were not found.", "auth"),
+        ("wandb.errors.CommError", "the run could not be uploaded", "external_service"),
+        ("safetensors_rust.SafetensorError", "Error while deserializing header: header too large", "checkpoint"),
+        ("ValueError", "API version 3 is missing a key", "user_code"),
+    ],
+)
+def test_what_a_service_or_a_reader_says(kind: str, text: str, category: str) -> None:
+    """A missing key is a lack of credentials, not a service that fails; a header that cannot be read a checkpoint's."""
+    failure = make_error(3, exception=ExceptionInfo(kind, text, ("Exception",)))
+    assert evidence(make_job(failure)).category == category

@@ -9,8 +9,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -40,12 +38,10 @@ from firstfault.model import (
     Phase,
     Place,
     Resources,
-    Scope,
     Subject,
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import CTRL_C
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.report.words import first_line
 from firstfault.strategies import get_strategy
@@ -209,54 +205,6 @@ def test_the_agent_was_terminated_or_failed() -> None:
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
     assert failure.exception is not None
     assert failure.exception.type == "RuntimeError"
-
-
-@pytest.mark.parametrize(
-    ("engine", "has_terminal", "said", "code", "retry"),
-    [
-        ("plain", True, "interrupted (Ctrl-C, SIGINT), n1", CTRL_C, False),
-        ("plain", False, "interrupted (SIGINT), n1", "USER:Interrupted", False),
-        ("flyte", False, "interrupted (SIGINT), n1", "USER:Interrupted", True),
-        ("flyte", True, "interrupted (Ctrl-C, SIGINT), n1", CTRL_C, False),
-    ],
-)
-def test_an_interrupted_agent(  # noqa: PLR0917 - parameters
-    engine: str, has_terminal: bool, said: str, code: str, retry: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGINT is not a preemption. Only in a terminal it was Ctrl-C, and only in a pod it may be the platform's."""
-    monkeypatch.setattr("firstfault_torch.agent.reporter.is_in_foreground", lambda: has_terminal)
-    error = SignalException("told", sigval=signal.SIGINT)
-    place = Place(node="n1", group_rank=0, engine=engine)
-    agent = about_agent(error, ErrorClass.PREEMPTION, place, Moment.now())
-    found = conclude(make_job(agent))
-    assert found is not None
-    verdict, decision = found.verdict, found.decision
-    assert (verdict.headline, verdict.code, verdict.category) == (said, code, "interrupted")
-    assert (verdict.scope, decision.retry) == (Scope.EXTERNAL, retry)
-    assert ("task" in decision.reason) is retry
-
-
-LOOK = """
-import os, sys
-from firstfault_torch.context import is_in_foreground
-if len(sys.argv) > 1:
-    os.open(sys.argv[1], os.O_RDWR)  # the leader of a session gets the terminal with it
-ahead, child = is_in_foreground(), os.fork()
-if not child:
-    os.setpgid(0, 0)
-    os._exit(is_in_foreground())
-print(ahead, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_the_foreground_of_a_terminal() -> None:
-    """Ctrl-C reaches the processes in the foreground of a terminal: not those behind, nor those without one."""
-    _, terminal = ends = os.openpty()
-    look = partial(subprocess.run, start_new_session=True, capture_output=True, text=True, check=True)
-    told = [look([sys.executable, "-c", LOOK, *words]).stdout for words in ([os.ttyname(terminal)], [])]
-    assert told == ["True 0\n", "False 0\n"]
-    for end in ends:
-        os.close(end)
 
 
 def test_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

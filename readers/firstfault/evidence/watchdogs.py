@@ -30,7 +30,7 @@ _TELLS = re.compile(
     r"|(?:not|n't) (?:\w+ )?(?:finish|complet|progress|reach|return)[^\n]*(?:\bin time\b|\bwithin\b|\d ?s)",
     re.IGNORECASE,
 )
-"""Found in the last words of a process that waited in vain."""
+"""Found in the last words of a process whose wait did not end."""
 _TELLS_ELSE = re.compile(
     r"^(?:Assertion|Attribute|FileNotFound|Import|Index|Key|Lookup|ModuleNotFound|Name|Type|Value)Error\b"
     r"|(?i:\b(?:argument|config\w*|expected|invalid|missing|must|option|unknown|unrecogni[sz]ed)\b)"
@@ -75,7 +75,7 @@ def may_have_waited_for(diagnosis: Diagnosis, left: Collection[ClassifiedFailure
 
 
 def tells_of_a_wait(judged: ClassifiedFailure) -> bool:
-    """Whether a process that ended by itself tells, in words of the program's own, that it had waited in vain."""
+    """Whether a process that ended by itself tells, in words of the program's own, that its wait did not end."""
     words, is_victim = _words(judged), judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
     is_open = _is_vague(judged) and not is_victim and not judged.failure.recoverable
     return is_open and _TELLS.search(words) is not None and _TELLS_ELSE.search(words) is None
