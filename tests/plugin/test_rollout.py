@@ -75,7 +75,7 @@ print(config.nnodes, config.monitor_interval, config.strategy, type(config).__mo
 """
     done = run(code)
     assert done.returncode == 0, done.stderr
-    assert "firstfault failed" not in done.stderr
+    assert "firstfault: failed" not in done.stderr
     assert "ElasticFunctionTask PyTorchFunctionTask True" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1] == "8 0.1 evidence flytekitplugins.firstfault.config"
 
@@ -96,7 +96,7 @@ def test_what_is_missing(run: Run, lacks: str, said: str) -> None:
     done = run(lacks + HOOK)
     assert done.returncode == 0, done.stderr
     assert said in done.stderr
-    assert bool(said) == ("firstfault failed" in done.stderr)
+    assert bool(said) == ("firstfault: failed" in done.stderr)
 
 
 @pytest.mark.jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +11,9 @@ from firstfault.model import ExceptionInfo
 from firstfault.strategies.rules import evidence
 from tests.readers.scenes import agent, died, done, own, stopped, victim
 from tests.readers.test_evidence import BUG, GLOO, IN_FINALISER, TRACE, raised, told
+
+if TYPE_CHECKING:
+    from firstfault.model import WorkerError
 
 INTERRUPTED = {
     "external worker-1 high: interrupted, terminated-node": {
@@ -73,3 +77,19 @@ def test_stopped_where_the_exception_passes_by(counts: tuple[int, ...], headline
     likely = counts.count(4)
     assert (verdict.headline, verdict.ranks) == (headline, (0,))
     assert verdict.confidence == ("medium" if likely else "high")
+
+
+@pytest.mark.parametrize(
+    ("end", "confidence"),
+    [
+        (own(0, 308, "torch.SignalException", "Process 7 got signal: 15"), "high"),
+        (died(0, "SIGTERM", -15, at_ms=308), "high"),
+        (died(0, "SIGTERM", -15, at_ms=-308), "low"),
+    ],
+    ids=["its handler raised", "no handler", "it was the first"],
+)
+def test_a_sibling_that_torch_terminated(end: WorkerError, confidence: str) -> None:
+    """If torch notices a failure before its agent, torch sends SIGTERM to the node's other workers."""
+    verdict = evidence(done(died(1, at_ms=0), end, victim(2), victim(3)))
+    assert (1 in verdict.ranks) is (confidence == "high")
+    assert (verdict.confidence == "high") is (confidence == "high")

@@ -43,7 +43,7 @@ SAID = {
     "no FIFO": "listening to the workers' stderr",
     "no program": "starting the recorder",
     "no unix socket": "starting the recorder",
-    "no threads": "does without what needs a thread",
+    "no threads": "doing without what needs a thread",
 }
 """The one line that names what is missing."""
 

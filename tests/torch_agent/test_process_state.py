@@ -74,8 +74,9 @@ def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _state(raised).file_systems[0].path == found.path
 
 
-def test_a_failed_write_without_a_path() -> None:
+def test_a_failed_write_without_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The working folder and /dev/shm are recorded, with the number of open files."""
+    monkeypatch.setattr(process_state, "_open_for_writing", lambda: iter(()))  # pytest's, too
     found = _state(RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"))
     assert {os.getcwd(), "/dev/shm"} <= {item.path for item in found.file_systems}  # noqa: PTH109, S108
     assert found.open_files
@@ -137,7 +138,7 @@ def test_where_it_was_writing(
     assert full.text == f"0 B of 2.0 MiB free at {tmp_path / 'checkpoint.pt'}{why}"
     verdict = _verdict("RuntimeError", str(caught.value), system)
     assert verdict.category == "disk_full"
-    assert verdict.headline.startswith(f"RuntimeError, rank 3 on worker-0: {system.full[0].text} (basic_ios")
+    assert verdict.headline.startswith(f"RuntimeError, rank 3 on worker-0: {system.full[0].text[:60]}")
     assert decide(verdict).reason == "it would need the same space again"
     assert list(tmp_path.glob(".firstfault*")) == []
 

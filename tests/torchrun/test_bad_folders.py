@@ -70,7 +70,9 @@ def test_another_folder(kind: str, why: str, tmp_path: Path) -> None:
     ended = _on(kind, tmp_path, "-c", CHOOSE)
     other = tmp_path / "tmp" / ".firstfault" / "torchrun" / "job" / "0"
     assert ended.stdout == f"{other}\n"
-    told = rf"{tmp_path}/documents {why}; this node's documents are in {other}\. Make it writable, or set .*\n"
+    told = (
+        rf"firstfault: {tmp_path}/documents {why}; this node's documents are in {other}\. Make it writable, or set .*\n"
+    )
     assert re.fullmatch(told, ended.stderr)
 
 
@@ -111,7 +113,7 @@ def test_a_program_that_has_opened_all_the_files_it_may(tmp_path: Path) -> None:
     """Its exception is recorded nevertheless, without a warning, and the number of files is told."""
     words = ["--nproc-per-node=1", "--no-python", sys.executable, "-c", OPENS_ALL]
     (node,) = run_job(tmp_path, words, Way("forked"), nodes=1).nodes
-    assert "firstfault failed" not in node.err
+    assert "firstfault: failed" not in node.err
     assert node.headline.startswith("OSError, rank 0 on host-0")
     (failure,) = MultiErrorFileOutputReader(node.prefix).job().failures
     assert (failure.exception is not None, failure.system.open_files is not None) == (True, True)

@@ -276,9 +276,13 @@ def _path_of(value: Any) -> str:
 
 def _open_for_writing() -> Iterator[str]:
     """Yield the files that this process writes, the last opened first, without its output and firstfault's."""
-    for number in sorted(map(int, os.listdir("/proc/self/fd")), reverse=True)[:-3]:  # noqa: PTH208 - names alone
+    numbers = sorted(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names alone
+    output = [caught(partial(os.fstat, number), OSError)[0] for number in numbers[:3]]
+    for number in numbers[:2:-1]:
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - a text
+            if os.fstat(number)[:3] in [known[:3] for known in output if known is not None]:
+                continue  # a copy, as programs make that redirect their output
             is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
             if not is_read and Path(path).is_file() and "/firstfault-" not in path:
                 yield path

@@ -177,18 +177,33 @@ def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, accusation
 
 
 def _without_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
-    """Leave out exits of a lost or terminated node's workers, unless they certainly were before the node's end."""
+    """Leave out exits of a lost or terminated node's workers, unless they certainly were before the node's end.
+
+    Leave out also workers that SIGTERM ended after another worker of their node had failed: torch sends it, too.
+    """
     ends: dict[str, list[ClassifiedFailure]] = {}
+    earliest: dict[str, ClassifiedFailure] = {}
     for fault in faults:
         if fault.failure_class in ENDS_OF_NODES:
             ends.setdefault(fault.failure.node, []).append(fault)
+        elif not _is_terminated(fault) and not (
+            fault.failure.node in earliest and clocks.before(earliest[fault.failure.node].failure, fault.failure)
+        ):
+            earliest[fault.failure.node] = fault
 
     def follows(fault: ClassifiedFailure) -> bool:
-        gone = ends.get(fault.failure.node, [])
+        gone, first = ends.get(fault.failure.node, []), earliest.get(fault.failure.node)
         is_exit = fault.failure_class is FailureClass.OWN_EXIT and fault.failure.subject is Subject.WORKER
+        if is_exit and first is not None and _is_terminated(fault) and clocks.before(first.failure, fault.failure):
+            return True
         return is_exit and bool(gone) and not any(clocks.before(fault.failure, end.failure) for end in gone)
 
     return [fault for fault in faults if not follows(fault)]
+
+
+def _is_terminated(fault: ClassifiedFailure) -> bool:
+    exception = fault.failure.exception
+    return fault.failure.signal == "SIGTERM" or (exception is not None and short_name(exception) == "SignalException")
 
 
 def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
