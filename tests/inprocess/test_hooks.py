@@ -219,6 +219,8 @@ class FakeNccl:
 class FakeGroup:
     """A process group with one backend for the GPU, or none."""
 
+    _device_types = (torch.device("cuda"),)
+
     def __init__(self, backend: object = None) -> None:
         self.backend = backend
 
