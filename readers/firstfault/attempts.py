@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from firstfault.conclude import Conclusion, failed
 from firstfault.errors import FirstFaultError
@@ -22,8 +23,8 @@ from firstfault.sync import gathered, run_sync
 from firstfault.text import counted, one_line
 from firstfault.wire.documents import decode
 
-LOG_FOLDERS_GROUP = "firstfault.log_folders"
-"""Entry-point group: a function from a folder to its snapshot, or None if another program made the folder."""
+JOB_LOGS_GROUP = "firstfault.job_logs"
+"""Entry-point group: a function from a path, or a stream of a log, to a snapshot; None if it knows nothing like it."""
 _AROUND = 10
 """The most other attempts to read: the nearest earlier ones, then later ones."""
 _MOST_ATTEMPTS = 100
@@ -66,7 +67,7 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
     """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
 
     If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
-    may be the log folder of a torchrun without firstfault.
+    may hold the logs of a job without firstfault, as may a local file that is no error document.
 
     Args:
         uri: of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task.
@@ -75,6 +76,9 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
     Raises:
         StoreError: an attempt could not be listed, or the only document could not be read.
     """
+    path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
+    if path is not None and path.is_file() and path.suffix != ".pb" and (logs := read_logs(path, uri, reader_of)):
+        return logs
     here = _read_one(uri, reader_of)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
@@ -89,25 +93,39 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
             continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    return found or _newest_run(uri, reader_of) or _log_folder(uri, reader_of) or here
+    logs = read_logs(path, uri, reader_of) if found is None and path is not None and not _runs(uri) else None
+    return found or _newest_run(uri, reader_of) or logs or here
+
+
+def _runs(uri: str) -> list[Path]:
+    return [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
 
 
 def _newest_run(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
     """Return the last attempt of the last run in a local folder of runs; None if `uri` is not one."""
-    runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
+    runs = _runs(uri)
     return read_attempt(str(runs[0]), reader_of) if runs else None
 
 
-def _log_folder(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
-    """Return what a launcher without firstfault left in its log folder; None if `uri` is none that is known."""
+def read_logs(
+    source: Path | IO[bytes], uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]
+) -> ReadAttempt | None:
+    """Return what a job left that ran without firstfault; None if nothing like it is known.
+
+    Args:
+        source: a file or a folder of logs, or a stream of one.
+        uri: its name.
+        reader_of: makes the reader of a URI.
+
+    Raises:
+        BadDocumentError: it cannot be read as a log.
+    """
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts do not need it
 
-    folder = None if is_remote(uri) else Path(uri.removeprefix("file://"))
-    readers = entry_points(group=LOG_FOLDERS_GROUP) if folder is not None else ()
     snapshot = None
-    for point in readers:
+    for point in entry_points(group=JOB_LOGS_GROUP):
         with suppress(ImportError):  # its folder was deleted
-            snapshot = snapshot or point.load()(folder)
+            snapshot = snapshot or point.load()(source)
     if snapshot is None:
         return None
     job = reader_of(uri).job_of(snapshot)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.jobs
 
 def _run(tmp_path: Path, file: str, task: str, *options: str) -> tuple[int, dict[str, Any]]:
     arguments = [sys.executable, "-m", "firstfault", "run", str(EXAMPLES / file), task, "--store", str(tmp_path)]
-    done = subprocess.run([*arguments, "--json", *options], capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run([*arguments, "--json", *options], capture_output=True, text=True, timeout=280, check=False)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 

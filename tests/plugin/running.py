@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "running", "short_folder"]
 
-DEADLINE_S = 150
+DEADLINE_S = 280
 """A run of four processes takes a minute and a half on a busy machine with two slow cores."""
 
 

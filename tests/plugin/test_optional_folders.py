@@ -20,7 +20,7 @@ ROOTS = {
 }
 """Our packages, and the folder of each in a checkout."""
 OPTIONAL = (
-    "readers/firstfault/torchrun_logs",
+    "readers/firstfault/job_logs",
     "plugin/firstfault_torch/inprocess",
     "plugin/firstfault_torch/notifiers.py",
     "plugin/firstfault_torch/torchrun",

@@ -14,7 +14,7 @@ import pytest
 
 from firstfault.cli import EXIT
 from firstfault.testing import make_error
-from firstfault.torchrun_logs import snapshot_of_torchrun
+from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ def _torchrun(folder: Path, *options: str, fault: str, recorded: str = "recorded
 
 def _ran(folder: Path, *options: str, **how: str) -> Path:
     with _torchrun(folder, "--standalone", "--nproc-per-node=2", *options, **how) as process:
-        process.wait(150)
+        process.wait(280)
     return folder / "logs"
 
 
@@ -179,7 +179,7 @@ def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[...,
     options.append(f"--rdzv-endpoint=127.0.0.1:{port}")
     nodes = [_torchrun(tmp_path, *options, fault="raise", recorded="plain") for _ in range(2)]
     for started in nodes:
-        started.wait(150)
+        started.wait(280)
     _, found = show(tmp_path / "logs")
     assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
     assert "2 folders of the run 'job' are taken for its nodes" in found["verdict"]["coverage"]["notes"]

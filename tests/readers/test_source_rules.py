@@ -13,7 +13,7 @@ from firstfault.logs import logger_of
 
 DOORS = {
     "firstfault.wire": "each text of a document is cleaned when it is written, and of a stock file when it is read",
-    "firstfault.torchrun_logs": "logs that torchrun wrote, when they are read",
+    "firstfault.job_logs": "logs of jobs without firstfault, when they are read",
 }
 """Packages that remove secrets: when a document is written, and when foreign text is read. Both call `text.clean`."""
 GUARDS = {

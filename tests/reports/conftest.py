@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SCREENSHOTS = Path("build/screenshots")
 """The folder of the screenshots, which CI keeps."""
+
+
+def keep_screenshot(page: Page, name: str) -> None:
+    """Keep a screenshot for people; no test compares it, so that chromium may be too busy to draw one."""
+    from playwright.sync_api import Error  # noqa: PLC0415 - other tests run without it
+
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with suppress(Error):
+        page.screenshot(path=SCREENSHOTS / f"{name}.png")
 
 
 # for one module only: while playwright runs, no other event loop can run in the main thread

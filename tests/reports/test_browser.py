@@ -13,7 +13,7 @@ from firstfault.render.html import deck_html, page
 from firstfault.render.plain import json_report
 from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
-from tests.reports.conftest import SCREENSHOTS, page_of, until
+from tests.reports.conftest import keep_screenshot, page_of, until
 from tests.reports.every_field import report_full_of
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, PAGE_SCENES, SCOPE_SCENES, report_on
 
@@ -84,8 +84,7 @@ _SEEN = [
 def test_axe_finds_nothing(name: str, way: str, open_page: Callable[..., Page]) -> None:
     """The page has no violation of WCAG 2.2 AA or of best practices that axe finds; a screenshot is kept."""
     opened = open_page(page_of(name), **_WAYS[way])
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    opened.screenshot(path=SCREENSHOTS / f"{name}-{way}.png")
+    keep_screenshot(opened, f"{name}-{way}")
     found = Axe().run(opened).response["violations"]
     assert [(rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found] == []
 
@@ -471,7 +470,7 @@ def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
         box = framed.locator(selector).bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= _HEIGHT, selector
-    opened.screenshot(path=SCREENSHOTS / "deck.png")
+    keep_screenshot(opened, "deck")
     assert framed.locator(".ff-cell").count() == 4
     framed.locator("nav a[href='#ff-evidence']").click()
     assert framed.locator("#ff-evidence").evaluate("heading => heading.getBoundingClientRect().top") < _HEIGHT

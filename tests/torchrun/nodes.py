@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LONGEST_S", "Job", "Node", "run_job"]
 
-LONGEST_S = 150
+LONGEST_S = 280
 _DOORS = {"firstfault": ("-m", "firstfault", "torchrun"), "variable": ("-m", "torch.distributed.run")}
 _RENDEZVOUS = {
     "static": "--master-addr=127.0.0.1 --master-port={port} --node-rank={node}",

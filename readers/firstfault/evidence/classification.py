@@ -23,7 +23,7 @@ from firstfault.exceptions.stderr import (
 )
 from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, raised_in, short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
-from firstfault.model.failure import CRASHES, FROM_OUTSIDE, STOPS, ended_by, signal_of_exit_code
+from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
@@ -165,6 +165,9 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return _of_deadline(failure, failure.expired)
     if failure.signal or failure.exit_code is not None:
         return _of_exit(failure, gone)
+    if failure.code == DIED:
+        why = "died, and its launcher does not tell how"
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, "signal")
     if failure.is_silent and failure.writer is not Writer.STOCK:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended, and nothing says why")
     return _of_text(failure)

@@ -170,6 +170,8 @@ TIME_LIMIT = "USER:TimeLimit"
 
 CTRL_C = "USER:CtrlC"
 """The code of a process that SIGINT ended in the foreground of a terminal; elsewhere another process sent it."""
+DIED = "USER:Died"
+"""The code of a process of which its launcher tells only that it is dead."""
 FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
 """Categories of an agent that was told to end, and what it was."""
 

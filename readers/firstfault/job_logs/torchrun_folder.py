@@ -1,4 +1,4 @@
-"""Reads the log folder of a torchrun that ran without firstfault: each worker's ``error.json`` and ``stderr.log``.
+"""The log folder of a torchrun: each worker's ``error.json``, and what it printed.
 
 torchrun lays it out as ``<log-dir>/<run id>_<random>/attempt_<k>/<local rank>/``, with one folder per node.
 """
@@ -12,9 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.exceptions.tracebacks import exceptions_in
+from firstfault.job_logs.book import Book
+from firstfault.job_logs.documents import Documents
+from firstfault.job_logs.lines import lines_of, open_log
+from firstfault.job_logs.owners import Owner
+from firstfault.job_logs.processes import exception_in
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
-from firstfault.model.failure import fatal_error
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.text import clean, one_line
 
@@ -22,23 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})")
-_ERROR, _STDERR = "error.json", "stderr.log"
+_ERROR = "error.json"
 _MAX_ERROR_BYTES = 2 * 1024 * 1024
 _MAX_TEXT = 64 * 1024
-_LOG_BYTES = 32 * 1024
 _SECOND_NS = 1_000_000_000
 _LAST_SECOND = 253_402_300_799
 """Of the year 9999."""
 _RANDOM = len("_hbse3iwq")
 _APART_S = 3.0
 """Folders of one run begin at most so much after another one ended: torchrun itself takes longer to start again."""
-_OF_RANK = re.compile(r"^\[rank(?P<rank>\d{1,7})\]:(?: (?P<line>.*))?$", re.MULTILINE)
-"""A line of the traceback that ends a process with an initialized process group."""
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
-_LINKED = ("direct cause of the following exception:", "another exception occurred:")
-"""How the line between two tracebacks of one chain ends."""
-_WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
-"""The frames of torch's `record` do not belong to the failure."""
 _NOTES = (
     "torchrun's log folder has times in whole seconds, and neither exit codes nor signals",
     "a worker that was killed, or stopped by torchrun, leaves no error.json",
@@ -67,11 +62,12 @@ def snapshot_of_torchrun(folder: Path) -> Snapshot | None:
     nodes = _nodes(folder)
     if not nodes:
         return None
+    printed = _printed(nodes)
     documents: list[WorkerError] = []
     unreadable: list[Unreadable] = []
     are_global = True
     for node in nodes:
-        found = [_read(node, local_rank, path) for local_rank, path in node.workers]
+        found = [_read(node, local_rank, path, printed) for local_rank, path in node.workers]
         unreadable += [item for item in found if isinstance(item, Unreadable)]
         failures = [item for item in found if isinstance(item, WorkerError)]
         # torchrun numbers the workers of a node one after the other
@@ -163,26 +159,44 @@ def _span(node: _Node) -> tuple[float, float]:
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
-def _read(node: _Node, local_rank: int | None, folder: Path) -> WorkerError | Unreadable:
+def _printed(nodes: Sequence[_Node]) -> dict[tuple[str, int | None], WorkerError]:
+    """Return what the workers' logs tell, by node and local rank."""
+    book = Book()
+    for node in nodes:
+        for local_rank, folder in node.workers:
+            for log in (folder / "stdout.log", folder / "stderr.log"):
+                with suppress(OSError):
+                    if log.is_file():  # a FIFO would wait for a writer
+                        name = f"{node.name}/attempt_{node.number}/{local_rank}/{log.name}"
+                        with open_log(log) as stream:
+                            book.read(lines_of(stream), name, Owner(node=node.name, local_rank=local_rank))
+    found = Documents(book.attempts[0], 0).all()
+    return {(item.place.node, item.place.local_rank): item for item in found if item.place.local_rank is not None}
+
+
+def _read(
+    node: _Node, local_rank: int | None, folder: Path, printed: dict[tuple[str, int | None], WorkerError]
+) -> WorkerError | Unreadable:
     place = Place(node=node.name, local_rank=local_rank, restart_count=node.number, engine="torchrun")
-    stderr = _tail(folder / _STDERR)
     path = folder / _ERROR
     document = DocumentRef(f"{node.name}/attempt_{node.number}/{local_rank}/{_ERROR}", str(path))
-    # torch puts the global rank before a traceback's lines
-    ranks = {int(match["rank"]) for match in _OF_RANK.finditer(stderr)}
     silent = WorkerError(
         "SYSTEM:NoErrorFile",
         "",
         Kind.NON_RECOVERABLE,
         Origin.UNKNOWN,
         worker=node.name,
-        place=replace(place, rank=ranks.pop() if len(ranks) == 1 else None),
+        place=place,
         writer=Writer.AGENT,
-        log_tail=clean(_OF_RANK.sub(r"\g<line>", stderr), _LOG_BYTES),
-        documents=(replace(document, name=document.name.replace(_ERROR, _STDERR), uri=str(folder / _STDERR)),),
+        documents=(document,),
     )
+    if (told := printed.get((node.name, local_rank))) is not None:
+        documents = told.documents or silent.documents
+        silent = replace(told, place=replace(place, rank=told.rank), sent_signals=(), documents=documents)
+        if told.sent_signals:
+            silent = replace(silent, code="SYSTEM:NoErrorFile", writer=Writer.AGENT)
     if not path.is_file():
-        return _by_log(silent, stderr)
+        return silent
     try:
         if path.stat().st_size > _MAX_ERROR_BYTES:
             raise ValueError(f"{path.stat().st_size} bytes, more than the limit of {_MAX_ERROR_BYTES}")  # noqa: TRY301
@@ -192,79 +206,29 @@ def _read(node: _Node, local_rank: int | None, folder: Path) -> WorkerError | Un
         return Unreadable(document.name, f"no error.json of torchrun: {error}")
 
 
-def _by_log(silent: WorkerError, stderr: str) -> WorkerError:
-    """Return a failure without an ``error.json``, with what the end of its stderr tells."""
-    raised, text = _raised_in(stderr)
-    if raised is not None:
-        return _raising(silent, raised, text)  # a crash in the log is that of a child, such as a DataLoader's worker
-    said, signal = fatal_error(stderr)
-    return replace(silent, code=f"USER:{signal}", message=said, signal=signal, writer=Writer.WORKER) if said else silent
-
-
-def _raised_in(stderr: str) -> tuple[ExceptionInfo | None, str]:
-    """Return the uncaught exception that ended a process, and its traceback; None if it is not certain.
-
-    Only torch's own traceback, or one at the end: a program may print tracebacks and continue.
-    """
-    own = "\n".join(match["line"] or "" for match in _OF_RANK.finditer(stderr))
-    text = own or stderr
-    begins = [match.start() for match in _TRACEBACK.finditer(text)]
-    start = begins.pop() if begins else len(text)
-    while begins and text[begins[-1] : start].rstrip().endswith(_LINKED):
-        start = begins.pop()
-    return _exception(text[start:], whole=bool(own)), text[start:]
-
-
 def _by_error_file(silent: WorkerError, said: dict[str, Any], document: DocumentRef) -> WorkerError:
     text, extra = str(said["message"]), said.get("extraInfo") or {}
     if not isinstance(extra, dict):
         raise TypeError("extraInfo is not an object")
     stack = str(extra.get("py_callstack") or "")
     type_, _, message = text.partition(": ")
-    raised = _exception(stack) or ExceptionInfo(type_, message)
+    raised = exception_in(stack, whole=True) or ExceptionInfo(type_, message)
     seconds = str(extra.get("timestamp") or "")
     if seconds.isdecimal() and int(seconds) > _LAST_SECOND:
         raise ValueError(f"the timestamp {one_line(seconds, 30)} is later than the year 9999")
     code = said.get("errorCode")
     return replace(
-        _raising(silent, raised, stack or text),
+        silent,
+        code=f"USER:{raised.type.rpartition('.')[2]}",
+        message=clean(stack or text, _MAX_TEXT),
+        origin=Origin.USER,
+        exception=raised,
+        signal="",
+        writer=Writer.WORKER,
         timestamp_ns=int(seconds) * _SECOND_NS if seconds.isdecimal() else None,
         exit_code=code if isinstance(code, int) and code > 0 else None,
         documents=(document,),
     )
-
-
-def _raising(silent: WorkerError, raised: ExceptionInfo, text: str) -> WorkerError:
-    return replace(
-        silent,
-        code=f"USER:{raised.type.rpartition('.')[2]}",
-        message=clean(text, _MAX_TEXT),
-        origin=Origin.USER,
-        exception=raised,
-        writer=Writer.WORKER,
-    )
-
-
-def _exception(traceback: str, *, whole: bool = True) -> ExceptionInfo | None:
-    """Return the exception of a traceback; its causes are those that Python printed before it."""
-    found = exceptions_in(clean(traceback, _MAX_TEXT), whole=whole)
-    if not found:
-        return None
-    first, *causes = (
-        replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file)) for link in found
-    )
-    return replace(first, relation="", causes=tuple(causes))
-
-
-def _tail(path: Path) -> str:
-    try:
-        if not path.is_file():
-            return ""  # a FIFO would wait for a writer
-        with path.open("rb") as stream:
-            stream.seek(max(path.stat().st_size - _LOG_BYTES, 0))
-            return stream.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _ranked(failure: WorkerError, offset: int | None) -> WorkerError:

@@ -1,0 +1,135 @@
+"""Reads what a failed job left that ran without firstfault: console logs, torchrun's log folder, flight recorder dumps.
+
+`snapshot_of` is found by the entry point ``firstfault.job_logs``. What it returns takes the road of every attempt: the
+rules of `firstfault.evidence`, the retry policy, the report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from firstfault.errors import BadDocumentError
+from firstfault.job_logs.book import Attempt, Book
+from firstfault.job_logs.documents import ENGINE, Documents
+from firstfault.job_logs.lines import is_text, lines_of, open_log, stream_of
+from firstfault.job_logs.owners import RANK_WORD, Owner
+from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
+from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.strategies import DEFAULT_STRATEGY, run_strategy
+
+_HEAD = 64 * 1024
+_LOG = re.compile(
+    r"(?i)(?:\.(?:log|out|err|txt|stderr|stdout|jsonl?|gz|bz2|xz|zst|[oe]\d+|\d+)|^[^.]*|(?:log|stderr|stdout|slurm|nohup)[^/]*)$"
+)
+"""Names of files in a folder that may be logs."""
+_MOST_FILES = 20_000
+_DEPTH = 6
+
+
+def snapshot_of(source: Path | IO[bytes]) -> Snapshot | None:
+    """Return what the logs of a job tell.
+
+    Args:
+        source: a log, a folder of logs in any depth, torchrun's log folder, or a stream of one log.
+
+    Returns:
+        What a reader takes; None if there is no log. If nothing in a training's log tells of a failure, its only node
+        has succeeded.
+
+    Raises:
+        BadDocumentError: the file is no text, or it is compressed in a way that cannot be read here.
+    """
+    if isinstance(source, Path) and source.is_dir():
+        return snapshot_of_torchrun(source) or _of_files(_logs_in(source), source)
+    if not isinstance(source, Path):
+        return _of_book(_book_of_stream(source))
+    return _of_files([source], source.parent) if source.is_file() else None
+
+
+def _book_of_stream(stream: IO[bytes]) -> Book:
+    book, begin = Book(), stream.read(_HEAD)
+    if not is_text(begin):
+        raise BadDocumentError("stdin is neither an error document nor a text; give a log, decompressed")
+    book.read(lines_of(stream_of(begin, stream)), "stdin", Owner())
+    return book
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for path in folder.rglob("*"):
+        is_near = len(path.relative_to(folder).parts) <= _DEPTH
+        if is_near and not path.name.startswith(".") and _LOG.search(path.name) and path.is_file():
+            found.append(path)
+        if len(found) >= _MOST_FILES:
+            break
+    return sorted(found)
+
+
+def _of_files(paths: Sequence[Path], root: Path) -> Snapshot | None:
+    book, notes = Book(), []
+    names = {path: str(path.relative_to(root)) for path in paths}
+    owners = _owners(list(names.values()))
+    for path, name in names.items():
+        try:
+            with open_log(path) as stream:
+                begin = stream.read(_HEAD)
+                if is_text(begin):
+                    book.read(lines_of(stream_of(begin, stream)), name, owners[name])
+                elif len(paths) == 1:
+                    raise BadDocumentError(f"{path} is neither an error document nor a text; give the job's log")
+        except (OSError, EOFError) as error:
+            notes.append(f"not readable: {name}: {error}")
+    return _of_book(book, tuple(notes))
+
+
+def _owners(names: Sequence[str]) -> dict[str, Owner]:
+    """Return who wrote each file: by a rank in its name, by the only number that differs, else by its name."""
+    if len(names) == 1:
+        return {names[0]: Owner()}
+    numbers = {name: re.findall(r"\d+", name) for name in names}
+    counts = {len(found) for found in numbers.values()}
+    columns = list(zip(*numbers.values(), strict=False)) if len(counts) == 1 else []
+    differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
+    owners = {}
+    for name in names:
+        if ranked := RANK_WORD.search(name):
+            owners[name] = Owner(rank=int(ranked[1]))
+        elif len(differ) == 1 and set(map(int, columns[differ[0]])) == set(range(len(set(columns[differ[0]])))):
+            owners[name] = Owner(label=int(numbers[name][differ[0]]))
+        else:
+            owners[name] = Owner(node=re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", name))
+    return owners
+
+
+def _of_book(book: Book, notes: tuple[str, ...] = ()) -> Snapshot | None:
+    if not book.lines:
+        return Snapshot(notes=notes) if notes else None
+    attempts = [Documents(attempt, number).all() for number, attempt in enumerate(book.attempts)]
+    documents = tuple(document for found in attempts for document in found)
+    if not attempts[-1]:
+        if not _is_training(book.attempts[-1]):
+            return Snapshot(documents, notes=(*notes, "nothing in it tells of a training or of a failure"))
+        place = Place(round=len(attempts) - 1, node="the log", group_world_size=1, engine=ENGINE)
+        return Snapshot(documents, roster=(NodePresence(Phase.SUCCEEDED, place),), notes=notes)
+    return Snapshot(documents, notes=notes, restarts=tuple(_restarts(attempts)))
+
+
+def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartRecord]:
+    """Yield a record for each attempt but the last."""
+    for number, documents in enumerate(attempts[:-1]):
+        if documents:
+            verdict = run_strategy(DEFAULT_STRATEGY, assemble(Snapshot(tuple(documents))))
+            rank = verdict.ranks[0] if len(verdict.ranks) == 1 else None
+            why = "its launcher started it again"
+            yield RestartRecord(
+                RestartKind.ROUND, number, verdict.headline, restart=True, reason=why, rank=rank, node=verdict.node or ""
+            )
+
+
+def _is_training(attempt: Attempt) -> bool:
+    """Whether somebody printed a step, or a launcher a line."""
+    return attempt.is_torchrun or bool(attempt.told) or any(stream.progress for stream in attempt.streams.values())

@@ -1,0 +1,260 @@
+"""What a job's logs tell, sorted by who printed it, and by attempt: several may be in one log."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from firstfault.job_logs.boxes import Boxes
+from firstfault.job_logs.launchers import About, Told, told_by
+from firstfault.job_logs.lines import read_ahead
+from firstfault.job_logs.owners import Owner, Prefixes, Said, learned
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.lines import NumberedLine
+
+_AHEAD = 1000
+"""Lines from which prefixes are learned."""
+_TAIL = 32 * 1024
+"""Characters of the end of what each owner printed."""
+_SMALL_TAIL = 4 * 1024
+_MANY = 512
+"""With more owners than this, less of each is kept."""
+_EXCERPT = 200
+"""Lines from a traceback on."""
+_EXCERPTS = 64
+"""Tracebacks of one owner, of which the first are kept, and the last one."""
+_OPENING = 3
+"""First lines of an attempt that tell where another one begins."""
+_BEGINS = re.compile(r"Traceback \(most recent call last\)|^.{0,80}(?:\bray::|ERROR: )?Traceback \(most recent")
+_LINK = re.compile(r"The above exception was the direct cause|During handling of the above exception")
+_NO_OPENING = re.compile(r"^\s|^$|Traceback|Error|rror:|^\W*$")
+"""Found in lines that any attempt may have, more than once."""
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
+_OF_TORCHRUN = re.compile(
+    r"torch/distributed/(?:elastic/(?!multiprocessing/errors)|launcher|run)|torch\.distributed\.(?:elastic|run|launcher)"
+    r"|\bChildFailedError\b|\btorchrun\b"
+)
+_OF_AGENT = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d\.\d+ ")
+"""Begins a line of torch's log in Python."""
+_WORLD = re.compile(
+    r"\bworld(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b|MEMBER: \d+/(?P<member>\d{1,6})"
+    r"|Starting with (?P<starting>\d{1,6}) processes"
+)
+_INLINE = re.compile(
+    r"^(?:\[[EWIF][^\]\n]{1,120}\] )?\[(?:PG [^\]\n]{0,80}\(default_pg\) )?Rank (?P<rank>\d{1,6})\]|\bRankID:(?P<rank_id>\d{1,6})\b"
+    r"|\[rank=(?P<rank_is>\d{1,6}), world=\d|GLOBAL_RANK: (?P<global>\d{1,6}), MEMBER"
+)
+_PIDS = re.compile(r"\(PID: ?(?P<pid>\d{1,10}),|^\S{0,12} ?\[PID: ?(?P<pid2>\d{1,10})\]")
+_OF_NCCL = re.compile(r"^(?P<host>[\w.-]{1,120}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S+ \S+ )?NCCL ")
+_PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<number>\d{1,9})\b")
+
+
+@dataclass(slots=True)
+class Excerpt:
+    """A traceback in a log, with the line above it and some below it."""
+
+    lines: list[Said]
+    is_mixed: bool = False
+    """Whether another traceback begins before this one has named its exception."""
+    after: int = 0
+    """Lines that its owner printed later, and that are not kept."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one owner printed in one file and one attempt."""
+
+    file: str
+    owner: Owner
+    tail: deque[Said] = field(default_factory=deque)
+    by_torch: deque[Said] = field(default_factory=lambda: deque(maxlen=_EXCERPT * 2))
+    """Lines before which torch put the rank: tracebacks among them were uncaught."""
+    excerpts: list[Excerpt] = field(default_factory=list)
+    progress: tuple[str, int] | None = None
+    """The last step that was printed, and its line."""
+    _size: int = 0
+    _since: int = 0
+    """Lines since the last traceback began."""
+    _named: bool = True
+    """Whether the last traceback has named its exception."""
+
+    def take(self, said: Said, most: int) -> None:
+        """Keep a line as far as there is room."""
+        self.tail.append(said)
+        self._size += len(said.text) + 1
+        while self._size > most and len(self.tail) > 1:
+            self._size -= len(self.tail.popleft().text) + 1
+        if said.by_torch:
+            self.by_torch.append(said)
+        self._excerpt(said)
+        if found := _PROGRESS.search(said.text):
+            self.progress = f"{found['what']} {found['number']}", said.number
+
+    def _excerpt(self, said: Said) -> None:
+        self._since += 1
+        is_begin = _BEGINS.search(said.text) is not None
+        if is_begin and not self._is_linked():
+            mixed = not self._named and self._since < _EXCERPT
+            if mixed and self.excerpts:
+                self.excerpts[-1].is_mixed = True
+            above = list(self.tail)[-2:-1]
+            del self.excerpts[_EXCERPTS - 1 :]
+            self.excerpts.append(Excerpt([*above, said], is_mixed=mixed))
+            self._since, self._named = 0, False
+        elif self.excerpts and self._since <= _EXCERPT:
+            self.excerpts[-1].lines.append(said)
+            self._named = self._named or (bool(said.text.strip()) and not said.text[:1].isspace())
+        elif self.excerpts:
+            self.excerpts[-1].after += 1
+
+    def end_excerpt(self) -> None:
+        """Leave out of the last traceback what follows: the last line is another process's."""
+        if self.excerpts and self._since <= _EXCERPT:
+            self.excerpts[-1].lines.pop()
+            self._since, self._named = _EXCERPT + 1, True
+
+    def _is_linked(self) -> bool:
+        if not self.excerpts or self._since > _EXCERPT:
+            return False
+        return any(_LINK.search(said.text) for said in self.excerpts[-1].lines[-4:])
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of a job, as its logs tell it."""
+
+    streams: dict[tuple[str, Owner], Stream] = field(default_factory=dict)
+    told: list[tuple[str, str, Told]] = field(default_factory=list)
+    """File and node in which a statement stands, and the statement."""
+    boxes: dict[tuple[str, str], Boxes] = field(default_factory=dict)
+    """By file and node."""
+    world_size: int = 0
+    """As somebody printed it; 0: not known."""
+    is_torchrun: bool = False
+    labels_are_nodes: bool = False
+    """Whether numbers before lines are those of launchers, not of ranks."""
+    last: tuple[str, int] = ("", 0)
+    """File and number of its last line."""
+
+
+class Book:
+    """Sorts the lines of a job's logs."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = [Attempt()]
+        self.lines = 0
+        self.has_prefixes = False
+
+    def read(self, lines: Iterable[NumberedLine], file: str, owner: Owner, attempt: int = 0) -> None:
+        """Take all lines of one file.
+
+        Args:
+            lines: of the file.
+            file: its name, for references.
+            owner: who wrote it, as far as its name tells.
+            attempt: the number of its first attempt.
+        """
+        first, everything = read_ahead(lines, _AHEAD)
+        prefixes = learned([line for _, line in first])
+        self.has_prefixes |= prefixes.label is not None
+        of_nodes: dict[str, _Boundaries] = defaultdict(lambda: _Boundaries(attempt))
+        for number, line in everything:
+            for said in prefixes.said(number, line, owner):
+                boundaries = of_nodes[said.owner.node]
+                if boundaries.begins_another(said, self._at(boundaries.attempt)):
+                    boundaries.attempt += 1
+                self.lines += 1
+                self._take(self._at(boundaries.attempt), said, file, boundaries)
+
+    def _at(self, number: int) -> Attempt:
+        while len(self.attempts) <= number:
+            self.attempts.append(Attempt())
+        return self.attempts[number]
+
+    def _take(self, attempt: Attempt, said: Said, file: str, boundaries: _Boundaries) -> None:
+        text, owner = said.text, said.owner
+        if not text.strip():
+            text = ""
+        attempt.last = (file, said.number)
+        node = owner.node or ("" if owner.label is None else f"task {owner.label}")
+        boxes = attempt.boxes.setdefault((file, node), Boxes())
+        is_boxed = boxes.take(said.number, text)
+        if is_boxed or (text and _OF_TORCHRUN.search(text)):
+            attempt.is_torchrun = True
+            attempt.labels_are_nodes |= owner.label is not None
+        if is_boxed:
+            boundaries.ended |= boxes.ended
+            return
+        is_told = False
+        for told in told_by(said.number, text):
+            is_told = True
+            attempt.told.append((file, node, told))
+            boundaries.restarted |= told.about is About.RESTARTED
+            boundaries.ended |= told.about is About.TERMINATED or (told.about is About.ENDED and told.local_rank is None)
+        if "orld" in text or "nranks" in text or "MEMBER" in text or "Starting with" in text:
+            for found in _WORLD.finditer(text):
+                attempt.world_size = max(attempt.world_size, int(next(filter(None, found.groups()))))
+        owner = _with_inline(owner, text)
+        attempt.labels_are_nodes |= owner.label is not None and owner.rank not in {None, owner.label}
+        key = (file, owner)
+        if key not in attempt.streams:
+            attempt.streams[key] = Stream(file, owner)
+        attempt.streams[key].take(said, _TAIL if len(attempt.streams) < _MANY else _SMALL_TAIL)
+        if is_told or _OF_AGENT.match(text):
+            attempt.streams[key].end_excerpt()
+
+
+def _with_inline(owner: Owner, text: str) -> Owner:
+    """Return an owner with the rank and the process that a line of native code names as its own."""
+    if owner.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text) and (found := _INLINE.search(text)):
+        owner = owner._replace(rank=int(next(filter(None, found.groups()))))
+    if owner.pid is None and "PID" in text and (found := _PIDS.search(text)):
+        owner = owner._replace(pid=int(found["pid"] or found["pid2"]))
+    if " NCCL " in text and (found := _OF_NCCL.match(text)):
+        owner = owner._replace(pid=owner.pid or int(found["pid"]), node=owner.node or found["host"])
+    return owner
+
+
+@dataclass(slots=True)
+class _Boundaries:
+    """Tells where another attempt of one node begins in one file."""
+
+    attempt: int = 0
+    """The current one."""
+    ended: bool = False
+    """Whether a launcher has told that its processes ended."""
+    restarted: bool = False
+    _opening: list[str] = field(default_factory=list)
+    _seen: Counter[str] = field(default_factory=Counter)
+
+    def begins_another(self, said: Said, attempt: Attempt) -> bool:
+        """Whether a line begins another attempt: the launcher said so, or the log's first lines come again."""
+        if self.restarted:
+            self.restarted = False
+            is_first = any(stream.excerpts for stream in attempt.streams.values()) or any(
+                told.about is About.ENDED for _, _, told in attempt.told
+            )
+            if is_first:
+                self.ended = False
+                return True
+        if _NO_OPENING.search(said.text):
+            return False
+        shape = _VARYING.sub("#", said.text.strip())[:200]
+        if len(self._opening) < _OPENING:
+            self._opening.append(shape)
+        elif not self.ended:
+            if shape in self._opening:
+                self._seen[shape] += 1
+        elif shape in self._opening and not self._seen[shape] and len(shape) > len("#"):
+            self.ended = False
+            return True
+        return False
+
+
+def streams_in_order(attempt: Attempt) -> Iterator[Stream]:
+    """Yield the streams by file and first line that is kept."""
+    yield from sorted(attempt.streams.values(), key=lambda stream: (stream.file, stream.tail[0].number))

@@ -1,0 +1,91 @@
+"""torch elastic's box: the failed workers of one node, as its launcher prints them at the end."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from firstfault.job_logs.launchers import end_of_code
+
+_BEGINS = re.compile(r"\bFAILED\s*$|^\s*Failures:\s*$|^\s*Root Cause(?: \(first observed failure\))?:\s*$")
+_ENTRY = re.compile(r"^\s*\[\d{1,6}\]:\s*$")
+_FIELD = re.compile(r"^\s{1,8}(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(?P<value>.*)$")
+_RULE = re.compile(r"^\s*[=*-]{20,}\s*$")
+_RANK = re.compile(r"(?P<rank>-?\d{1,7})(?: \(local_rank: (?P<local>-?\d{1,5})\))?")
+_CODE = re.compile(r"(?P<code>-?\d{1,5})(?: \(pid: (?P<pid>\d{1,10})\))?")
+_SIGNAL = re.compile(r"Signal \d+ \((?P<signal>SIG\w+)\)")
+
+
+@dataclass(slots=True)
+class Entry:
+    """One worker in a box."""
+
+    number: int
+    """Of its first line."""
+    last: int = 0
+    time: str = ""
+    """As torch prints it: "2025-03-18_13:21:50", whole seconds of the node's time zone."""
+    host: str = ""
+    rank: int | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: str = ""
+    traceback: list[str] = field(default_factory=list)
+    """Of its error file, if it wrote one."""
+    is_first: bool = False
+    """Whether it is the one that torch observed first."""
+
+
+class Boxes:
+    """Finds the boxes in the lines of one node."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.ended = False
+        """Whether a whole box was read since this was last set to False."""
+        self._is_within = self._is_first = self._in_traceback = False
+
+    def take(self, number: int, line: str) -> bool:
+        """Look at a line; return whether it belongs to a box."""
+        if _BEGINS.search(line):
+            self._is_within, self._in_traceback = True, False
+            self._is_first = "Root Cause" in line
+            return True
+        if not self._is_within:
+            return False
+        if _ENTRY.match(line):
+            self.entries.append(Entry(number, number, is_first=self._is_first))
+            self._in_traceback = False
+            return True
+        if _RULE.match(line):
+            # the last rule stands after the root cause
+            is_end = self._is_first and bool(self.entries) and self.entries[-1].is_first and self.entries[-1].rank is not None
+            self._is_within, self.ended, self._in_traceback = not is_end, self.ended or is_end, False
+            return True
+        found = _FIELD.match(line)
+        if self.entries and found is not None:
+            self.entries[-1].last = number
+            self._take_field(self.entries[-1], found["name"], found["value"].strip())
+            return True
+        if self._in_traceback and (line.startswith("  ") or not line.strip()):
+            self.entries[-1].traceback.append(line.removeprefix("  "))
+            self.entries[-1].last = number
+            return True
+        return not line.strip() or "<NO_OTHER_FAILURES>" in line
+
+    def _take_field(self, entry: Entry, name: str, value: str) -> None:
+        self._in_traceback = False
+        if name == "rank" and (rank := _RANK.match(value)):
+            entry.rank = int(rank["rank"]) if int(rank["rank"]) >= 0 else None
+            entry.local_rank = int(rank["local"]) if rank["local"] else None
+        elif name == "exitcode" and (code := _CODE.match(value)):
+            entry.exit_code, entry.signal = end_of_code(int(code["code"]))
+            entry.pid = int(code["pid"]) if code["pid"] else None
+        elif name in {"time", "host"}:
+            setattr(entry, name, value)
+        elif name in {"traceback", "msg"}:
+            if signal := _SIGNAL.match(value):
+                entry.signal = signal["signal"]
+            elif value.startswith("Traceback"):
+                entry.traceback, self._in_traceback = [value], True

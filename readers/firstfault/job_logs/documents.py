@@ -1,0 +1,415 @@
+"""The failures of one attempt, as `WorkerError`s: from the processes that its logs tell of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault.exceptions.fingerprint import normalized
+from firstfault.exceptions.stderr import last_printed, native_lines, text_of_death
+from firstfault.exceptions.tracebacks import format_exception, short_name
+from firstfault.job_logs.book import Attempt, Excerpt, Stream
+from firstfault.job_logs.launchers import About, Told
+from firstfault.job_logs.owners import Said
+from firstfault.job_logs.processes import (
+    ABORTS,
+    HANDLED,
+    LATER,
+    LAUNCHER,
+    LAUNCHER_STOPPED,
+    PROCESS_OF_SPAWN,
+    SILENT,
+    SUMMARIES,
+    Process,
+    Processes,
+    exception_in,
+)
+from firstfault.model import (
+    TIME_LIMIT,
+    DocumentRef,
+    ExceptionInfo,
+    Kind,
+    Origin,
+    Place,
+    Resources,
+    SentSignal,
+    Subject,
+    WorkerError,
+    Writer,
+)
+from firstfault.model.failure import CTRL_C, DIED, fatal_error
+from firstfault.text import clean, clean_end
+
+ENGINE = "log"
+"""`Place.engine` of what a log tells."""
+_MAX_TEXT = 64 * 1024
+_LOG_BYTES = 32 * 1024
+_MOST_SILENT = 4096
+_WENT_ON = 50
+"""Lines with progress after a traceback that show that the job went on."""
+_RECOVERABLE = "FlyteRecoverableException"
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """A traceback in a stream of several processes."""
+
+    exception: ExceptionInfo
+    text: str
+    stream: Stream
+    lines: tuple[int, int]
+    after: int
+    above: str
+    is_mixed: bool
+    below: str = ""
+    """The first line after it."""
+
+    @property
+    def is_handled(self) -> bool:
+        """Whether the lines around it tell that the program went on, and there is a line after it."""
+        return any(map(HANDLED.search, (self.above, self.below))) and self.after > 0
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Equal for the same fault of several processes."""
+        frame = self.exception.frames[-1] if self.exception.frames else None
+        at = f"{frame.file}:{frame.line}" if frame else ""
+        return self.exception.type, normalized(self.exception.message), at
+
+
+class Documents:
+    """Makes the documents of one attempt."""
+
+    def __init__(self, attempt: Attempt, round_: int) -> None:
+        self.attempt, self.round = attempt, round_
+        self.processes = Processes(attempt)
+        self.mixed: list[_Raised] = []
+        self._agents: list[tuple[Told | None, WorkerError]] = []
+
+    def all(self) -> list[WorkerError]:
+        """Return one for each process, node and launcher that failed or was ended; none if nothing failed."""
+        processes = self.processes
+        for process in processes.all:
+            self._read_streams(process)
+        raised = [found for stream in processes.shared for found in _raised_in(stream)]
+        self.mixed = [found for found in raised if found.is_mixed]
+        self._assign([found for found in raised if not self._is_of_launcher(found)])
+        self._give_logs()
+        agents = [*self._terminated(), *self._lost(), *(agent for _, agent in self._agents)]
+        self._out_of_memory()
+        failed = [process for process in processes.all if self._has_failed(process)]
+        if not failed and not agents:
+            return []
+        self._stop_the_rest(failed)
+        world = max([self.attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
+        nodes = {process.node for process in processes.all if process.node} | {agent.worker for agent in agents if agent.worker}
+        documents = [self._document(process) for process in processes.all if self._is_told(process)] + agents
+        size = len(nodes) or 1
+        return [
+            replace(item, place=replace(item.place, world_size=world, group_world_size=size)) for item in documents
+        ]
+
+    # --- what processes printed ---------------------------------------------------------------------------------------
+
+    def _read_streams(self, process: Process) -> None:
+        lines = sorted((said for stream in process.streams for said in stream.tail), key=lambda said: said.number)
+        process.text = "\n".join(said.text for said in lines)
+        by_torch = [said for stream in process.streams for said in stream.by_torch]
+        own = "\n".join(said.text for said in by_torch)
+        if "Traceback (most recent call last)" in own and process.raised is None:
+            at = next(said for said in reversed(by_torch) if "Traceback (most" in said.text)
+            found = _uncaught(own)
+            if found is not None:
+                process.raised, process.raised_text = found, format_exception(found)
+                process.time_ns = process.time_ns or at.time_ns
+                process.lines |= {(process.streams[0].file, at.number), (process.streams[0].file, by_torch[-1].number)}
+        if not process.has_ended and process.raised is None:
+            signal = fatal_error(process.text)[1] or ("SIGABRT" if ABORTS.search(process.text) else "")
+            if signal:
+                process.signal, process.tells = signal, True
+            elif excerpts := [found for stream in process.streams for found in _raised_in(stream)]:
+                last = excerpts[-1]
+                if last.after <= LATER and not last.is_handled and not last.is_mixed:
+                    process.raised, process.raised_text = last.exception, last.text
+                    process.lines |= {(last.stream.file, number) for number in last.lines}
+        telling = [said for said in lines if said.time_ns is not None]
+        if process.time_ns is None and telling:
+            process.time_ns = telling[-1].time_ns
+        if not process.lines and lines:
+            process.lines |= {(process.streams[0].file, lines[-1].number)}
+
+    def _is_of_launcher(self, found: _Raised) -> bool:
+        """Whether a traceback is a launcher's; if it tells about a process, take it."""
+        exception = found.exception
+        spawned = PROCESS_OF_SPAWN.search(exception.message)
+        if spawned is not None:
+            process = self.processes.find(local_rank=int(spawned["rank"]), rank=None)
+            process.rank = process.rank if process.rank is not None else int(spawned["rank"])
+            process.raised, process.raised_text = exception, found.text
+            process.lines |= {(found.stream.file, number) for number in found.lines}
+            return True
+        own = [frame for frame in exception.frames if LAUNCHER.search(frame.file)]
+        if short_name(exception) in SUMMARIES or (own and short_name(exception) == "SignalException"):
+            return True
+        if own and own[-1] in exception.frames[-8:] and all(
+            "/torch/" in frame.file or LAUNCHER.search(frame.file) or "-packages/" in frame.file
+            for frame in exception.frames[1:]
+        ):
+            node = found.stream.owner.node
+            agent = self._agent(node, found.stream.file, found.lines, category="platform", code=f"SYSTEM:{short_name(exception)}")
+            self._agents.append((None, replace(agent, exception=exception, message=clean(found.text, _MAX_TEXT))))
+            return True
+        return False
+
+    def _assign(self, raised: Sequence[_Raised]) -> None:
+        """Give tracebacks that nobody's name stands before to the processes that failed, if it is clear to which."""
+        processes = self.processes
+        nodes = {found.stream.owner.node for found in raised}
+        for node in nodes:
+            here = [found for found in raised if found.stream.owner.node == node and not found.is_mixed]
+            own = [found for found in here if not found.is_handled] or here
+            if not self._went_on(own):
+                self._assign_of_node(own, [item for item in processes.all if not node or item.node in {node, ""}])
+
+    def _assign_of_node(self, own: Sequence[_Raised], processes: Sequence[Process]) -> None:
+        if not own:
+            return
+        failing = [
+            item
+            for item in processes
+            if item.exit_code and item.raised is None and "Traceback (most recent call last)" not in item.text
+        ]
+        kinds = {found.kind: found for found in own}
+        if failing and (len(kinds) == 1 or len(failing) == 1):
+            for process, found in zip(failing, itertools.chain([own[-1]], itertools.repeat(own[-1])), strict=False):
+                self._give(process, found)
+            return
+        if not self.processes.all and not self.attempt.is_torchrun:
+            own = own[-1:]  # one process: the last one ended it
+            if own[0].after > LATER:
+                return
+            kinds = {own[0].kind: own[0]}
+        for found in kinds.values():
+            process = Process(node=found.stream.owner.node, pid=-found.lines[0])
+            self.processes.all.append(process)
+            self._give(process, found)
+
+    def _give(self, process: Process, found: _Raised) -> None:
+        process.raised, process.raised_text = found.exception, found.text
+        process.lines |= {(found.stream.file, number) for number in found.lines}
+
+    def _went_on(self, raised: Sequence[_Raised]) -> bool:
+        """Whether the job trained on after these tracebacks, and nothing tells of a process that ended."""
+        if any(told.about is About.ENDED for _, _, told in self.attempt.told) or any(
+            boxes.entries for boxes in self.attempt.boxes.values()
+        ):
+            return False
+        last = max((found.lines[1] for found in raised), default=0)
+        streams = self.attempt.streams.values()
+        return any(stream.progress is not None and stream.progress[1] > last for stream in streams)
+
+    def _give_logs(self) -> None:
+        """Give what nobody's name stands before to the only process of its node that failed."""
+        for stream in self.processes.shared:
+            node = stream.owner.node
+            ended = [item for item in self.processes.all if item.has_ended and (not node or item.node in {node, ""})]
+            before = list(itertools.takewhile(lambda said: not _is_of_launcher(said), stream.tail))
+            text = "\n".join(said.text for said in before)
+            if len(ended) == 1 and ended[0].raised is None and not ended[0].text.strip():
+                ended[0].text = text
+                ended[0].lines |= {(stream.file, before[-1].number)} if before else set()
+            elif not self.processes.all and not self.attempt.is_torchrun and (process := _alone(stream, text)):
+                self.processes.all.append(process)
+
+    # --- how processes ended ------------------------------------------------------------------------------------------
+
+    def _has_failed(self, process: Process) -> bool:
+        if process.raised is not None or process.is_oom:
+            return True
+        if process.stopped:
+            return False
+        return bool(process.signal or process.exit_code or self._message_of(process))
+
+    def _message_of(self, process: Process) -> str:
+        """Return what a process printed last about a failure, if nothing tells how it ended."""
+        if process.has_ended or process.raised is not None or process.stopped:
+            return ""
+        if process.said:
+            return process.said  # no code, and no signal
+        native = native_lines(process.text.splitlines())
+        text = "\n".join(native[-40:])
+        found = classify(text) if text else None
+        return text if found is not None and (found.role is not Role.AMBIGUOUS or found.category == "hang") else ""
+
+    def _stop_the_rest(self, failed: Sequence[Process]) -> None:
+        processes, told = self.processes, self.attempt.told
+        ends = any(item.about in {About.STOPPED, About.REST_STOPPED} for _, _, item in told)
+        is_known = ends or any(boxes.entries for boxes in self.attempt.boxes.values())
+        ranks = {process.rank for process in processes.all if process.rank is not None}
+        world = max([self.attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
+        if len(ranks) * 2 >= world and world <= _MOST_SILENT:
+            processes.all += [Process(rank=rank, is_silent=True) for rank in range(world) if rank not in ranks]
+        known = set(map(id, failed))
+        for process in processes.all:
+            if id(process) not in known and not process.stopped and process.exit_code != 0:
+                process.stopped = LAUNCHER_STOPPED if is_known else SILENT
+
+    def _is_told(self, process: Process) -> bool:
+        return process.rank is not None or self._has_failed(process)
+
+    def _out_of_memory(self) -> None:
+        told = [(file, item) for file, _, item in self.attempt.told if item.about is About.OOM and item.pid is None]
+        killed = [process for process in self.processes.all if process.signal == "SIGKILL" and not process.stopped]
+        for file, item in told:
+            for process in killed:
+                if not item.node or not process.node or item.node == process.node:
+                    process.is_oom = True
+                    process.lines.add((file, item.number))
+
+    # --- launchers and nodes ------------------------------------------------------------------------------------------
+
+    def _terminated(self) -> Iterator[WorkerError]:
+        """Yield a document for each node whose launcher was told to end."""
+        done: set[tuple[str, str]] = set()
+        told = [(file, node, item) for file, node, item in self.attempt.told if item.about is About.TERMINATED]
+        # a time limit is the reason of the signals that it sends
+        told.sort(key=lambda found: "limit" not in found[2].reason)
+        for file, node, item in told:
+            name = item.node or self.processes.node_of(node)
+            if (name, "") in done or ("", "") in done or (done and not name):
+                continue
+            done.add((name, ""))
+            is_lost = "node failure" in item.reason
+            is_interrupted = item.signal == "SIGINT" or "SIGINT" in item.text or "sigint" in item.reason
+            category = "node_lost" if is_lost else "interrupted" if is_interrupted else "preemption"
+            code = TIME_LIMIT if "limit" in item.reason else CTRL_C if "^C" in item.text else f"SYSTEM:{item.signal or 'Terminated'}"
+            yield replace(
+                self._agent(name, file, (item.number, item.number), category=category, code=code),
+                message=clean(item.text, _MAX_TEXT),
+            )
+            if "limit" in item.reason:
+                return
+
+    def _lost(self) -> Iterator[WorkerError]:
+        for file, _, item in self.attempt.told:
+            if item.about is About.LOST:
+                agent = self._agent(item.node or item.ip, file, (item.number, item.number), category="node_lost", code="SYSTEM:NodeLost")
+                yield replace(agent, message=clean(item.text, _MAX_TEXT))
+
+    def _agent(self, node: str, file: str, lines: tuple[int, int], *, category: str, code: str) -> WorkerError:
+        return WorkerError(
+            code,
+            "",
+            Kind.NON_RECOVERABLE,
+            Origin.SYSTEM,
+            worker=node,
+            place=Place(round=self.round, node=node, engine=ENGINE),
+            writer=Writer.AGENT,
+            subject=Subject.AGENT,
+            category=category,
+            documents=tuple(_references({(file, number) for number in lines})),
+        )
+
+    # --- documents ----------------------------------------------------------------------------------------------------
+
+    def _document(self, process: Process) -> WorkerError:
+        raised, message = process.raised, self._message_of(process)
+        what = raised.type.rpartition(".")[2] if raised is not None else process.signal or ("Printed" if message else "Exit")
+        is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
+        stopped = process.stopped and raised is None
+        return WorkerError(
+            DIED if message and message == process.said else f"USER:{what}",
+            clean(process.raised_text or message, _MAX_TEXT),
+            Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE,
+            Origin.USER if raised is not None else Origin.UNKNOWN,
+            timestamp_ns=process.time_ns,
+            worker=process.node,
+            place=Place(
+                round=self.round,
+                rank=process.rank,
+                local_rank=process.local_rank,
+                node=process.node,
+                host=process.host,
+                ip=process.ip,
+                pid=process.pid or 0,
+                engine=ENGINE,
+            ),
+            writer=Writer.WORKER if raised is not None or message or process.tells else Writer.AGENT,
+            exception=raised,
+            exit_code=process.exit_code,
+            signal=process.signal if raised is None else "",
+            sent_signals=(SentSignal("SIGTERM", process.stopped),) if stopped else (),
+            log_tail=clean_end(process.text, _LOG_BYTES),
+            resources=Resources(oom_kill=1) if process.is_oom else Resources(),
+            documents=tuple(_references(process.lines)),
+        )
+
+
+def _references(lines: Iterable[tuple[str, int]]) -> Iterator[DocumentRef]:
+    """Yield a reference for each file: "slurm-4711.out:3-9"."""
+    by_file: dict[str, list[int]] = {}
+    for file, number in lines:
+        by_file.setdefault(file, []).append(number)
+    for file, found in sorted(by_file.items()):
+        first, last = min(found), max(found)
+        yield DocumentRef(f"{file}:{first}" + (f"-{last}" if last > first else ""), file)
+
+
+def _uncaught(text: str) -> ExceptionInfo | None:
+    """Return the exception of the traceback that torch printed last, with those that it was raised from."""
+    printed = last_printed(text)
+    return printed.exception if printed is not None else exception_in(text[text.rindex("Traceback (most") :], whole=True)
+
+
+def _raised_in(stream: Stream) -> Iterator[_Raised]:
+    for excerpt in stream.excerpts:
+        if (found := _of_excerpt(stream, excerpt)) is not None:
+            yield found
+
+
+def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
+    lines = excerpt.lines
+    begin = 0 if "Traceback (most" in lines[0].text else 1
+    text = "\n".join(said.text for said in lines[begin:])
+    printed = last_printed(text)
+    if printed is None:
+        return None
+    after = len(printed.after)
+    # lines without a level or a date cannot be told from the exception's message
+    later = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
+    later += [line for line in printed.after if line.strip()]
+    last = lines[len(lines) - after - 1] if after < len(lines) else lines[-1]
+    return _Raised(
+        printed.exception,
+        "\n".join(said.text for said in lines[begin : len(lines) - after]),
+        stream,
+        (lines[begin].number, last.number),
+        len(later) + excerpt.after,
+        lines[0].text if begin else "",
+        excerpt.is_mixed,
+        next(iter(later), ""),
+    )
+
+
+def _is_of_launcher(said: Said) -> bool:
+    return LAUNCHER.search(said.text) is not None or any(_is_statement(said.text))
+
+
+def _is_statement(text: str) -> Iterator[bool]:
+    from firstfault.job_logs.launchers import told_by
+
+    yield from (True for _ in told_by(0, text))
+
+
+def _alone(stream: Stream, text: str) -> Process | None:
+    """Return the only process of a job, if what it printed last tells that it failed; None: it does not."""
+    signal = fatal_error(text)[1] or ("SIGABRT" if ABORTS.search(text) else "")
+    last = text_of_death("\n".join(text.splitlines()[-20:]), signal or "SIGABRT")
+    found = classify(last) if last else None
+    if not signal and (found is None or found.role is not Role.PRIMARY or found.category in {"unknown", "user_code"}):
+        return None
+    number = stream.tail[-1].number
+    return Process(node=stream.owner.node, signal=signal, text=text, lines={(stream.file, number)}, tells=True)

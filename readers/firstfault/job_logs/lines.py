@@ -1,0 +1,151 @@
+"""Reads the lines of a log of any size, and who printed each: bounded memory, linear time.
+
+Blocks in which no line tells of a failure are counted and left out, except those beside blocks that do.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from firstfault.errors import BadDocumentError
+from firstfault.evidence.signatures import Pattern
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BLOCK = 256 * 1024
+_LONGEST_LINE = 64 * 1024
+_HEAD = 8 * 1024
+"""Bytes that tell whether a file is text."""
+_MOST_CONTROLS = 0.1
+"""Share of control characters in a text's first bytes."""
+_COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_TELLS = Pattern(
+    r"error|exception|traceback|fatal|fail|signal|sig[a-z]{3,4}\b|exit|kill|abort|terminat|cancel|watchdog|timed? ?out"
+    r"|ccl|assert|panic|interrupt|memory|oom|evict|preempt|lost|dead|died|xid|segfault|core dumped|restart|nranks"
+    r"|  file \"|unhealthy|refused|reset by|no space|quota"
+)
+"""Found in lines that tell of a failure, or of the job's size."""
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
+_BAR = re.compile(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
+"""A progress bar of tqdm, which another process may have written on after."""
+
+NumberedLine = tuple[int, str]
+"""The number of a line, from 1, and its text without colours and progress bars."""
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """Open a log, compressed or not.
+
+    Raises:
+        BadDocumentError: it is compressed with Zstandard, and the package `zstandard` is not installed.
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as stream:
+        begin = stream.read(8)
+    if begin.startswith(_ZSTANDARD):
+        try:
+            import zstandard  # noqa: PLC0415 - an optional package
+        except ImportError as error:
+            how = f"pip install zstandard, or give what this prints: zstd -dc {path}"
+            raise BadDocumentError(f"{path} is compressed with Zstandard; {how}") from error
+        return cast("IO[bytes]", zstandard.open(path, "rb"))
+    opened = next((opened for magic, opened in _COMPRESSED.items() if begin.startswith(magic)), None)
+    return cast("IO[bytes]", opened(path, "rb")) if opened else path.open("rb")
+
+
+def is_text(begin: bytes) -> bool:
+    """Whether a file that begins so is a text."""
+    controls = sum(byte < 9 or 13 < byte < 27 or byte in {28, 29, 30, 31, 127} for byte in begin[:_HEAD])  # noqa: PLR2004
+    return b"\0" not in begin[:_HEAD] and controls <= _MOST_CONTROLS * max(len(begin[:_HEAD]), 1)
+
+
+def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
+    """Yield the lines of a log, without blocks in which nothing tells of a failure. What is cut off ends the log."""
+    number = 1
+    held: bytes | None = None  # the block before, if it may be left out
+    beside = True  # whether the block before tells something
+    for block in _blocks(stream):
+        tells = _TELLS.search(block) is not None
+        if tells or beside:
+            if held is not None:
+                yield from _numbered(held, number)
+                number += held.count(b"\n")
+                held = None
+            yield from _numbered(block, number)
+            number += block.count(b"\n")
+        else:
+            number += held.count(b"\n") if held is not None else 0
+            held = block
+        beside = tells
+    if held is not None:
+        yield from _numbered(held, number)
+
+
+def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield blocks of whole lines; of a line that is too long the middle is left out."""
+    rest = b""
+    with suppress(EOFError, OSError, zlib.error, lzma.LZMAError):  # half of a compressed file
+        while chunk := stream.read(_BLOCK):
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                yield rest + chunk[:end]
+                rest = chunk[end:]
+            else:
+                rest += chunk
+            if len(rest) > _LONGEST_LINE:
+                rest = rest[: _LONGEST_LINE // 2] + rest[-_LONGEST_LINE // 2 :]
+    if rest:
+        yield rest + b"\n"
+
+
+def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
+    text = block.decode("utf-8", "replace")
+    has_colours, has_bars, has_returns = "\x1b" in text, "%|" in text, "\r" in text
+    for at, whole in enumerate(text[:-1].split("\n"), number):
+        line = _COLOURS.sub("", whole) if has_colours else whole
+        if len(line) > _LONGEST_LINE:
+            line = line[: _LONGEST_LINE // 2] + line[-_LONGEST_LINE // 2 :]
+        if has_returns and "\r" in line:
+            # what a terminal would show, and what is not overwritten by a bar
+            parts = [_BAR.sub("", part) for part in line.split("\r")]
+            yield from ((at, part) for part in parts if part.strip())
+        else:
+            yield at, _BAR.sub("", line) if has_bars and "%|" in line else line
+
+
+def read_ahead(lines: Iterable[NumberedLine], count: int) -> tuple[list[NumberedLine], Iterator[NumberedLine]]:
+    """Return the first lines, and an iterator over all, these included."""
+    rest = iter(lines)
+    first = [line for _, line in zip(range(count), rest, strict=False)]
+
+    def everything() -> Iterator[NumberedLine]:
+        yield from first
+        yield from rest
+
+    return first, everything()
+
+
+def stream_of(begin: bytes, rest: IO[bytes]) -> IO[bytes]:
+    """Return a stream of bytes that were read already, and of what follows them."""
+
+    class Joined(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, into: Any) -> int:
+            nonlocal begin
+            data, begin = (begin[: len(into)], begin[len(into) :]) if begin else (rest.read(len(into)), b"")
+            into[: len(data)] = data
+            return len(data)
+
+    return io.BufferedReader(Joined())

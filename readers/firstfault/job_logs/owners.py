@@ -1,0 +1,270 @@
+"""Who printed a line: what launchers, collectors and torch put before it, in any nesting.
+
+What stands before most lines, with a part that varies, is learned from the log itself: the next launcher is in no list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+_STAMP = re.compile(
+    r"\s*[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?(?=[\s:|,]|$)[ \t]?(?:[-|:,][ \t]?)?"
+)
+"""A date and a time, at the begin of a line."""
+_OTHER_STAMPS = re.compile(
+    r"\s*[\[(]?(?:\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?|(?:\w{3} )?\w{3} +\d{1,2} \d\d:\d\d:\d\d(?: \d{4})?"
+    r"|\d{2}/\d{2}(?:/\d{2,4})? \d\d:\d\d:\d\d(?:[.,]\d{1,9})?|1\d{9}(?:\.\d{1,9})?)[\])]?[ \t](?:[-|][ \t])?"
+)
+_OF_KUBELET = re.compile(r"(?:stdout|stderr) [FP] ")
+_GLOG = re.compile(r"\[?[EWFI](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
+_KNOWN = re.compile(
+    r"""
+    \[rank\ ?:?\ ?(?P<rank>\d{1,6})\]:?\ ?
+    |\[[^\]\s]{0,80}?1,(?:mpirank:)?(?P<mpi>\d{1,6})(?:,(?P<host>[^\]\s]{1,80}))?\](?:\[[^\]]{1,80}\])?<std\w+>\ ?:?\ ?
+    |\[1,(?:mpirank:)?(?P<mpi2>\d{1,6})(?:,(?P<host2>[^\]\s]{1,80}))?\]:?\ ?
+    |\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,4})\]:\ ?
+    |\[pod/(?P<pod>[^/\]\s]{1,250})/[^\]\s]{1,250}\]\ ?
+    |\((?P<actor>[A-Za-z_][^=\n]{0,80}?)\ pid=(?P<pid>\d{1,10})(?:,\ ip=(?P<ip>[\w.:]+))?\)(?:\x20\[repeated[^\]]{0,80}\])?\ ?
+    |\((?P<daemon>raylet|autoscaler|gcs_server)(?:,\ ip=(?P<ip2>[\w.:]+))?\)\ ?
+    |(?P<service>[A-Za-z][\w.-]{0,80}-\d{1,5})\s+\|\ ?
+    """,
+    re.VERBOSE,
+)
+"""What torch, mpirun, SageMaker, torchrun, kubectl, Ray and compose put before each line."""
+_RANK_OF_ACTOR = re.compile(r"\brank[ =:]{1,2}(?P<rank>\d{1,6})")
+_LABELS = (
+    re.compile(r"\s{0,5}(?P<label>\d{1,5}): ?"),
+    re.compile(r"\[(?P<label>\d{1,5})\] "),
+    re.compile(r"[<\[](?P<label>[^\s\]>\[]{1,120})[>\]]:? ?"),
+    re.compile(r"(?P<label>[A-Za-z0-9][\w./#@-]{0,120}): ?"),
+    re.compile(r"(?P<label>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?"),
+)
+"""The forms of labels that are learned if most lines have one."""
+_NO_LABEL = re.compile(
+    r"(?i)^(?:\w*(?:info|warn|warning|error|debug|critical|trace|notice|fatal|note|step|epoch|iter|loss|file|usage|http"
+    r"|https|srun|slurmstepd|traceback|torch|python)|\d{4}-.*|.*\d\d:\d\d.*|[EWFI]\d{3,4})$|Error$|Exception$"
+)
+_MOST = 0.6
+"""Share of the lines that have a label."""
+_LEAST_LINES = 4
+_TRACEBACK = "Traceback (most recent call last):"
+_BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)(?:\| )?  File "[^"]+", line \d+')
+RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
+_MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "@message")
+_TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace", "exc_text")
+_RANKS = ("rank", "global_rank", "RANK", "worker_rank", "process_index")
+_NODES = ("pod", "pod_name", "host", "hostname", "node", "instance", "machine")
+
+
+class Owner(NamedTuple):
+    """The process that printed a line, as far as the line tells."""
+
+    node: str = ""
+    """A pod, a host, a file, or a label that is none of a rank."""
+    rank: int | None = None
+    label: int | None = None
+    """A number before the line: of a task, which is a rank if each task is one process."""
+    local_rank: int | None = None
+    pid: int | None = None
+    ip: str = ""
+
+    @property
+    def is_process(self) -> bool:
+        """Whether it tells one process from the others of its node."""
+        return not (self.rank is None and self.label is None and self.local_rank is None and self.pid is None)
+
+
+class Said(NamedTuple):
+    """A line without what stands before it."""
+
+    number: int
+    text: str
+    owner: Owner
+    time_ns: int | None
+    by_torch: bool = False
+    """Whether torch put the rank before it: of a traceback, that it was uncaught."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """What stands before the lines of one log."""
+
+    stamped: bool = False
+    """Whether each line begins with a time, those of tracebacks too: a collector put it there."""
+    label: re.Pattern[str] | None = None
+    is_number: bool = False
+    """Whether labels are numbers of tasks."""
+    year: int = 0
+    """For times that have none; 0: not known."""
+
+    def said(self, number: int, line: str, inherited: Owner) -> Iterable[Said]:
+        """Yield a line without its prefixes; a line of JSON may have several lines.
+
+        Args:
+            number: of the line in its file.
+            line: its text.
+            inherited: who wrote the file, as far as its name tells.
+        """
+        owner, text, time_ns, by_torch = inherited, line, None, False
+        is_labelled = self.label is None
+        for _ in range(8):
+            match = _STAMP.match(text)
+            if match is not None:
+                time_ns = time_ns or _time_of(match["date"], match["time"], match["part"], match["zone"])
+                if self.stamped or not text[match.end() :].strip():
+                    text = text[match.end() :]
+                    continue
+                break
+            if self.stamped and (other := _OTHER_STAMPS.match(text) or _OF_KUBELET.match(text)):
+                text = text[other.end() :]
+                continue
+            if text[:1] in "[(" or "|" in text[:100]:
+                known = _KNOWN.match(text)
+                if known is not None:
+                    owner, by_torch = _with(owner, known), by_torch or known["rank"] is not None
+                    text = text[known.end() :]
+                    continue
+            if not is_labelled and self.label is not None and (found := self.label.match(text)):
+                owner, is_labelled = self._labelled(owner, found["label"]), True
+                text = text[found.end() :]
+                continue
+            break
+        if time_ns is None and text[:2].lstrip("[")[:1] in "EWFI" and (glog := _GLOG.match(text)) and self.year:
+            date = f"{self.year}-{int(glog['month']):02}-{glog['day']}"
+            time_ns = _time_of(date, glog["time"], glog["part"], None)
+        if text.startswith("{") and text.rstrip().endswith("}") and (fields := _json(text)):
+            yield from _of_json(number, fields, owner, time_ns)
+        else:
+            yield Said(number, text, owner, time_ns, by_torch)
+
+    def _labelled(self, owner: Owner, label: str) -> Owner:
+        if self.is_number:
+            return owner._replace(label=int(label))
+        named = RANK_WORD.search(label)
+        if named is not None:
+            return owner._replace(rank=int(named[1]))
+        return owner._replace(node=owner.node or label)
+
+
+def learned(lines: Sequence[str]) -> Prefixes:
+    """Return what stands before the lines of a log, from some of them."""
+    years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
+    year = int(years.most_common(1)[0][0]) if years else 0
+    of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
+    of_frames += [before for line in lines if (before := line.partition(_TRACEBACK)[0]).strip() and _TRACEBACK in line]
+    texts = [line for line in lines if line.strip()]
+    stamped = any(_is_stamped(before) for before in of_frames)
+    if not of_frames and texts:
+        stamped = sum(map(_is_stamped, texts)) > 0.9 * len(texts)  # noqa: PLR2004 - nearly all
+    found = Prefixes(stamped=stamped, year=year)
+    bare = [said.text for line in texts for said in found.said(0, line, Owner())]
+    rests = [said.text for before in of_frames for said in found.said(0, before, Owner())]
+    for label in _LABELS:
+        if _fits(label, bare, [rest for rest in rests if rest.strip()]):
+            return replace(found, label=label, is_number=label in _LABELS[:2])
+    return replace(found, label=_skeleton([rest for rest in rests if rest.strip()]))
+
+
+def _is_stamped(text: str) -> bool:
+    return (_STAMP.match(text) or _OTHER_STAMPS.match(text)) is not None
+
+
+def _fits(label: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
+    """Whether a form of label stands before most lines, or before the lines of tracebacks."""
+    matches = [match for line in lines if line.strip() and (match := label.match(line))]
+    labels = Counter(match["label"] for match in matches if not _NO_LABEL.search(match["label"]))
+    count, enough = labels.total(), max(_LEAST_LINES, _MOST * sum(bool(line.strip()) for line in lines))
+    if of_frames:
+        before = [match for text in of_frames if (match := label.match(f"{text} ")) and _is_prefix(f"{text} "[match.end() :])]
+        return len(before) * 2 > len(of_frames) and not any(_NO_LABEL.search(match["label"]) for match in before)
+    return count >= enough and len(labels) * 2 <= count
+
+
+def _is_prefix(text: str) -> bool:
+    """Whether a text has nothing but prefixes that are known."""
+    return not any(said.text.strip() for said in Prefixes(stamped=True).said(0, text, Owner()))
+
+
+def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
+    """Return a pattern for what stands before the lines of tracebacks, whose words may differ; None: nothing does."""
+    if not prefixes:
+        return None
+    forms = Counter(re.sub(r"[\w.@#-]+", "w", prefix) for prefix in prefixes)
+    form, count = forms.most_common(1)[0]
+    if count * 2 <= len(prefixes) or "w" not in form or len(form) > 40:  # noqa: PLR2004 - no prefix is so long
+        return None
+    pattern = re.escape(form.rstrip()).replace("w", r"[\w.@#-]+")
+    return re.compile(rf"(?P<label>{pattern})(?: |$)")
+
+
+def _with(owner: Owner, found: re.Match[str]) -> Owner:
+    """Return an owner with what a known prefix tells."""
+    named = found.groupdict()
+    if named["rank"] or named["mpi"] or named["mpi2"]:
+        owner = owner._replace(rank=int(named["rank"] or named["mpi"] or named["mpi2"]))
+        host = named["host"] or named["host2"]
+        return owner._replace(node=host) if host else owner
+    if named["local"]:
+        return owner._replace(local_rank=int(named["local"]))
+    if named["pod"] or named["service"]:
+        return owner._replace(node=named["pod"] or named["service"])
+    ip = named["ip"] or named["ip2"] or owner.ip
+    if named["pid"]:
+        rank = _RANK_OF_ACTOR.search(named["actor"])
+        owner = owner._replace(rank=int(rank["rank"]) if rank else owner.rank, pid=int(named["pid"]))
+    return owner._replace(ip=ip, node=owner.node or ip)
+
+
+def _time_of(date: str, time: str, part: str | None, zone: str | None) -> int | None:
+    """Return a time as nanoseconds since the Unix epoch; without a zone it counts as UTC."""
+    try:
+        moment = datetime.fromisoformat(f"{date.replace('/', '-')}T{time}").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+    seconds = int(moment.timestamp())
+    if zone and zone != "Z":
+        seconds -= (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60) * (1 if zone[0] == "+" else -1)
+    return seconds * 1_000_000_000 + int((part or "0").ljust(9, "0"))
+
+
+def stamp_ns(text: str) -> int | None:
+    """Return the time with which a text begins, nanoseconds since the Unix epoch; None: it begins with none."""
+    found = _STAMP.match(text)
+    return _time_of(found["date"], found["time"], found["part"], found["zone"]) if found else None
+
+
+# --- lines of JSON ----------------------------------------------------------------------------------------------------
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | None) -> Iterable[Said]:
+    """Yield the lines in an object: its message and its traceback."""
+    inner = [value for value in fields.values() if isinstance(value, dict)]
+    known = {key: value for part in (*inner, fields) for key, value in part.items()}
+    rank = next((known[name] for name in _RANKS if str(known.get(name, "")).isdecimal()), None)
+    node = next((str(known[name]) for name in _NODES if isinstance(known.get(name), str)), "")
+    owner = owner._replace(rank=owner.rank if rank is None else int(rank), node=owner.node or node)
+    if str(known.get("local_rank", "")).isdecimal():
+        owner = owner._replace(local_rank=int(known["local_rank"]))
+    for name in ("time", "timestamp", "ts", "@timestamp", "asctime"):
+        time_ns = time_ns or stamp_ns(str(known.get(name, "")))
+    message = next((known[name] for name in _MESSAGES if isinstance(known.get(name), str)), "")
+    level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
+    trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
+    head = f"{level}: {message}" if level and message and "log" not in known else message
+    for text in (*head.splitlines(), *(trace.splitlines() if trace != message else ())):
+        yield Said(number, text, owner, time_ns)

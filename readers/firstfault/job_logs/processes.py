@@ -1,0 +1,188 @@
+"""From what the logs of one attempt tell to its failures: one `WorkerError` for each process, node or launcher."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.tracebacks import exceptions_in
+from firstfault.job_logs.book import Attempt, Stream, streams_in_order
+from firstfault.job_logs.launchers import About, Told
+from firstfault.job_logs.owners import stamp_ns
+from firstfault.model import ExceptionInfo
+from firstfault.text import clean
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.boxes import Entry
+
+_MAX_TEXT = 64 * 1024
+LATER = 10
+"""Lines of the same process after a traceback that show that it lived on."""
+LAUNCHER = re.compile(
+    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
+    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py|ray/train/.*(?:controller|trainer)"
+)
+"""Files of launchers, in the outermost frames of what they raise themselves."""
+SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
+ABORTS = re.compile(r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted")
+HANDLED = re.compile(r"\b(?:re-?try|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
+LAUNCHER_STOPPED = "its launcher ended it because of another failure"
+SILENT = "the log does not tell how it ended; its launcher probably ended it"
+PROCESS_OF_SPAWN = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
+
+
+@dataclass(slots=True)
+class Process:
+    """One training process, as far as logs tell of it."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    node: str = ""
+    host: str = ""
+    ip: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    is_oom: bool = False
+    stopped: str = ""
+    """Why its launcher ended it; empty: it did not, as far as the log tells."""
+    streams: list[Stream] = field(default_factory=list)
+    raised: ExceptionInfo | None = None
+    raised_text: str = ""
+    text: str = ""
+    """The end of what it printed."""
+    said: str = ""
+    """What its launcher printed about its end."""
+    tells: bool = False
+    """Whether it printed itself how it ended."""
+    time_ns: int | None = None
+    is_silent: bool = False
+    """Whether no line is about it."""
+    lines: set[tuple[str, int]] = field(default_factory=set)
+    """Files and lines that tell about it."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the log tells how it ended."""
+        return self.exit_code is not None or bool(self.signal)
+
+
+class Processes:
+    """Finds out which streams, statements and boxes are about the same process."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.all: list[Process] = []
+        self._by_rank: dict[int, Process] = {}
+        self.shared: list[Stream] = []
+        """Streams of several processes, or of one that nothing names."""
+        self.tasks_are_ranks = not attempt.labels_are_nodes and not attempt.is_torchrun
+        self.task_nodes = {task: told.node for _, _, told in attempt.told for task in told.tasks if told.node}
+        for (file, node), boxes in attempt.boxes.items():
+            for entry in boxes.entries:
+                self._take_entry(entry, file, node)
+        for stream in sorted(streams_in_order(attempt), key=lambda stream: stream.owner.rank is None):
+            self._take_stream(stream)
+        for file, node, told in attempt.told:
+            self._take_told(file, node, told)
+
+    def find(
+        self, *, rank: int | None = None, pid: int | None = None, local_rank: int | None = None, node: str = ""
+    ) -> Process:
+        """Return the process that is known by one of these, or a new one."""
+        found = None
+        if rank is not None:
+            found = self._by_rank.get(rank)
+        if found is None and pid is not None:
+            found = self._only(lambda item: item.pid == pid and (not node or node in {item.node, item.host, item.ip, ""}))
+        if found is None and local_rank is not None:
+            found = self._only(lambda item: item.local_rank == local_rank and (not node or not item.node or item.node == node))
+        if found is not None and rank is not None and found.rank not in {None, rank}:
+            found = None
+        if found is None:
+            found = Process()
+            self.all.append(found)
+        found.rank = found.rank if found.rank is not None else rank
+        if found.rank is not None:
+            self._by_rank[found.rank] = found
+        found.pid, found.local_rank = found.pid or pid, found.local_rank if found.local_rank is not None else local_rank
+        found.node = found.node or node
+        return found
+
+    def _only(self, fits: object) -> Process | None:
+        matching = [item for item in self.all if fits(item)]  # type: ignore[operator]
+        return matching[0] if len(matching) == 1 else None
+
+    def node_of(self, node: str) -> str:
+        if node.startswith("task "):
+            return self.task_nodes.get(int(node[5:]), node)
+        return node
+
+    def _take_entry(self, entry: Entry, file: str, node: str) -> None:
+        found = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=self.node_of(node) or entry.host)
+        found.host = found.host or entry.host
+        found.exit_code, found.signal = entry.exit_code, entry.signal
+        found.time_ns = found.time_ns or stamp_ns(entry.time.replace("_", "T"))
+        found.lines |= {(file, entry.number), (file, entry.last)}
+        text = "\n".join(entry.traceback)
+        if text and (raised := exception_in(text, whole=True)):
+            found.raised, found.raised_text = raised, text
+
+    def _take_stream(self, stream: Stream) -> None:
+        owner, node = stream.owner, self.node_of(stream.owner.node)
+        rank = owner.rank if owner.rank is not None else owner.label if self.tasks_are_ranks else None
+        if owner.label is not None and not self.tasks_are_ranks:
+            node = node or self.node_of(f"task {owner.label}")
+        if rank is None and owner.local_rank is None and owner.pid is None:
+            self.shared.append(replace(stream, owner=owner._replace(node=node)))
+            return
+        if rank is not None and not node:
+            node = self.task_nodes.get(rank, "") if self.tasks_are_ranks else ""
+        found = self.find(rank=rank, pid=owner.pid, local_rank=owner.local_rank, node=node)
+        found.ip = found.ip or owner.ip
+        found.streams.append(stream)
+
+    def _take_told(self, file: str, node: str, told: Told) -> None:
+        if told.about not in {About.ENDED, About.STOPPED, About.OOM}:
+            return
+        node = self.node_of(told.node or told.ip or node)
+        if told.tasks:
+            ranks = told.tasks if self.tasks_are_ranks else ()
+        else:
+            ranks = told.ranks
+        found = [self.find(rank=rank, pid=told.pid, node=node) for rank in ranks]
+        if not ranks and not told.tasks and (told.pid is not None or told.local_rank is not None):
+            found = [self.find(pid=told.pid, local_rank=told.local_rank, node=node)]
+        elif not ranks and not told.tasks and told.about is About.ENDED:
+            found = [Process(node=node)]
+            self.all += found
+        for process in found:
+            process.lines.add((file, told.number))
+            process.node, process.ip = process.node or node, process.ip or told.ip
+            process.is_oom |= told.is_oom
+            if told.about is About.STOPPED and not process.has_ended:
+                process.stopped = LAUNCHER_STOPPED
+            elif told.about is not About.STOPPED and not process.has_ended:
+                is_after = bool(told.tasks) and told.signal == "SIGKILL" and self._rest_stopped_before(told)
+                process.stopped = LAUNCHER_STOPPED if is_after else ""
+                process.exit_code = None if is_after else told.exit_code
+                process.signal = "" if is_after else told.signal or ("SIGKILL" if told.is_oom else "")
+                process.said = told.text
+
+    def _rest_stopped_before(self, told: Told) -> bool:
+        return any(other.about is About.REST_STOPPED and other.number < told.number for _, _, other in self.attempt.told)
+
+
+def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
+    """Return the exception of the last traceback in a text; its causes are those that Python printed before it."""
+    found = exceptions_in(clean(text, _MAX_TEXT), whole=whole)
+    if not found:
+        return None
+    first, *causes = (
+        replace(link, frames=tuple(frame for frame in link.frames if "elastic/multiprocessing/errors/" not in frame.file))
+        for link in found
+    )
+    return replace(first, relation="", causes=tuple(causes))
