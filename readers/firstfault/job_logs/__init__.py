@@ -1,0 +1,1 @@
+"""Reads what a failed job left behind without firstfault: console logs, and dumps of torch's flight recorder."""
