@@ -15,8 +15,10 @@ from firstfault.job_logs import flight
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.model import Scope
 from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error
 from firstfault.wire.flight_recorder import progress_in
+from tests.readers.scenes import died, done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -175,6 +177,18 @@ def test_who_was_behind(
     assert verdict.ranks == ranks
     assert words in verdict.message if ranks else verdict.scope is Scope.UNDETERMINED
     assert verdict.confidence == ("medium" if ranks else "low")
+
+
+def test_live_documents_of_stuck_gpus() -> None:
+    """What a watchdog printed of a group that it does not name says nothing against the flight recorders."""
+    log = (
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE) ran for 600021 milliseconds"
+    )
+    failures = [
+        died(rank, "SIGABRT", -6, log_tail=f"{log} before timing out\n", collectives=progress_in([dump(rank, came)]))
+        for rank, came in _GPUS.items()
+    ]
+    assert evidence(done(*failures, nodes=4)).ranks == (4, 6)
 
 
 @pytest.mark.parametrize("lost", [[6], [4, 5, 6, 7]], ids=["one", "a node's"])

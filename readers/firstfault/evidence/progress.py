@@ -246,7 +246,9 @@ def _not_seen(groups: Progress) -> dict[int, _Late]:
         ends = {rank: item.enqueued if item.completed is None else item.completed for rank, item in members.items()}
         most, size = max(ends.values()), len(members)
         is_whole = set(members_of(members)) == members.keys()
-        unseen = [rank for rank, progress in members.items() if is_whole and _has_unseen(progress, most)]
+        if not is_whole:
+            continue
+        unseen = [rank for rank, progress in members.items() if _has_unseen(progress, most)]
         unseen = unseen if len(unseen) * 2 <= size else []
         found += [(rank, _Late(group, ends[rank], most, size)) for rank in unseen]
         waits.update(rank for rank, progress in members.items() if progress.is_outstanding and rank not in unseen)
