@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.evidence.hangs import progress_by_group, progress_in_text
+from firstfault.evidence.progress import progress_by_group, progress_in_text
 from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_source
 from firstfault.model import (
     Collective,

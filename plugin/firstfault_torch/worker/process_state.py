@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from firstfault.exceptions.tracebacks import all_links
-from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
+from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
+from firstfault.wire.flight_recorder import progress_in
 from firstfault_torch.budgets import FILE_SYSTEMS_S, FLIGHT_RECORDER_S, GPU_S
 from firstfault_torch.capture import capture
 from firstfault_torch.compat.torch_worker import flight_recorders
@@ -31,13 +31,8 @@ from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.worker.in_flight import chain_of
 
 _MAX_THREADS = 10
-_LAST = 8
-"""Collectives of one group that are kept."""
-_MAX_SHAPE = 200
-"""Characters of a collective's sizes: an all_gather lists one for each rank."""
 _MAX_MEMBERS = 256
 """Members of a group that are listed; a larger group is named only."""
-_DEFAULT_GROUP = "default_pg"
 _OF_MEMORY = ("RLIMIT_AS", "RLIMIT_DATA")
 """Above the machine's memory they limit nothing."""
 _LIMITS = (*_OF_MEMORY, "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
@@ -94,16 +89,8 @@ def collective_progress() -> tuple[CollectiveProgress, ...]:
     if not recorders:
         return ()
     traces = bounded(partial(_traces, recorders), FLIGHT_RECORDER_S, "reading torch's flight recorders") or []
-    found: dict[str, CollectiveProgress] = {}
-    for number, trace in enumerate(traces):
-        if any(trace.get("entries") == other.get("entries") for other in traces[:number]):
-            continue  # a torch whose two functions dump the same recorder
-        for progress in _groups(trace):
-            # one process group may have a backend for each device
-            name, backend = progress.group, progress.last_operation.partition(":")[0] or "other backend"
-            name = f"{name}, {backend}" if name in found else name
-            found[name] = replace(progress, group=name)
-    return tuple(found[name] for name in sorted(found))
+    found = progress_in(traces)
+    return tuple(item if len(item.members) <= _MAX_MEMBERS else replace(item, members=()) for item in found)
 
 
 def gpu_uuid() -> str:
@@ -132,76 +119,6 @@ def _traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
             if isinstance(trace, dict):
                 traces.append(trace)
     return traces
-
-
-def _groups(trace: dict[str, Any]) -> list[CollectiveProgress]:
-    names: dict[str, str] = {}
-    entries: dict[str, deque[Collective]] = {}
-    retired: set[str] = set()
-    for entry in trace.get("entries") or ():
-        with contextlib.suppress(KeyError, TypeError, IndexError, ValueError):
-            group = str(entry["pg_id"])
-            names[group] = _name_of(*entry["process_group"][:2])
-            entries.setdefault(group, deque(maxlen=_LAST)).append(_collective(entry))
-            retired.update([group] if entry.get("retired") else ())
-    found = []
-    for group, status in sorted((trace.get("pg_status") or {}).items()):
-        with contextlib.suppress(KeyError, ValueError, TypeError):
-            enqueued, completed = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
-            last = tuple(entries.get(group, ()))
-            called = [entry for entry in last if not entry.is_p2p]
-            # the recorder that torch 2.15 hooks into other backends counts from 0
-            behind = max(called[-1].sequence - enqueued, 0) if called else 0
-            if enqueued + behind > 0:
-                found.append(
-                    CollectiveProgress(
-                        names.get(group, group),
-                        called[-1].operation if called else "",
-                        enqueued + behind,
-                        # and retires at once what a backend without completion hooks has called
-                        None if behind and completed < 0 and group in retired else max(completed + behind, 0),
-                        last,
-                        _members(trace, group),
-                    )
-                )
-    return found
-
-
-def _collective(entry: dict[str, Any]) -> Collective:
-    is_p2p = bool(entry.get("is_p2p"))
-    return Collective(
-        sequence=int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id") or 0),
-        operation=str(entry["profiling_name"]),
-        sizes=_both(entry.get("input_sizes"), entry.get("output_sizes")),
-        dtypes=_both(_joined(entry.get("input_dtypes")), _joined(entry.get("output_dtypes"))),
-        state=str(entry.get("state") or ""),
-        is_p2p=is_p2p,
-    )
-
-
-def _both(inputs: Any, outputs: Any) -> str:
-    return f"{inputs} -> {outputs}"[:_MAX_SHAPE] if inputs or outputs else ""
-
-
-def _joined(names: Any) -> str:
-    return ", ".join(map(str, names)) if isinstance(names, list) else ""
-
-
-def _name_of(name: Any, description: Any = "") -> str:
-    """Return a group's description, with its name unless it is the only group with this description."""
-    if description == _DEFAULT_GROUP:
-        return _DEFAULT_GROUP
-    return f"{description} ({name})" if description and description != "undefined" else str(name)
-
-
-def _members(trace: dict[str, Any], group: str) -> tuple[int, ...]:
-    """Return the global ranks of a small group, which torch writes as text."""
-    try:
-        ranks = json.loads(trace["pg_config"][group]["ranks"])
-        members = tuple(int(rank) for rank in ranks)
-    except (KeyError, TypeError, ValueError):
-        return ()
-    return members if len(members) <= _MAX_MEMBERS else ()
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from firstfault.exceptions.stderr import (
 )
 from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, raised_in, short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
-from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, STOPS, ended_by, signal_of_exit_code
+from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
@@ -155,6 +155,10 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
 def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _of_agent(failure)
+    if failure.code == RECORDED_ONLY:
+        waited = any(progress.is_outstanding for progress in failure.collectives)
+        of_peers = FailureClass.UNCLEAR if waited else FailureClass.CONSEQUENCE
+        return ClassifiedFailure(failure, of_peers, failure.message, _WAIT if waited else "", waited=waited)
     if (tried := _of_first_try(failure)) is not None:
         return tried
     if failure.stopped_by_agent:

@@ -61,6 +61,10 @@ class Candidate:
     category: str = "hang"
     weight: int = 1
     """Number of independent reasons."""
+    is_shared: bool = False
+    """Whether all such candidates are the root cause together, each in its own group of ranks."""
+    is_sure: bool = True
+    """Whether all ranks that may be it have told how far they came."""
 
 
 @dataclass(frozen=True, slots=True)

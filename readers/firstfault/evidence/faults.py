@@ -15,7 +15,8 @@ from firstfault.evidence.classification import (
     prints_a_peers_error,
 )
 from firstfault.evidence.diagnosis import ENDS_OF_NODES, FirstFault
-from firstfault.evidence.hangs import hung, progress_by_group, waited_ns, without_messages
+from firstfault.evidence.hangs import hung
+from firstfault.evidence.progress import progress_by_group, waited_ns, without_messages
 from firstfault.evidence.texts import message_of
 from firstfault.evidence.watchdogs import without_leavers
 from firstfault.exceptions.fingerprint import normalized
@@ -106,7 +107,8 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     """
     recorded, _ = progress_by_group([judged.failure for judged in diagnosis.workers])
     # how many of a group's collectives all members have called whose flight recorder was read
-    counts = {group: min(progress.enqueued for progress in members.values()) for group, members in recorded.items()}
+    least = [(min(item.enqueued for item in members.values()), members) for members in recorded.values()]
+    counts = {(rank, item.group): count for count, members in least for rank, item in members.items()}
     met = ((judged, _met_a_peers_error(judged, counts)) for judged in diagnosis.classified)
     late = {id(judged): why for judged, why in met if why}
     roots = [judged for judged in diagnosis.classified if judged.failure_class <= FailureClass.EXTERNAL]
@@ -134,7 +136,7 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     return others if own or (len(late) * 2 > len(changed) and hung(others)) else diagnosis
 
 
-def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> str:
+def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], int]) -> str:
     """Return why a rank counts as one that had met a peer's error before it raised; empty: it does not.
 
     It had called a collective to which not all members came, or had printed one.
@@ -147,7 +149,8 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> str
         return ""
     # gloo's collectives fail in the call
     if any(
-        progress.last_operation.startswith("gloo:") and progress.enqueued > counts.get(progress.group, 0)
+        progress.last_operation.startswith("gloo:")
+        and progress.enqueued > counts.get((judged.failure.rank or 0, progress.group), 0)
         for progress in map(without_messages, judged.failure.collectives)
     ):
         return _WHY

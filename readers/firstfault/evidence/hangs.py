@@ -25,11 +25,19 @@ from firstfault.evidence.classification import (
     prints_a_timeout,
 )
 from firstfault.evidence.diagnosis import Candidate, ended_alone, without_failure
-from firstfault.evidence.signatures import Pattern
+from firstfault.evidence.progress import (
+    Progress,
+    behind,
+    message_peers,
+    printed_by,
+    progress_by_group,
+    progress_in_text,
+)
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.exceptions.stderr import last_printed
 from firstfault.exceptions.tracebacks import all_links, first_cause, own_frames, place_of
 from firstfault.model import Collective, CollectiveProgress
+from firstfault.model.failure import RECORDED_ONLY
 
 if TYPE_CHECKING:
     from firstfault.evidence.classification import ClassifiedFailure
@@ -57,27 +65,9 @@ _ANSWERS = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 _CHECKPOINT = "torch/distributed/checkpoint/"
 _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
-_COUNTS = Pattern(
-    r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
-    r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d{1,18})[, ][^\n]*?)?"
-    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
-)
-"""What torch's watchdogs and monitors print since 2.2."""
-_WORK = Pattern(
-    r"Work\w*\(\s*SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+)"
-    r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
-)
-"""The collective that has timed out."""
-_RAN = Pattern(r"ran for (?P<ms>\d{1,12}) milliseconds before timing out")
-_DEFAULT_GROUP = "default_pg"
 _CALLS = re.compile(r"torch/distributed/distributed_c10d\.py$")
 _OF_SOME_RANKS = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
 """Calls that not all ranks make."""
-_UNNAMED = ""
-"""The group of a text that names none."""
-
-Progress = dict[str, dict[int, CollectiveProgress]]
-"""By group and global rank."""
 Apart = dict[str, list[tuple[int, str]]]
 """The groups whose ranks called a collective differently, each with the ranks that differ from most, if most agree."""
 
@@ -102,10 +92,13 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
     elsewhere = _elsewhere(alive, met, diagnosis.waits)
     apart = _apart(recorded, printed)
+    late, is_one_fault = behind(known, apart, message_peers(alive))
+    missing = _without_dump(alive)
     reasons = [
         *elsewhere,
         *_each(apart),
-        *_behind(known, apart),
+        *late.items(),
+        *_told_by_dumps(alive, missing, has_late=bool(late)),
         *_not_started(recorded),
         *_threads(diagnosis.workers),
         *_frozen(alive),
@@ -117,7 +110,33 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
         # one that tries again after its timeout
         met |= {failure.rank for failure in alive if prints_a_timeout(failure)}
         reasons = [(rank, why) for rank, why in reasons if rank not in met]
-    return _candidates(diagnosis, reasons)
+    found = _candidates(diagnosis, reasons)
+    # groups of other ranks have other names and counts
+    are_shared = late if is_one_fault else {}
+    return [replace(item, is_shared=item.rank in are_shared, is_sure=not missing) for item in found]
+
+
+def _without_dump(alive: Sequence[WorkerError]) -> set[int]:
+    """Return the ranks that are members of a group and left no dump, in a job of which only dumps are known."""
+    groups = {progress.members for failure in alive for progress in failure.collectives}
+    is_of_dumps = all(failure.code == RECORDED_ONLY for failure in alive)
+    return set().union(*groups) - {failure.rank for failure in alive} if is_of_dumps else set()
+
+
+def _told_by_dumps(alive: Sequence[WorkerError], missing: Collection[int], *, has_late: bool) -> list[tuple[int, str]]:
+    """Return the few ranks without a dump; if all have one and none is behind, the few that did not wait."""
+    idle = [
+        failure.rank
+        for failure in alive
+        if failure.rank is not None and not any(progress.is_outstanding for progress in failure.collectives)
+    ]
+    is_of_dumps = all(failure.code == RECORDED_ONLY for failure in alive)
+    found = sorted(missing) if missing or has_late or not is_of_dumps else idle
+    if len(found) > _MANY or len(found) * 2 >= len(alive):
+        return []
+    others = len(alive) - len(idle)
+    told = "left no readable dump of its flight recorder" if missing else "had no collective outstanding"
+    return [(rank, f"it {told}, and {others} others waited") for rank in found]
 
 
 def _candidates(diagnosis: Diagnosis, reasons: Iterable[tuple[int, str]], category: str = "hang") -> list[Candidate]:
@@ -177,7 +196,8 @@ def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     failed = {judged.failure.rank for judged in misled}
     recorded, _ = progress_by_group([judged.failure for judged in workers])
-    return _candidates(diagnosis, [(rank, why) for rank, why in _behind(recorded, {}) if rank not in failed])
+    late, _ = behind(recorded, {}, message_peers(judged.failure for judged in workers))
+    return _candidates(diagnosis, [(rank, why) for rank, why in late.items() if rank not in failed])
 
 
 def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
@@ -258,40 +278,6 @@ def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
     work = waits[0][0][1]
     why = f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none finished"
     return [Candidate(why, None, nodes.pop(), None, "network")]
-
-
-def _behind(groups: Progress, apart: Apart) -> list[tuple[int, str]]:
-    """Return the ranks that have not called a collective of a group in which most of its members wait.
-
-    A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
-    tensor, pipeline and data parallel groups the one that is stuck first explains the others.
-
-    After a collective in which ranks differ, one that called the same as most is not behind: it waits in that
-    collective, which the others may have completed with less data.
-    """
-    usual: dict[str, int] = {}
-    late: dict[str, dict[int, int]] = {}
-    for group, members in groups.items():
-        counts = {rank: progress.enqueued for rank, progress in members.items()}
-        # what most have called
-        most, number = Counter(counts.values()).most_common(1)[0]
-        usual[group] = most if number * 2 > len(members) else max(counts.values())
-        # ranks that have called the first collective that has ended on no rank wait for the others, however far ahead
-        first = 1 + max(item.enqueued if item.completed is None else item.completed for item in members.values())
-        behind = {rank: count for rank, count in counts.items() if count < min(usual[group], first)}
-        if group in apart:
-            behind = {rank: behind[rank] for rank, _ in apart[group] if rank in behind}
-        if behind and len(behind) * 2 <= len(counts):
-            late[group] = behind
-    return [
-        (rank, f"it called {count} collectives of group {group}, the others {usual[group]}")
-        for group, counts in sorted(late.items())
-        for rank, count in sorted(counts.items())
-        if not any(
-            other != group and rank not in ranks and rank in groups[other] and groups[other][rank].is_outstanding
-            for other, ranks in late.items()
-        )
-    ]
 
 
 def _apart(recorded: Progress, printed: Progress) -> Apart:
@@ -478,78 +464,3 @@ def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
     if len(frozen) > _MANY or len(frozen) * 2 > len(alive):
         return []
     return [(rank, "it answered no signal and was killed by SIGKILL") for rank in sorted(frozen)]
-
-
-# --- how far the ranks came -------------------------------------------------------------------------------------------
-
-
-def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
-    """Return each group's progress as torch's watchdog or monitor printed it last."""
-    counted: dict[str, CollectiveProgress] = {}
-    numbers: dict[str, str] = {}
-    for found in _COUNTS.find_all(text):
-        name = _name_of(found["guid"], found.get("description", ""))
-        counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
-        numbers[found.get("number", "")] = name
-    for found in _WORK.find_all(text)[:1]:
-        number, operation = int(found["number"]), found["operation"]
-        sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
-        work = Collective(number, operation, sizes, state="started")
-        name = numbers.get(found["number"], next(iter(counted), _UNNAMED) if len(counted) <= 1 else _UNNAMED)
-        known = counted.get(name, CollectiveProgress(name, "", number, number - 1))
-        counted[name] = replace(known, last=(work,))
-    return tuple(counted.values())
-
-
-def printed_by(failure: WorkerError) -> str:
-    """Return the texts in which a watchdog's lines may be: the end of the log, then the message."""
-    return f"{failure.printed}\n{failure.message}"
-
-
-def waited_ns(failure: WorkerError) -> int:
-    """Return how long a rank had waited in a collective when its watchdog gave up, nanoseconds; 0: not known."""
-    found = _RAN.search(printed_by(failure))
-    return int(found["ms"]) * 1_000_000 if found is not None else 0
-
-
-def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
-    """Return the progress that the flight recorders tell, and the one that texts tell, by group and rank.
-
-    In the first, a member that has called none of its group's collectives has a count of 0.
-    """
-    recorded: Progress = defaultdict(dict)
-    printed: Progress = defaultdict(dict)
-    for failure in workers:
-        if failure.rank is not None:
-            for progress in failure.collectives:
-                recorded[progress.group][failure.rank] = without_messages(progress)
-            for progress in progress_in_text(printed_by(failure)):
-                printed[progress.group][failure.rank] = progress
-    known = {rank for members in recorded.values() for rank in members}
-    for group, members in recorded.items():
-        expected = next((progress.members for progress in members.values() if progress.members), ())
-        for rank in known.intersection(expected) - members.keys():
-            members[rank] = CollectiveProgress(group, "", 0, 0)
-    names = {*recorded, *printed} - {_UNNAMED}
-    if _UNNAMED in printed and len(names) <= 1:  # it is the only group
-        name = next(iter(names), _DEFAULT_GROUP)
-        printed[name] = {**printed.pop(_UNNAMED), **printed.get(name, {})}
-    return dict(recorded), dict(printed)
-
-
-def without_messages(progress: CollectiveProgress) -> CollectiveProgress:
-    """Return a group's progress by its collectives alone: gloo counts sends and receives with them.
-
-    Each rank of a pipeline sends and receives another number of messages.
-    """
-    called = max((work.sequence for work in progress.last if not work.is_p2p), default=progress.enqueued)
-    if called >= progress.enqueued or progress.completed is None:
-        return progress
-    return replace(progress, enqueued=called, completed=called - progress.is_outstanding)
-
-
-def _name_of(guid: str, description: str) -> str:
-    """Return a group's name as `CollectiveProgress.group` has it."""
-    if description == _DEFAULT_GROUP or (not description and guid == "0"):
-        return _DEFAULT_GROUP
-    return f"{description} ({guid})" if description else guid

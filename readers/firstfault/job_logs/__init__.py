@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.book import Attempt, Book
 from firstfault.job_logs.documents import ENGINE, Documents
+from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.lines import is_text, lines_of, open_log, stream_of
 from firstfault.job_logs.owners import RANK_WORD, Owner
 from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
-from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
+from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, Subject, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import DEFAULT_STRATEGY, run_strategy
 
@@ -34,7 +36,8 @@ def snapshot_of(source: Path | IO[bytes]) -> Snapshot | None:
     """Return what the logs of a job tell.
 
     Args:
-        source: a log, a folder of logs in any depth, torchrun's log folder, or a stream of one log.
+        source: a log, a folder of logs in any depth, torchrun's log folder, a dump of a flight recorder or the begin of
+            the names of several, or a stream of one log.
 
     Returns:
         What a reader takes; None if there is no log. If nothing in a training's log tells of a failure, its only node
@@ -43,11 +46,30 @@ def snapshot_of(source: Path | IO[bytes]) -> Snapshot | None:
     Raises:
         BadDocumentError: the file is no text, or it is compressed in a way that cannot be read here.
     """
-    if isinstance(source, Path) and source.is_dir():
-        return snapshot_of_torchrun(source) or _of_files(_logs_in(source), source)
     if not isinstance(source, Path):
         return _of_book(_book_of_stream(source))
-    return _of_files([source], source.parent) if source.is_file() else None
+    dumps = [source] if is_dump(source) else [] if source.is_file() else dumps_at(source)
+    if source.is_dir():
+        found = snapshot_of_torchrun(source) or _of_files(_logs_in(source, dumps), source)
+    else:
+        found = _of_files([source], source.parent) if source.is_file() and not dumps else None
+    return with_dumps(found, dumps) if dumps else found
+
+
+def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot:
+    """Return a snapshot with what the flight recorders of its ranks tell."""
+    documents, unreadable = documents_of(paths)
+    recorded = {document.rank: document for document in documents}
+    known = [
+        replace(item, collectives=found.collectives, documents=(*item.documents, *found.documents))
+        if item.subject is Subject.WORKER and (found := recorded.pop(item.rank, None)) is not None
+        else item
+        for item in (snapshot.documents if snapshot is not None else ())
+    ]
+    found = snapshot or Snapshot()
+    return replace(
+        found, documents=(*known, *recorded.values()), unreadable=(*found.unreadable, *unreadable), roster=()
+    )
 
 
 def _book_of_stream(stream: IO[bytes]) -> Book:
@@ -58,10 +80,11 @@ def _book_of_stream(stream: IO[bytes]) -> Book:
     return book
 
 
-def _logs_in(folder: Path) -> list[Path]:
+def _logs_in(folder: Path, dumps: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
+    others = set(dumps)
     for path in folder.rglob("*"):
-        is_near = len(path.relative_to(folder).parts) <= _DEPTH
+        is_near = len(path.relative_to(folder).parts) <= _DEPTH and path not in others
         if is_near and not path.name.startswith(".") and _LOG.search(path.name) and path.is_file():
             found.append(path)
         if len(found) >= _MOST_FILES:
@@ -125,9 +148,8 @@ def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartReco
             verdict = run_strategy(DEFAULT_STRATEGY, assemble(Snapshot(tuple(documents))))
             rank = verdict.ranks[0] if len(verdict.ranks) == 1 else None
             why = "its launcher started it again"
-            yield RestartRecord(
-                RestartKind.ROUND, number, verdict.headline, restart=True, reason=why, rank=rank, node=verdict.node or ""
-            )
+            node, kind = verdict.node or "", RestartKind.ROUND
+            yield RestartRecord(kind, number, verdict.headline, restart=True, reason=why, rank=rank, node=node)
 
 
 def _is_training(attempt: Attempt) -> bool:

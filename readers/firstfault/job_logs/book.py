@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.job_logs.boxes import Boxes
 from firstfault.job_logs.launchers import About, Told, told_by
 from firstfault.job_logs.lines import read_ahead
-from firstfault.job_logs.owners import Owner, Prefixes, Said, learned
+from firstfault.job_logs.owners import Owner, Said, learned
 
 if TYPE_CHECKING:
     from firstfault.job_logs.lines import NumberedLine
@@ -41,12 +41,12 @@ _OF_TORCHRUN = re.compile(
 _OF_AGENT = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 """Begins a line of torch's log in Python."""
 _WORLD = re.compile(
-    r"\bworld(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b|MEMBER: \d+/(?P<member>\d{1,6})"
-    r"|Starting with (?P<starting>\d{1,6}) processes"
+    r"\bworld(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
+    r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
 )
 _INLINE = re.compile(
-    r"^(?:\[[EWIF][^\]\n]{1,120}\] )?\[(?:PG [^\]\n]{0,80}\(default_pg\) )?Rank (?P<rank>\d{1,6})\]|\bRankID:(?P<rank_id>\d{1,6})\b"
-    r"|\[rank=(?P<rank_is>\d{1,6}), world=\d|GLOBAL_RANK: (?P<global>\d{1,6}), MEMBER"
+    r"^(?:\[[EWIF][^\]\n]{1,120}\] )?\[(?:PG [^\]\n]{0,80}\(default_pg\) )?Rank (?P<rank>\d{1,6})\]"
+    r"|\bRankID:(?P<rank_id>\d{1,6})\b|\[rank=(?P<rank_is>\d{1,6}), world=\d|GLOBAL_RANK: (?P<global>\d{1,6}), MEMBER"
 )
 _PIDS = re.compile(r"\(PID: ?(?P<pid>\d{1,10}),|^\S{0,12} ?\[PID: ?(?P<pid2>\d{1,10})\]")
 _OF_NCCL = re.compile(r"^(?P<host>[\w.-]{1,120}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S+ \S+ )?NCCL ")
@@ -194,7 +194,8 @@ class Book:
             is_told = True
             attempt.told.append((file, node, told))
             boundaries.restarted |= told.about is About.RESTARTED
-            boundaries.ended |= told.about is About.TERMINATED or (told.about is About.ENDED and told.local_rank is None)
+            is_end = told.about is About.ENDED and told.local_rank is None
+            boundaries.ended |= is_end or told.about is About.TERMINATED
         if "orld" in text or "nranks" in text or "MEMBER" in text or "Starting with" in text:
             for found in _WORLD.finditer(text):
                 attempt.world_size = max(attempt.world_size, int(next(filter(None, found.groups()))))
@@ -210,7 +211,8 @@ class Book:
 
 def _with_inline(owner: Owner, text: str) -> Owner:
     """Return an owner with the rank and the process that a line of native code names as its own."""
-    if owner.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text) and (found := _INLINE.search(text)):
+    names_a_rank = owner.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text)
+    if names_a_rank and (found := _INLINE.search(text)):
         owner = owner._replace(rank=int(next(filter(None, found.groups()))))
     if owner.pid is None and "PID" in text and (found := _PIDS.search(text)):
         owner = owner._replace(pid=int(found["pid"] or found["pid2"]))

@@ -60,7 +60,8 @@ class Boxes:
             return True
         if _RULE.match(line):
             # the last rule stands after the root cause
-            is_end = self._is_first and bool(self.entries) and self.entries[-1].is_first and self.entries[-1].rank is not None
+            last = self.entries[-1] if self.entries else Entry(0)
+            is_end = self._is_first and last.is_first and last.rank is not None
             self._is_within, self.ended, self._in_traceback = not is_end, self.ended or is_end, False
             return True
         found = _FIELD.match(line)

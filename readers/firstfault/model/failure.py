@@ -168,6 +168,9 @@ DIED_SILENTLY = "it died"
 TIME_LIMIT = "USER:TimeLimit"
 """The code of an agent whose pod was terminated because the attempt had reached its time limit."""
 
+RECORDED_ONLY = "SYSTEM:FlightRecorder"
+"""The code of a process of which only the dump of torch's flight recorder is known."""
+
 CTRL_C = "USER:CtrlC"
 """The code of a process that SIGINT ended in the foreground of a terminal; elsewhere another process sent it."""
 DIED = "USER:Died"

@@ -25,7 +25,7 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import place_of_crash, stacks_of, where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_printed
 from firstfault.model import Reason, Scope, Suspect, Verdict
-from firstfault.model.failure import FROM_OUTSIDE
+from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
 from firstfault.strategies import HEADLINE, headline_of, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
@@ -231,7 +231,8 @@ def on_candidates(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verd
         return None
     if len(found) == 1:
         return on_candidate(diagnosis, found[0])
-    if len({item.why for item in found}) == 1 and all(item.failure for item in found):
+    is_one = len({item.why for item in found}) == 1 or all(item.is_shared for item in found)
+    if is_one and all(item.failure for item in found):
         return _on_all(diagnosis, found)
     return not_known(diagnosis, found)
 
@@ -261,7 +262,7 @@ def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
         headline=one_line(sentence, HEADLINE),
         message="\n".join([sentence, *(stacks_of(found.failure) if found.failure is not None else ())]),
         # a node that has not reported may still do so
-        confidence="medium" if job.settled or found.failure is not None else "low",
+        confidence="medium" if found.is_sure and (job.settled or found.failure is not None) else "low",
         why=tuple(reason.text for reason in why),
         sources=sources_of(why),
         root=found.failure,
@@ -274,8 +275,11 @@ def _on_all(diagnosis: Diagnosis, found: Sequence[Candidate]) -> Verdict:
     verdict = on_candidate(diagnosis, found[0])
     failures = [item.failure for item in found if item.failure is not None]
     ranks = tuple(failure.rank for failure in failures if failure.rank is not None)
+    are_dumps = all(failure.code == RECORDED_ONLY for failure in failures)  # of all ranks
     nodes = {item.node for item in found}
     why = re.sub(r"\bit (?=[a-z])", "each ", found[0].why)
+    if any(item.why != found[0].why for item in found):
+        why = "; ".join(re.sub(r"^it\b", f"rank {item.rank}", item.why) for item in found)
     sentence = f"{_HEADLINES[found[0].category][0]}, ranks {listed(ranks)}: {why}"
     return replace(
         verdict,
@@ -284,7 +288,7 @@ def _on_all(diagnosis: Diagnosis, found: Sequence[Candidate]) -> Verdict:
         node=nodes.pop() if len(nodes) == 1 else None,
         headline=one_line(sentence, HEADLINE),
         message="\n".join([sentence, *stacks_of(failures[0])]),
-        confidence="low",
+        confidence="medium" if all(item.is_sure for item in found) and are_dumps else "low",
         why=(sentence, *verdict.why[1:]),
         victims=victims_of(diagnosis.job, failures[0], failures),
     )
