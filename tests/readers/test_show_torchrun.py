@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.testing import make_error
 from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
+from firstfault.testing import make_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

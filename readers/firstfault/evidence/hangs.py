@@ -177,6 +177,21 @@ def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
     return _candidates(diagnosis, odd.items(), "user_code") if len(odd) == 1 else []
 
 
+def called_differently(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the few ranks of a group that all waited in different collectives: which of them is wrong is not known."""
+    waited = {judged.failure.rank for judged in diagnosis.waits}
+    for progress in progress_by_group(_sorted(diagnosis)):
+        for group, members in sorted(progress.items()):
+            is_split = len(members) <= _MANY + 1 and members.keys() <= waited and _first_odd_ones(members) == []
+            calls = {rank: one.last[-1] for rank, one in sorted(members.items()) if one.last} if is_split else {}
+            if len(calls) > 1:
+                told = ", ".join(f"rank {rank} {call.operation} with {call.sizes}" for rank, call in calls.items())
+                number = next(iter(calls.values())).sequence
+                why = f"it called a different collective as number {number} of {group}: {told}"
+                return _candidates(diagnosis, [(rank, why) for rank in calls], "user_code")
+    return []
+
+
 def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks that had not called a collective which most others had outstanding when they failed alike.
 

@@ -21,7 +21,7 @@ from firstfault.job_logs.owners import RANK_WORD, Owner
 from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, Subject, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.strategies import DEFAULT_STRATEGY, run_strategy
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 
 _HEAD = 64 * 1024
 _LOG = re.compile(
@@ -60,16 +60,15 @@ def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot:
     """Return a snapshot with what the flight recorders of its ranks tell."""
     documents, unreadable = documents_of(paths)
     recorded = {document.rank: document for document in documents}
-    known = [
-        replace(item, collectives=found.collectives, documents=(*item.documents, *found.documents))
-        if item.subject is Subject.WORKER and (found := recorded.pop(item.rank, None)) is not None
-        else item
-        for item in (snapshot.documents if snapshot is not None else ())
-    ]
     found = snapshot or Snapshot()
-    return replace(
-        found, documents=(*known, *recorded.values()), unreadable=(*found.unreadable, *unreadable), roster=()
-    )
+    known = []
+    for item in found.documents:
+        dumped = recorded.pop(item.rank, None) if item.subject is Subject.WORKER else None
+        if dumped is not None:
+            item = replace(item, collectives=dumped.collectives, documents=(*item.documents, *dumped.documents))  # noqa: PLW2901
+        known.append(item)
+    unreadable = [*found.unreadable, *unreadable]
+    return replace(found, documents=(*known, *recorded.values()), unreadable=tuple(unreadable), roster=())
 
 
 def _book_of_stream(stream: IO[bytes]) -> Book:
@@ -145,7 +144,7 @@ def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartReco
     """Yield a record for each attempt but the last."""
     for number, documents in enumerate(attempts[:-1]):
         if documents:
-            verdict = run_strategy(DEFAULT_STRATEGY, assemble(Snapshot(tuple(documents))))
+            verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(documents))))
             rank = verdict.ranks[0] if len(verdict.ranks) == 1 else None
             why = "its launcher started it again"
             node, kind = verdict.node or "", RestartKind.ROUND

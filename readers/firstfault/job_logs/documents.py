@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stderr import last_printed, native_lines, text_of_death
-from firstfault.exceptions.tracebacks import format_exception, short_name
-from firstfault.job_logs.book import Attempt, Excerpt, Stream
-from firstfault.job_logs.launchers import About, Told
-from firstfault.job_logs.owners import Said
+from firstfault.exceptions.tracebacks import format_exception, is_library, short_name
+from firstfault.job_logs.launchers import About, told_by
 from firstfault.job_logs.processes import (
     ABORTS,
     HANDLED,
@@ -30,7 +29,6 @@ from firstfault.job_logs.processes import (
 from firstfault.model import (
     TIME_LIMIT,
     DocumentRef,
-    ExceptionInfo,
     Kind,
     Origin,
     Place,
@@ -42,6 +40,11 @@ from firstfault.model import (
 )
 from firstfault.model.failure import CTRL_C, DIED, fatal_error
 from firstfault.text import clean, clean_end
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.book import Attempt, Excerpt, Stream
+    from firstfault.job_logs.owners import Said
+    from firstfault.model import ExceptionInfo
 
 ENGINE = "log"
 """`Place.engine` of what a log tells."""
@@ -87,7 +90,7 @@ class Documents:
         self.attempt, self.round = attempt, round_
         self.processes = Processes(attempt)
         self.mixed: list[_Raised] = []
-        self._agents: list[tuple[Told | None, WorkerError]] = []
+        self._agents: list[WorkerError] = []
 
     def all(self) -> list[WorkerError]:
         """Return one for each process, node and launcher that failed or was ended; none if nothing failed."""
@@ -98,19 +101,17 @@ class Documents:
         self.mixed = [found for found in raised if found.is_mixed]
         self._assign([found for found in raised if not self._is_of_launcher(found)])
         self._give_logs()
-        agents = [*self._terminated(), *self._lost(), *(agent for _, agent in self._agents)]
+        agents = [*self._terminated(), *self._lost(), *self._agents]
         self._out_of_memory()
         failed = [process for process in processes.all if self._has_failed(process)]
         if not failed and not agents:
             return []
         self._stop_the_rest(failed)
         world = max([self.attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
-        nodes = {process.node for process in processes.all if process.node} | {agent.worker for agent in agents if agent.worker}
+        nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
         documents = [self._document(process) for process in processes.all if self._is_told(process)] + agents
-        size = len(nodes) or 1
-        return [
-            replace(item, place=replace(item.place, world_size=world, group_world_size=size)) for item in documents
-        ]
+        size = len(nodes - {""}) or 1
+        return [replace(item, place=replace(item.place, world_size=world, group_world_size=size)) for item in documents]
 
     # --- what processes printed ---------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Documents:
             if found is not None:
                 process.raised, process.raised_text = found, format_exception(found)
                 process.time_ns = process.time_ns or at.time_ns
-                process.lines |= {(process.streams[0].file, at.number), (process.streams[0].file, by_torch[-1].number)}
+                process.lines |= {(process.streams[0].file, said.number) for said in (at, by_torch[-1])}
         if not process.has_ended and process.raised is None:
             signal = fatal_error(process.text)[1] or ("SIGABRT" if ABORTS.search(process.text) else "")
             if signal:
@@ -154,15 +155,12 @@ class Documents:
         own = [frame for frame in exception.frames if LAUNCHER.search(frame.file)]
         if short_name(exception) in SUMMARIES or (own and short_name(exception) == "SignalException"):
             return True
-        if own and own[-1] in exception.frames[-8:] and all(
-            "/torch/" in frame.file or LAUNCHER.search(frame.file) or "-packages/" in frame.file
-            for frame in exception.frames[1:]
-        ):
-            node = found.stream.owner.node
-            agent = self._agent(node, found.stream.file, found.lines, category="platform", code=f"SYSTEM:{short_name(exception)}")
-            self._agents.append((None, replace(agent, exception=exception, message=clean(found.text, _MAX_TEXT))))
-            return True
-        return False
+        if not own or not all(LAUNCHER.search(frame.file) or is_library(frame.file) for frame in exception.frames[1:]):
+            return False
+        where, code = found.stream, f"SYSTEM:{short_name(exception)}"
+        agent = self._agent(where.owner.node, where.file, found.lines, category="platform", code=code)
+        self._agents.append(replace(agent, exception=exception, message=clean(found.text, _MAX_TEXT)))
+        return True
 
     def _assign(self, raised: Sequence[_Raised]) -> None:
         """Give tracebacks that nobody's name stands before to the processes that failed, if it is clear to which."""
@@ -184,8 +182,8 @@ class Documents:
         ]
         kinds = {found.kind: found for found in own}
         if failing and (len(kinds) == 1 or len(failing) == 1):
-            for process, found in zip(failing, itertools.chain([own[-1]], itertools.repeat(own[-1])), strict=False):
-                self._give(process, found)
+            for process in failing:
+                self._give(process, own[-1])
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             own = own[-1:]  # one process: the last one ended it
@@ -285,7 +283,8 @@ class Documents:
             is_lost = "node failure" in item.reason
             is_interrupted = item.signal == "SIGINT" or "SIGINT" in item.text or "sigint" in item.reason
             category = "node_lost" if is_lost else "interrupted" if is_interrupted else "preemption"
-            code = TIME_LIMIT if "limit" in item.reason else CTRL_C if "^C" in item.text else f"SYSTEM:{item.signal or 'Terminated'}"
+            code = CTRL_C if "^C" in item.text else f"SYSTEM:{item.signal or 'Terminated'}"
+            code = TIME_LIMIT if "limit" in item.reason else code
             yield replace(
                 self._agent(name, file, (item.number, item.number), category=category, code=code),
                 message=clean(item.text, _MAX_TEXT),
@@ -296,7 +295,8 @@ class Documents:
     def _lost(self) -> Iterator[WorkerError]:
         for file, _, item in self.attempt.told:
             if item.about is About.LOST:
-                agent = self._agent(item.node or item.ip, file, (item.number, item.number), category="node_lost", code="SYSTEM:NodeLost")
+                where, code = (item.number, item.number), "SYSTEM:NodeLost"
+                agent = self._agent(item.node or item.ip, file, where, category="node_lost", code=code)
                 yield replace(agent, message=clean(item.text, _MAX_TEXT))
 
     def _agent(self, node: str, file: str, lines: tuple[int, int], *, category: str, code: str) -> WorkerError:
@@ -317,7 +317,8 @@ class Documents:
 
     def _document(self, process: Process) -> WorkerError:
         raised, message = process.raised, self._message_of(process)
-        what = raised.type.rpartition(".")[2] if raised is not None else process.signal or ("Printed" if message else "Exit")
+        what = process.signal or ("Printed" if message else "Exit")
+        what = short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
         stopped = process.stopped and raised is None
         return WorkerError(
@@ -361,7 +362,9 @@ def _references(lines: Iterable[tuple[str, int]]) -> Iterator[DocumentRef]:
 def _uncaught(text: str) -> ExceptionInfo | None:
     """Return the exception of the traceback that torch printed last, with those that it was raised from."""
     printed = last_printed(text)
-    return printed.exception if printed is not None else exception_in(text[text.rindex("Traceback (most") :], whole=True)
+    return (
+        printed.exception if printed is not None else exception_in(text[text.rindex("Traceback (most") :], whole=True)
+    )
 
 
 def _raised_in(stream: Stream) -> Iterator[_Raised]:
@@ -395,13 +398,7 @@ def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
 
 
 def _is_of_launcher(said: Said) -> bool:
-    return LAUNCHER.search(said.text) is not None or any(_is_statement(said.text))
-
-
-def _is_statement(text: str) -> Iterator[bool]:
-    from firstfault.job_logs.launchers import told_by
-
-    yield from (True for _ in told_by(0, text))
+    return LAUNCHER.search(said.text) is not None or any(True for _ in told_by(0, said.text))
 
 
 def _alone(stream: Stream, text: str) -> Process | None:

@@ -69,7 +69,9 @@ _WORDS = {
     "trace/breakpoint trap": "SIGTRAP",
 }
 """Signals as `strsignal` calls them."""
-_DIES = r"Aborted|Bus error|Floating point exception|Illegal instruction|Killed|Segmentation fault|Trace/breakpoint trap"
+_DIES = (
+    r"Aborted|Bus error|Floating point exception|Illegal instruction|Killed|Segmentation fault|Trace/breakpoint trap"
+)
 
 
 def _made(about: About, pattern: str, reason: str = "") -> Statement:
@@ -81,13 +83,26 @@ STATEMENTS = (
     _made(About.ENDED, r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"),
     _made(About.STOPPED, r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)"),
     _made(About.STOPPED, r"Unable to shutdown process (?P<pid>\d+) via (?:Signals\.)?(?P<signal>SIG\w+|\d+)"),
-    _made(About.RESTARTED, r"will restart worker group|\bRestarting worker group\b|Worker group FAILED\. [1-9]\d*/\d+ attempts left"),
+    _made(
+        About.RESTARTED,
+        r"will restart worker group|\bRestarting worker group\b"
+        r"|Worker group FAILED\. [1-9]\d*/\d+ attempts left",
+    ),
     _made(About.TERMINATED, r"Received (?:Signals\.)?(?P<signal>SIG\w+|\d+) death signal", "signal"),
     _made(About.TERMINATED, r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "signal"),
     # Slurm
-    _made(About.TERMINATED, r"\*\*\* (?P<what>JOB|STEP) \S+ ON (?P<node>\S+) CANCELLED AT \S+ DUE TO (?P<due>[A-Z ]+?)(?: \*|$|,)", "due"),
+    _made(
+        About.TERMINATED,
+        r"\*\*\* (?P<what>JOB|STEP) \S+ ON (?P<node>\S+) CANCELLED AT \S+ DUE TO (?P<due>[A-Z ]+?)(?: \*|$"
+        r"|,)",
+        "due",
+    ),
     _made(About.TERMINATED, r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT", "cancelled"),
-    _made(About.REST_STOPPED, r"\*\*\* STEP \S+ ON \S+ CANCELLED AT|srun: Terminating |srun: Force Terminated|srun: Job step aborted"),
+    _made(
+        About.REST_STOPPED,
+        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT|srun: Terminating |srun: Force Terminated"
+        r"|srun: Job step aborted",
+    ),
     _made(About.TERMINATED, r"srun: interrupt \(one more within|srun: sending Ctrl-C|^\^C$", "signal SIGINT"),
     _made(About.LOST, r"srun: error: Node failure on (?P<nodes>\S+)"),
     _made(About.ENDED, r"(?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<oom>Out Of Memory)"),
@@ -96,20 +111,34 @@ STATEMENTS = (
     _made(About.ENDED, rf"(?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<signal>{_DIES})"),
     _made(About.OOM, r"slurmstepd(?:-(?P<node>\S+))?: error: Detected [1-9]\d* oom[_-]kill events? in"),
     # mpirun, prterun, Hydra
-    _made(About.ENDED, r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>\S+) exited on signal (?P<signal>\d+)"),
+    _made(
+        About.ENDED,
+        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>\S+) exited on signal"
+        r" (?P<signal>\d+)",
+    ),
     _made(About.ENDED, r"Process name: \[[^\]\s]*?,(?:\d+\],)?(?P<rank>\d+)\]\s*Exit code:\s+(?P<code>-?\d+)"),
     _made(About.ENDED, r"RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<node>\S+)"),
-    _made(About.REST_STOPPED, r"thus causing the job to be terminated|job to be terminated\. The first process|terminated normally, but \d+ process|^MPI_ABORT was invoked"),
+    _made(
+        About.REST_STOPPED,
+        r"thus causing the job to be terminated|job to be terminated\. The first process"
+        r"|terminated normally, but \d+ process|^MPI_ABORT was invoked",
+    ),
     # DeepSpeed, Lightning, torch.multiprocessing, accelerate, Horovod
     _made(About.ENDED, r"sigkill_handler\].*exits with return code = (?P<code>-?\d+)"),
     _made(About.REST_STOPPED, r"sigkill_handler\] Killing subprocess (?P<pid>\d+)"),
     _made(About.DONE, r"\[launch\.py:\d+:main\] Process \d+ exits successfully"),
-    _made(About.ENDED, r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"),
+    _made(
+        About.ENDED,
+        r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
+    ),
     _made(About.ENDED, r"ProcessExitedException: process (?P<rank>\d+) terminated with signal (?P<signal>SIG\w+)"),
     _made(About.ENDED, r"ProcessExitedException: process (?P<rank>\d+) terminated with exit code (?P<code>\d+)"),
     _made(About.ENDED, r"Process (?P<rank>\d+) exit with status code (?P<code>[1-9]\d*)\."),
     # Ray
-    _made(About.ENDED, r"worker died or was killed[^\n]*?Worker IP address: (?P<ip>[\w.:]+)[^\n]*?Worker PID: (?P<pid>\d+)"),
+    _made(
+        About.ENDED,
+        r"worker died or was killed[^\n]*?Worker IP address: (?P<ip>[\w.:]+)[^\n]*?Worker PID: (?P<pid>\d+)",
+    ),
     _made(About.OOM, r"Memory on the node \(IP: (?P<ip>[\w.:]+),[^\n]*?where the task \([^\n]*?pid=(?P<pid>\d+)"),
     _made(About.LOST, r"[Nn]ode with node id:? \w+ and address:? (?P<ip>[\w.:]+)[^\n]*has been marked dead"),
     # the kernel and the shell
@@ -118,14 +147,24 @@ STATEMENTS = (
     _made(About.ENDED, rf"line \d+:\s+(?P<pid>\d+) (?P<signal>{_DIES})\b"),
     # Kubernetes
     _made(About.OOM, r"[Rr]eason:? ?\"?OOMKilled"),
-    _made(About.TERMINATED, r"\bThe node was low on resource: \S+|[Rr]eason:? ?\"?Evicted\b|\bDeletionByTaintManager\b", "evicted"),
-    _made(About.TERMINATED, r"[Pp]od \S+ (?:was|has been) (?:preempted|evicted)|[Rr]eason:? ?\"?Preempt(?:ed|ing)\b", "preempted"),
+    _made(
+        About.TERMINATED,
+        r"\bThe node was low on resource: \S+|[Rr]eason:? ?\"?Evicted\b|\bDeletionByTaintManager\b",
+        "evicted",
+    ),
+    _made(
+        About.TERMINATED,
+        r"[Pp]od \S+ (?:was|has been) (?:preempted|evicted)|[Rr]eason:? ?\"?Preempt(?:ed|ing)\b",
+        "preempted",
+    ),
 )
 _HINT = re.compile(
-    r"exitcode|closing signal|Unable to shutdown|estart(?:ing)? worker group|attempts left|death signal|got signal|CANCELLED|srun: "
-    r"|: tasks? [\d\[]|slurmstepd|exited on signal|Process name:|RANK \d|job to be terminated|terminated normally|MPI_ABORT"
-    r"|sigkill_handler|exits successfully|Child process with PID|ProcessExited|status code|worker died or|Memory on the node"
-    r"|marked dead|ut of memory:|oom-kill|line \d+: |OOMKilled|low on resource|Evicted|TaintManager|[Pp]reempt|evicted|\^C"
+    r"exitcode|closing signal|Unable to shutdown|estart(?:ing)? worker group|attempts left|death signal"
+    r"|got signal|CANCELLED|srun: |: tasks? [\d\[]|slurmstepd|exited on signal|Process name:|RANK \d"
+    r"|job to be terminated|terminated normally|MPI_ABORT|sigkill_handler|exits successfully"
+    r"|Child process with PID|ProcessExited|status code|worker died or|Memory on the node|marked dead"
+    r"|ut of memory:|oom-kill|line \d+: |OOMKilled|low on resource|Evicted|TaintManager|[Pp]reempt"
+    r"|evicted|\^C"
 )
 """Found in each line that a statement fits."""
 _SHELL_SIGNAL = 128

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import io
 import lzma
 import re
@@ -54,7 +55,7 @@ def open_log(path: Path) -> IO[bytes]:
         begin = stream.read(8)
     if begin.startswith(_ZSTANDARD):
         try:
-            import zstandard  # noqa: PLC0415 - an optional package
+            zstandard = importlib.import_module("zstandard")  # an optional package
         except ImportError as error:
             how = f"pip install zstandard, or give what this prints: zstd -dc {path}"
             raise BadDocumentError(f"{path} is compressed with Zstandard; {how}") from error

@@ -31,7 +31,8 @@ _KNOWN = re.compile(
     |\[1,(?:mpirank:)?(?P<mpi2>\d{1,6})(?:,(?P<host2>[^\]\s]{1,80}))?\]:?\ ?
     |\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,4})\]:\ ?
     |\[pod/(?P<pod>[^/\]\s]{1,250})/[^\]\s]{1,250}\]\ ?
-    |\((?P<actor>[A-Za-z_][^=\n]{0,80}?)\ pid=(?P<pid>\d{1,10})(?:,\ ip=(?P<ip>[\w.:]+))?\)(?:\x20\[repeated[^\]]{0,80}\])?\ ?
+    |\((?P<actor>[A-Za-z_][^=\n]{0,80}?)\ pid=(?P<pid>\d{1,10})(?:,\ ip=(?P<ip>[\w.:]+))?\)
+        (?:\x20\[repeated[^\]]{0,80}\])?\ ?
     |\((?P<daemon>raylet|autoscaler|gcs_server)(?:,\ ip=(?P<ip2>[\w.:]+))?\)\ ?
     |(?P<service>[A-Za-z][\w.-]{0,80}-\d{1,5})\s+\|\ ?
     """,
@@ -162,14 +163,14 @@ def learned(lines: Sequence[str]) -> Prefixes:
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)
     if not of_frames and texts:
-        stamped = sum(map(_is_stamped, texts)) > 0.9 * len(texts)  # noqa: PLR2004 - nearly all
-    found = Prefixes(stamped=stamped, year=year)
-    bare = [said.text for line in texts for said in found.said(0, line, Owner())]
-    rests = [said.text for before in of_frames for said in found.said(0, before, Owner())]
+        stamped = sum(map(_is_stamped, texts)) > 0.9 * len(texts)  # nearly all
+    known = Prefixes(stamped=stamped, year=year)
+    bare = [said.text for line in texts for said in known.said(0, line, Owner())]
+    rests = [said.text for before in of_frames for said in known.said(0, before, Owner())]
     for label in _LABELS:
         if _fits(label, bare, [rest for rest in rests if rest.strip()]):
-            return replace(found, label=label, is_number=label in _LABELS[:2])
-    return replace(found, label=_skeleton([rest for rest in rests if rest.strip()]))
+            return replace(known, label=label, is_number=label in _LABELS[:2])
+    return replace(known, label=_skeleton([rest for rest in rests if rest.strip()]))
 
 
 def _is_stamped(text: str) -> bool:
@@ -182,7 +183,8 @@ def _fits(label: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]
     labels = Counter(match["label"] for match in matches if not _NO_LABEL.search(match["label"]))
     count, enough = labels.total(), max(_LEAST_LINES, _MOST * sum(bool(line.strip()) for line in lines))
     if of_frames:
-        before = [match for text in of_frames if (match := label.match(f"{text} ")) and _is_prefix(f"{text} "[match.end() :])]
+        found = [(text, match) for text in of_frames if (match := label.match(f"{text} "))]
+        before = [match for text, match in found if _is_prefix(text[match.end() :])]
         return len(before) * 2 > len(of_frames) and not any(_NO_LABEL.search(match["label"]) for match in before)
     return count >= enough and len(labels) * 2 <= count
 

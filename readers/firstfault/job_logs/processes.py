@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,18 +11,19 @@ from firstfault.exceptions.tracebacks import exceptions_in
 from firstfault.job_logs.book import Attempt, Stream, streams_in_order
 from firstfault.job_logs.launchers import About, Told
 from firstfault.job_logs.owners import stamp_ns
-from firstfault.model import ExceptionInfo
 from firstfault.text import clean
 
 if TYPE_CHECKING:
     from firstfault.job_logs.boxes import Entry
+    from firstfault.model import ExceptionInfo
 
 _MAX_TEXT = 64 * 1024
 LATER = 10
 """Lines of the same process after a traceback that show that it lived on."""
 LAUNCHER = re.compile(
     r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
-    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py|ray/train/.*(?:controller|trainer)"
+    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
+    r"|ray/train/.*(?:controller|trainer)"
 )
 """Files of launchers, in the outermost frames of what they raise themselves."""
 SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
@@ -31,6 +31,8 @@ ABORTS = re.compile(r"terminate called after throwing|taking the entire process 
 HANDLED = re.compile(r"\b(?:re-?try|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SILENT = "the log does not tell how it ended; its launcher probably ended it"
+_WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
+"""The frames of torch's `record` do not belong to the failure."""
 PROCESS_OF_SPAWN = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 
 
@@ -69,6 +71,10 @@ class Process:
         """Whether the log tells how it ended."""
         return self.exit_code is not None or bool(self.signal)
 
+    def may_be_on(self, node: str) -> bool:
+        """Whether it may have run on a node of this name; an empty name is any node's."""
+        return not node or not self.node or node in {self.node, self.host, self.ip}
+
 
 class Processes:
     """Finds out which streams, statements and boxes are about the same process."""
@@ -97,9 +103,9 @@ class Processes:
         if rank is not None:
             found = self._by_rank.get(rank)
         if found is None and pid is not None:
-            found = self._only(lambda item: item.pid == pid and (not node or node in {item.node, item.host, item.ip, ""}))
+            found = self._only(lambda item: item.pid == pid and item.may_be_on(node))
         if found is None and local_rank is not None:
-            found = self._only(lambda item: item.local_rank == local_rank and (not node or not item.node or item.node == node))
+            found = self._only(lambda item: item.local_rank == local_rank and item.may_be_on(node))
         if found is not None and rank is not None and found.rank not in {None, rank}:
             found = None
         if found is None:
@@ -112,17 +118,19 @@ class Processes:
         found.node = found.node or node
         return found
 
-    def _only(self, fits: object) -> Process | None:
-        matching = [item for item in self.all if fits(item)]  # type: ignore[operator]
+    def _only(self, fits: Callable[[Process], bool]) -> Process | None:
+        matching = [item for item in self.all if fits(item)]
         return matching[0] if len(matching) == 1 else None
 
     def node_of(self, node: str) -> str:
+        """Return the name of a node, also for one that is known by the number of its task."""
         if node.startswith("task "):
             return self.task_nodes.get(int(node[5:]), node)
         return node
 
     def _take_entry(self, entry: Entry, file: str, node: str) -> None:
-        found = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=self.node_of(node) or entry.host)
+        where = self.node_of(node) or entry.host
+        found = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
         found.host = found.host or entry.host
         found.exit_code, found.signal = entry.exit_code, entry.signal
         found.time_ns = found.time_ns or stamp_ns(entry.time.replace("_", "T"))
@@ -149,10 +157,8 @@ class Processes:
         if told.about not in {About.ENDED, About.STOPPED, About.OOM}:
             return
         node = self.node_of(told.node or told.ip or node)
-        if told.tasks:
-            ranks = told.tasks if self.tasks_are_ranks else ()
-        else:
-            ranks = told.ranks
+        of_tasks = told.tasks if self.tasks_are_ranks else ()
+        ranks = of_tasks if told.tasks else told.ranks
         found = [self.find(rank=rank, pid=told.pid, node=node) for rank in ranks]
         if not ranks and not told.tasks and (told.pid is not None or told.local_rank is not None):
             found = [self.find(pid=told.pid, local_rank=told.local_rank, node=node)]
@@ -173,7 +179,8 @@ class Processes:
                 process.said = told.text
 
     def _rest_stopped_before(self, told: Told) -> bool:
-        return any(other.about is About.REST_STOPPED and other.number < told.number for _, _, other in self.attempt.told)
+        earlier = (other.about for _, _, other in self.attempt.told if other.number < told.number)
+        return About.REST_STOPPED in earlier
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
@@ -182,7 +189,6 @@ def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
     if not found:
         return None
     first, *causes = (
-        replace(link, frames=tuple(frame for frame in link.frames if "elastic/multiprocessing/errors/" not in frame.file))
-        for link in found
+        replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file)) for link in found
     )
     return replace(first, relation="", causes=tuple(causes))

@@ -27,6 +27,7 @@ from firstfault.evidence.diagnosis import (
 from firstfault.evidence.faults import came_after_a_long_wait, with_faults
 from firstfault.evidence.hangs import (
     all_in_one_collective,
+    called_differently,
     hung,
     left_behind,
     mismatched,
@@ -172,7 +173,7 @@ def _mismatch_of_two(diagnosis: Diagnosis) -> Verdict | None:
     found = sorted(_alike(diagnosis), key=by_time)
     others = [item for item in diagnosis.classified if found and item is not found[0]]
     if not others or found[0].signature != MISMATCH:
-        return None
+        return on_candidates(diagnosis, called_differently(diagnosis))
     text = "it may have passed the other size"
     suspects = [Suspect(text, item.failure.rank, item.failure.node) for item in others[:MAX_SUSPECTS]]
     return on_remaining(diagnosis, found, suspects)
@@ -236,7 +237,7 @@ RULES = (
     Rule("node-without-report", _by(nodes_without_report), "medium", "a node that joined and sent no report since"),
     Rule("lost-document", _lost_document, "medium", "a rank that failed, and whose document is missing"),
     # what remains
-    Rule("mismatch-of-two", _mismatch_of_two, "low", "the rank that received a message of the wrong size, or its peer"),
+    Rule("mismatch-of-two", _mismatch_of_two, "low", "two that called a collective differently"),
     Rule("waited-apart", _by(waited_apart), "low", "the rank that timed out in another operation than all others"),
     Rule("by-elimination", _by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
