@@ -104,6 +104,7 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
         *_frozen(alive),
         *_did_not_time_out(diagnosis.workers),
         *_reported(classified),
+        *_said_nothing(diagnosis.workers),
     ]
     if elsewhere:
         # a rank that waited itself is not the one that the others waited for, whatever its counters and threads; nor is
@@ -448,7 +449,9 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
         for judged in workers
         if judged.failure.rank is not None
         and judged.failure.rank not in waited
-        and (judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK)
+        and (
+            judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK or judged.failure.is_silent
+        )
     }
     if len(others) > _MANY or len(waited) < _SEVERAL * len(others):
         return []
@@ -457,6 +460,20 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
         (rank, f"{why.get(signature, 'it did not time out')} when {len(waited)} others waited in a collective")
         for rank, signature in sorted(others.items())
     ]
+
+
+def _said_nothing(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the rank of which a log has no word about a failure, if all others timed out or lost a peer.
+
+    Agents tell where a rank stood that they stopped: then that decides.
+    """
+    failures = [judged.failure for judged in workers]
+    if any(failure.stack_dumps or failure.collectives for failure in failures):
+        return []
+    quiet = [failure for failure in failures if failure.stopped_by_agent or failure.is_silent]
+    if len(quiet) != 1 or quiet[0].rank is None or prints_a_timeout(quiet[0]):
+        return []
+    return [(quiet[0].rank, f"its log has no word about a failure, and {len(failures) - 1} others timed out or failed")]
 
 
 def _reported(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,18 +27,25 @@ _EXCERPT = 200
 """Lines from a traceback on."""
 _EXCERPTS = 64
 """Tracebacks of one owner, of which the first are kept, and the last one."""
-_OPENING = 3
+_OPENING = 20
 """First lines of an attempt that tell where another one begins."""
 _BEGINS = re.compile(r"Traceback \(most recent call last\)|^.{0,80}(?:\bray::|ERROR: )?Traceback \(most recent")
-_LINK = re.compile(r"The above exception was the direct cause|During handling of the above exception")
-_NO_OPENING = re.compile(r"^\s|^$|Traceback|Error|rror:|^\W*$")
-"""Found in lines that any attempt may have, more than once."""
+_LINK = re.compile(
+    r"The above exception was the direct cause|During handling of the above exception|terminated with the following error"
+    r"|^Caught [\w.]+ in |RemoteTraceback|^\s*\"\"\"|\(RANK \d+\)"
+)
+"""Found above a traceback that belongs to the one before it."""
+_OF_FAILURES = re.compile(
+    r"^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called|^frame #|^Exception "
+    r"|^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\]"
+)
+"""Found in lines that may follow a failure in the same attempt."""
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
 _OF_TORCHRUN = re.compile(
     r"torch/distributed/(?:elastic/(?!multiprocessing/errors)|launcher|run)|torch\.distributed\.(?:elastic|run|launcher)"
     r"|\bChildFailedError\b|\btorchrun\b"
 )
-_OF_AGENT = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d\.\d+ ")
+_OF_AGENT = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d\.\d+ (?P<pid>\d+)?")
 """Begins a line of torch's log in Python."""
 _WORLD = re.compile(
     r"\bworld(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
@@ -94,10 +101,23 @@ class Stream:
         if found := _PROGRESS.search(said.text):
             self.progress = f"{found['what']} {found['number']}", said.number
 
+    def after(self, number: int) -> Stream:
+        """Return what was printed from a line on, and keep the rest."""
+        later = Stream(self.file, self.owner, progress=self.progress)
+        for name in ("tail", "by_torch"):
+            lines: deque[Said] = getattr(self, name)
+            getattr(later, name).extend(said for said in lines if said.number >= number)
+            kept = [said for said in lines if said.number < number]
+            lines.clear()
+            lines.extend(kept)
+        later.excerpts = [found for found in self.excerpts if found.lines[-1].number >= number]
+        self.excerpts = [found for found in self.excerpts if found.lines[-1].number < number]
+        return later
+
     def _excerpt(self, said: Said) -> None:
         self._since += 1
         is_begin = _BEGINS.search(said.text) is not None
-        if is_begin and not self._is_linked():
+        if is_begin and not self._is_linked(said.text):
             mixed = not self._named and self._since < _EXCERPT
             if mixed and self.excerpts:
                 self.excerpts[-1].is_mixed = True
@@ -117,10 +137,10 @@ class Stream:
             self.excerpts[-1].lines.pop()
             self._since, self._named = _EXCERPT + 1, True
 
-    def _is_linked(self) -> bool:
+    def _is_linked(self, text: str) -> bool:
         if not self.excerpts or self._since > _EXCERPT:
             return False
-        return any(_LINK.search(said.text) for said in self.excerpts[-1].lines[-4:])
+        return any(_LINK.search(line) for line in (text, *(said.text for said in self.excerpts[-1].lines[-4:])))
 
 
 @dataclass(slots=True)
@@ -137,8 +157,26 @@ class Attempt:
     is_torchrun: bool = False
     labels_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
-    last: tuple[str, int] = ("", 0)
-    """File and number of its last line."""
+    failed_at: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """By file, node and agent: the line in which an agent of torch told that a worker had failed."""
+    went_on: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By file and node: the first line after that in which something else than a failure is told."""
+
+    def move(self, to: Attempt, file: str, node: str) -> None:
+        """Move what was printed after its agents had gone on into another attempt."""
+        begin = self.went_on.pop((file, node))
+        for (of, owner), stream in list(self.streams.items()):
+            if of == file and owner.node == node:
+                to.streams[of, owner] = later = stream.after(begin)
+                if not stream.tail:
+                    del self.streams[of, owner]
+                if not later.tail:
+                    del to.streams[of, owner]
+        for told in [told for told in self.told if told[:2] == (file, node) and told[2].number >= begin]:
+            self.told.remove(told)
+            to.told.append(told)
+        to.is_torchrun, to.labels_are_nodes = self.is_torchrun, self.labels_are_nodes
+        to.world_size = max(to.world_size, self.world_size)
 
 
 class Book:
@@ -163,12 +201,18 @@ class Book:
         self.has_prefixes |= prefixes.label is not None
         of_nodes: dict[str, _Boundaries] = defaultdict(lambda: _Boundaries(attempt))
         for number, line in everything:
+            self.lines += 1
             for said in prefixes.said(number, line, owner):
                 boundaries = of_nodes[said.owner.node]
                 if boundaries.begins_another(said, self._at(boundaries.attempt)):
                     boundaries.attempt += 1
-                self.lines += 1
                 self._take(self._at(boundaries.attempt), said, file, boundaries)
+        for node, boundaries in of_nodes.items():
+            last = self._at(boundaries.attempt)
+            # an agent that gives up prints a box
+            has_box = any(boxes.entries for (of, _), boxes in last.boxes.items() if of == file)
+            if last.failed_at and (file, node) in last.went_on and not has_box:
+                last.move(self._at(boundaries.attempt + 1), file, node)
 
     def _at(self, number: int) -> Attempt:
         while len(self.attempts) <= number:
@@ -177,9 +221,7 @@ class Book:
 
     def _take(self, attempt: Attempt, said: Said, file: str, boundaries: _Boundaries) -> None:
         text, owner = said.text, said.owner
-        if not text.strip():
-            text = ""
-        attempt.last = (file, said.number)
+        text = text if text.strip() else ""
         node = owner.node or ("" if owner.label is None else f"task {owner.label}")
         boxes = attempt.boxes.setdefault((file, node), Boxes())
         is_boxed = boxes.take(said.number, text)
@@ -192,6 +234,7 @@ class Book:
         is_told = False
         for told in told_by(said.number, text):
             is_told = True
+            attempt = self._after_restart(attempt, told, (file, node), boundaries)
             attempt.told.append((file, node, told))
             boundaries.restarted |= told.about is About.RESTARTED
             is_end = told.about is About.ENDED and told.local_rank is None
@@ -200,13 +243,34 @@ class Book:
             for found in _WORLD.finditer(text):
                 attempt.world_size = max(attempt.world_size, int(next(filter(None, found.groups()))))
         owner = _with_inline(owner, text)
+        if not text:
+            return
         attempt.labels_are_nodes |= owner.label is not None and owner.rank not in {None, owner.label}
         key = (file, owner)
         if key not in attempt.streams:
             attempt.streams[key] = Stream(file, owner)
         attempt.streams[key].take(said, _TAIL if len(attempt.streams) < _MANY else _SMALL_TAIL)
+        if attempt.failed_at and not said.by_torch and not _OF_FAILURES.search(text):
+            attempt.went_on.setdefault((file, node), said.number)
         if is_told or _OF_AGENT.match(text):
             attempt.streams[key].end_excerpt()
+
+
+    def _after_restart(
+        self, attempt: Attempt, told: Told, where: tuple[str, str], boundaries: _Boundaries
+    ) -> Attempt:
+        """Return the attempt to which a statement belongs: torch's agent tells once in each that a worker failed."""
+        if told.about is About.ENDED and told.local_rank is not None:
+            agent = _OF_AGENT.match(told.text)
+            key = (*where, agent["pid"] if agent is not None else "")
+            if key in attempt.failed_at and where in attempt.went_on:
+                boundaries.attempt += 1
+                attempt.move(self._at(boundaries.attempt), *where)
+                attempt = self._at(boundaries.attempt)
+            attempt.failed_at[key] = told.number
+        if told.about in {About.ENDED, About.STOPPED}:
+            attempt.went_on.pop(where, None)
+        return attempt
 
 
 def _with_inline(owner: Owner, text: str) -> Owner:
@@ -230,8 +294,9 @@ class _Boundaries:
     ended: bool = False
     """Whether a launcher has told that its processes ended."""
     restarted: bool = False
-    _opening: list[str] = field(default_factory=list)
-    _seen: Counter[str] = field(default_factory=Counter)
+    _opening: set[str] = field(default_factory=set)
+    _count: int = 0
+    """Lines of the attempt that may begin one."""
 
     def begins_another(self, said: Said, attempt: Attempt) -> bool:
         """Whether a line begins another attempt: the launcher said so, or the log's first lines come again."""
@@ -243,17 +308,20 @@ class _Boundaries:
             if is_first:
                 self.ended = False
                 return True
-        if _NO_OPENING.search(said.text):
+        if said.by_torch or _OF_FAILURES.search(said.text):
+            self._count += _OPENING * bool(said.text.strip())  # what follows may be of the failure
+            return False
+        if _PROGRESS.search(said.text):
             return False
         shape = _VARYING.sub("#", said.text.strip())[:200]
-        if len(self._opening) < _OPENING:
-            self._opening.append(shape)
-        elif not self.ended:
-            if shape in self._opening:
-                self._seen[shape] += 1
-        elif shape in self._opening and not self._seen[shape] and len(shape) > len("#"):
-            self.ended = False
+        self._count += 1
+        if self.ended and shape in self._opening:
+            self.ended, self._count = False, 1
             return True
+        if self._count <= _OPENING:
+            self._opening.add(shape)
+        elif not self.ended:
+            self._opening.discard(shape)  # any part of a log may have it
         return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,11 +16,14 @@ from firstfault.exceptions.tracebacks import format_exception, is_library, short
 from firstfault.job_logs.launchers import About, told_by
 from firstfault.job_logs.processes import (
     ABORTS,
+    FEW,
     HANDLED,
     LATER,
     LAUNCHER,
     LAUNCHER_STOPPED,
+    OF_RAY,
     PROCESS_OF_SPAWN,
+    RAYS_DEAD,
     SILENT,
     SUMMARIES,
     Process,
@@ -97,10 +101,13 @@ class Documents:
         processes = self.processes
         for process in processes.all:
             self._read_streams(process)
+        for stream in processes.shared:
+            self._take_ray(stream)
         raised = [found for stream in processes.shared for found in _raised_in(stream)]
         self.mixed = [found for found in raised if found.is_mixed]
         self._assign([found for found in raised if not self._is_of_launcher(found)])
         self._give_logs()
+        self._end_terminated()
         agents = [*self._terminated(), *self._lost(), *self._agents]
         self._out_of_memory()
         failed = [process for process in processes.all if self._has_failed(process)]
@@ -124,7 +131,7 @@ class Documents:
             at = next(said for said in reversed(by_torch) if "Traceback (most" in said.text)
             found = _uncaught(own)
             if found is not None:
-                process.raised, process.raised_text = found, format_exception(found)
+                process.raised, process.raised_text, process.uncaught = found, format_exception(found), True
                 process.time_ns = process.time_ns or at.time_ns
                 process.lines |= {(process.streams[0].file, said.number) for said in (at, by_torch[-1])}
         if not process.has_ended and process.raised is None:
@@ -162,6 +169,30 @@ class Documents:
         self._agents.append(replace(agent, exception=exception, message=clean(found.text, _MAX_TEXT)))
         return True
 
+    def _take_ray(self, stream: Stream) -> None:
+        """Take what Ray's driver raised for a process of another one."""
+        for excerpt in list(stream.excerpts):
+            text = "\n".join(said.text for said in excerpt.lines)
+            numbers = {(stream.file, said.number) for said in (excerpt.lines[0], excerpt.lines[-1])}
+            if (task := OF_RAY.search(text)) is not None:
+                process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
+                process.raised = process.raised or exception_in(text[task.start() :], whole=True)
+                process.raised_text = process.raised_text or text[task.start() :]
+            elif (died := RAYS_DEAD.search(text)) is not None:
+                process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
+                process.said = text[died.start() :].strip()
+            else:
+                continue
+            process.lines |= numbers
+            stream.excerpts.remove(excerpt)
+
+    def _end_terminated(self) -> None:
+        """Count processes that SIGTERM ended as stopped, if another one failed: launchers send it, too."""
+        others = [item for item in self.processes.all if item.signal != "SIGTERM" and self._has_failed(item)]
+        for process in self.processes.all if others else ():
+            if process.signal == "SIGTERM" and process.raised is None:
+                process.signal, process.stopped = "", LAUNCHER_STOPPED
+
     def _assign(self, raised: Sequence[_Raised]) -> None:
         """Give tracebacks that nobody's name stands before to the processes that failed, if it is clear to which."""
         processes = self.processes
@@ -169,6 +200,11 @@ class Documents:
         for node in nodes:
             here = [found for found in raised if found.stream.owner.node == node and not found.is_mixed]
             own = [found for found in here if not found.is_handled] or here
+            if any(item.uncaught for item in processes.all):
+                # torch puts the rank before the traceback of each exception that ends a process of a group
+                counts = Counter(found.kind for found in own)
+                failing = sum(item.exit_code is not None and item.raised is None for item in processes.all)
+                own = [found for found in own if counts[found.kind] <= failing]
             if not self._went_on(own):
                 self._assign_of_node(own, [item for item in processes.all if not node or item.node in {node, ""}])
 
@@ -200,11 +236,13 @@ class Documents:
         process.lines |= {(found.stream.file, number) for number in found.lines}
 
     def _went_on(self, raised: Sequence[_Raised]) -> bool:
-        """Whether the job trained on after these tracebacks, and nothing tells of a process that ended."""
+        """Whether the job went on after these tracebacks, and nothing tells of a process that ended."""
         if any(told.about is About.ENDED for _, _, told in self.attempt.told) or any(
             boxes.entries for boxes in self.attempt.boxes.values()
         ):
             return False
+        if self.attempt.is_torchrun and all(found.after for found in raised):
+            return True  # its agent would have told of the end
         last = max((found.lines[1] for found in raised), default=0)
         streams = self.attempt.streams.values()
         return any(stream.progress is not None and stream.progress[1] > last for stream in streams)
@@ -243,14 +281,15 @@ class Documents:
         return text if found is not None and (found.role is not Role.AMBIGUOUS or found.category == "hang") else ""
 
     def _stop_the_rest(self, failed: Sequence[Process]) -> None:
-        processes, told = self.processes, self.attempt.told
+        processes, told, known = self.processes, self.attempt.told, set(map(id, failed))
         ends = any(item.about in {About.STOPPED, About.REST_STOPPED} for _, _, item in told)
         is_known = ends or any(boxes.entries for boxes in self.attempt.boxes.values())
         ranks = {process.rank for process in processes.all if process.rank is not None}
         world = max([self.attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
         if len(ranks) * 2 >= world and world <= _MOST_SILENT:
-            processes.all += [Process(rank=rank, is_silent=True) for rank in range(world) if rank not in ranks]
-        known = set(map(id, failed))
+            silent = [Process(rank=rank) for rank in range(world) if rank not in ranks]
+            processes.all += silent
+            known |= set(map(id, silent)) if not is_known and len(silent) <= FEW else set()
         for process in processes.all:
             if id(process) not in known and not process.stopped and process.exit_code != 0:
                 process.stopped = LAUNCHER_STOPPED if is_known else SILENT
@@ -317,7 +356,7 @@ class Documents:
 
     def _document(self, process: Process) -> WorkerError:
         raised, message = process.raised, self._message_of(process)
-        what = process.signal or ("Printed" if message else "Exit")
+        what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "NoErrorFile")
         what = short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
         stopped = process.stopped and raised is None

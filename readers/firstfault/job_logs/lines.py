@@ -116,12 +116,19 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
         line = _COLOURS.sub("", whole) if has_colours else whole
         if len(line) > _LONGEST_LINE:
             line = line[: _LONGEST_LINE // 2] + line[-_LONGEST_LINE // 2 :]
-        if has_returns and "\r" in line:
-            # what a terminal would show, and what is not overwritten by a bar
-            parts = [_BAR.sub("", part) for part in line.split("\r")]
-            yield from ((at, part) for part in parts if part.strip())
+        if has_bars or has_returns:
+            yield from ((at, part) for part in without_bars(line))
         else:
-            yield at, _BAR.sub("", line) if has_bars and "%|" in line else line
+            yield at, line
+
+
+def without_bars(line: str) -> Iterator[str]:
+    """Yield what a terminal would show of a line, without progress bars, on which another process may have written."""
+    if "\r" in line or "%|" in line:
+        parts = [_BAR.sub("", part) for part in line.split("\r")]
+        yield from (part for part in parts if part.strip())
+    else:
+        yield line
 
 
 def read_ahead(lines: Iterable[NumberedLine], count: int) -> tuple[list[NumberedLine], Iterator[NumberedLine]]:

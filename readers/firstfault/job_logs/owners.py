@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from firstfault.job_logs.lines import without_bars
+
 _STAMP = re.compile(
     r"\s*[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?(?=[\s:|,]|$)[ \t]?(?:[-|:,][ \t]?)?"
@@ -154,6 +156,9 @@ class Prefixes:
         return owner._replace(node=owner.node or label)
 
 
+_PLAIN = Prefixes()
+
+
 def learned(lines: Sequence[str]) -> Prefixes:
     """Return what stands before the lines of a log, from some of them."""
     years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
@@ -268,5 +273,7 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
     trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
     head = f"{level}: {message}" if level and message and "log" not in known else message
-    for text in (*head.splitlines(), *(trace.splitlines() if trace != message else ())):
-        yield Said(number, text, owner, time_ns)
+    for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
+        for text in without_bars(line):
+            for said in _PLAIN.said(number, text, owner):
+                yield said._replace(time_ns=said.time_ns or time_ns)

@@ -33,6 +33,13 @@ LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SILENT = "the log does not tell how it ended; its launcher probably ended it"
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
+FEW = 3
+"""More silent ranks than this are not suspects."""
+OF_RAY = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
+RAYS_DEAD = re.compile(
+    r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
+    r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
+)
 PROCESS_OF_SPAWN = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 
 
@@ -61,8 +68,8 @@ class Process:
     tells: bool = False
     """Whether it printed itself how it ended."""
     time_ns: int | None = None
-    is_silent: bool = False
-    """Whether no line is about it."""
+    uncaught: bool = False
+    """Whether torch printed its exception because nothing had caught it."""
     lines: set[tuple[str, int]] = field(default_factory=set)
     """Files and lines that tell about it."""
 
