@@ -27,6 +27,8 @@ _EXCERPT = 200
 """Lines from a traceback on."""
 _EXCERPTS = 64
 """Tracebacks of one owner, of which the first are kept, and the last one."""
+_APART_NS = 1_000_000_000
+"""Lines of one attempt are not so much later than its first failure, if a step is printed again."""
 _OPENING = 20
 """First lines of an attempt that tell where another one begins."""
 _BEGINS = re.compile(r"Traceback \(most recent call last\)|^.{0,80}(?:\bray::|ERROR: )?Traceback \(most recent")
@@ -134,7 +136,6 @@ class Stream:
     def end_excerpt(self) -> None:
         """Leave out of the last traceback what follows: the last line is another process's."""
         if self.excerpts and self._since <= _EXCERPT:
-            self.excerpts[-1].lines.pop()
             self._since, self._named = _EXCERPT + 1, True
 
     def _is_linked(self, text: str) -> bool:
@@ -249,11 +250,14 @@ class Book:
         key = (file, owner)
         if key not in attempt.streams:
             attempt.streams[key] = Stream(file, owner)
-        attempt.streams[key].take(said, _TAIL if len(attempt.streams) < _MANY else _SMALL_TAIL)
-        if attempt.failed_at and not said.by_torch and not _OF_FAILURES.search(text):
-            attempt.went_on.setdefault((file, node), said.number)
         if is_told or _OF_AGENT.match(text):
             attempt.streams[key].end_excerpt()
+        if not is_told:
+            attempt.streams[key].take(said, _TAIL if len(attempt.streams) < _MANY else _SMALL_TAIL)
+        if attempt.failed_at and not said.by_torch and not _OF_FAILURES.search(text):
+            attempt.went_on.setdefault((file, node), said.number)
+        if is_told:
+            boundaries.failed_ns = boundaries.failed_ns or said.time_ns or 0
 
 
     def _after_restart(
@@ -294,6 +298,9 @@ class _Boundaries:
     ended: bool = False
     """Whether a launcher has told that its processes ended."""
     restarted: bool = False
+    failed_ns: int | None = None
+    """When something was told of a process's end; 0: it was, without a time; None: nothing was."""
+    _steps: dict[Owner, int] = field(default_factory=dict)
     _opening: set[str] = field(default_factory=set)
     _count: int = 0
     """Lines of the attempt that may begin one."""
@@ -311,12 +318,12 @@ class _Boundaries:
         if said.by_torch or _OF_FAILURES.search(said.text):
             self._count += _OPENING * bool(said.text.strip())  # what follows may be of the failure
             return False
-        if _PROGRESS.search(said.text):
-            return False
+        if progress := _PROGRESS.search(said.text):
+            return self._starts_over(said, int(progress["number"]))
         shape = _VARYING.sub("#", said.text.strip())[:200]
         self._count += 1
         if self.ended and shape in self._opening:
-            self.ended, self._count = False, 1
+            self.ended, self.failed_ns, self._count, self._steps = False, None, 1, {}
             return True
         if self._count <= _OPENING:
             self._opening.add(shape)
@@ -325,6 +332,21 @@ class _Boundaries:
         return False
 
 
+    def _starts_over(self, said: Said, step: int) -> bool:
+        """Whether an owner prints an earlier step than before, after something was told of a process's end."""
+        last = self._steps.get(said.owner, -1)
+        self._steps[said.owner] = step
+        if self.failed_ns is None or step >= last:
+            return False
+        # of several processes one may be behind the others
+        is_later = bool(self.failed_ns) and (said.time_ns or 0) - self.failed_ns > _APART_NS
+        if said.owner.is_process or is_later:
+            self.ended, self.failed_ns, self._count, self._steps = False, None, 0, {said.owner: step}
+            return True
+        return False
+
+
 def streams_in_order(attempt: Attempt) -> Iterator[Stream]:
     """Yield the streams by file and first line that is kept."""
-    yield from sorted(attempt.streams.values(), key=lambda stream: (stream.file, stream.tail[0].number))
+    kept = (stream for stream in attempt.streams.values() if stream.tail)
+    yield from sorted(kept, key=lambda stream: (stream.file, stream.tail[0].number))

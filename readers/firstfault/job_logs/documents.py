@@ -103,6 +103,9 @@ class Documents:
             self._read_streams(process)
         for stream in processes.shared:
             self._take_ray(stream)
+        if any(process.raised is not None for process in processes.all):
+            # the launcher that exits with a worker's code does not say which
+            processes.all = [item for item in processes.all if not item.exit_code or item.is_known]
         raised = [found for stream in processes.shared for found in _raised_in(stream)]
         self.mixed = [found for found in raised if found.is_mixed]
         self._assign([found for found in raised if not self._is_of_launcher(found)])
@@ -152,7 +155,7 @@ class Documents:
     def _is_of_launcher(self, found: _Raised) -> bool:
         """Whether a traceback is a launcher's; if it tells about a process, take it."""
         exception = found.exception
-        spawned = PROCESS_OF_SPAWN.search(exception.message)
+        spawned = PROCESS_OF_SPAWN.search(found.text)
         if spawned is not None:
             process = self.processes.find(local_rank=int(spawned["rank"]), rank=None)
             process.rank = process.rank if process.rank is not None else int(spawned["rank"])
@@ -421,9 +424,10 @@ def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
         return None
     after = len(printed.after)
     # lines without a level or a date cannot be told from the exception's message
-    later = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
-    later += [line for line in printed.after if line.strip()]
-    last = lines[len(lines) - after - 1] if after < len(lines) else lines[-1]
+    more = printed.exception.message.splitlines()[1:]
+    more = more[next((at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)) :]
+    later = [line for line in (*more, *printed.after) if line.strip()]
+    last = lines[max(len(lines) - after - len(more) - 1, begin)]
     return _Raised(
         printed.exception,
         "\n".join(said.text for said in lines[begin : len(lines) - after]),

@@ -175,7 +175,7 @@ def learned(lines: Sequence[str]) -> Prefixes:
     for label in _LABELS:
         if _fits(label, bare, [rest for rest in rests if rest.strip()]):
             return replace(known, label=label, is_number=label in _LABELS[:2])
-    return replace(known, label=_skeleton([rest for rest in rests if rest.strip()]))
+    return replace(known, label=_skeleton([_outer(rest) for rest in rests if rest.strip()]))
 
 
 def _is_stamped(text: str) -> bool:
@@ -197,6 +197,12 @@ def _fits(label: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]
 def _is_prefix(text: str) -> bool:
     """Whether a text has nothing but prefixes that are known."""
     return not any(said.text.strip() for said in Prefixes(stamped=True).said(0, text, Owner()))
+
+
+def _outer(prefix: str) -> str:
+    """Return what stands before the prefixes that are known."""
+    ends = (found.end() for found in re.finditer(r"\s+", prefix))
+    return next((prefix[:end] for end in ends if _is_prefix(prefix[end:])), prefix)
 
 
 def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:

@@ -78,6 +78,11 @@ class Process:
         """Whether the log tells how it ended."""
         return self.exit_code is not None or bool(self.signal)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a rank, a local rank or a process id tells it from others."""
+        return not (self.rank is None and self.local_rank is None and self.pid is None)
+
     def may_be_on(self, node: str) -> bool:
         """Whether it may have run on a node of this name; an empty name is any node's."""
         return not node or not self.node or node in {self.node, self.host, self.ip}
