@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from firstfault.job_logs.boxes import Boxes
-from firstfault.job_logs.launchers import About, Told, told_by
+from firstfault.job_logs.launchers import About, Told, told_by, with_code_below
 from firstfault.job_logs.lines import read_ahead
 from firstfault.job_logs.owners import Owner, Said, learned
 
@@ -233,6 +233,8 @@ class Book:
             boundaries.ended |= boxes.ended
             return
         is_told = False
+        if attempt.told and ("Exit code" in text or "EXIT CODE" in text):
+            attempt.told[-1] = (*attempt.told[-1][:2], with_code_below(attempt.told[-1][2], text))
         for told in told_by(said.number, text):
             is_told = True
             attempt = self._after_restart(attempt, told, (file, node), boundaries)

@@ -157,8 +157,7 @@ class Documents:
         exception = found.exception
         spawned = PROCESS_OF_SPAWN.search(found.text)
         if spawned is not None:
-            process = self.processes.find(local_rank=int(spawned["rank"]), rank=None)
-            process.rank = process.rank if process.rank is not None else int(spawned["rank"])
+            process = self.processes.find(rank=int(spawned["rank"]))
             process.raised, process.raised_text = exception, found.text
             process.lines |= {(found.stream.file, number) for number in found.lines}
             return True

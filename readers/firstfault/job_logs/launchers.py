@@ -6,7 +6,7 @@ import enum
 import re
 import signal as signals
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from firstfault.model.failure import signal_of_exit_code
@@ -100,7 +100,7 @@ STATEMENTS = (
     _made(About.TERMINATED, r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT", "cancelled"),
     _made(
         About.REST_STOPPED,
-        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT|srun: Terminating |srun: Force Terminated"
+        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT|srun: (?:launch/slurm: _step_signal: )?Terminating |srun: Force Terminated"
         r"|srun: Job step aborted",
     ),
     _made(About.TERMINATED, r"srun: interrupt \(one more within|srun: sending Ctrl-C|^\^C$", "signal SIGINT"),
@@ -116,7 +116,7 @@ STATEMENTS = (
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>\S+) exited on signal"
         r" (?P<signal>\d+)",
     ),
-    _made(About.ENDED, r"Process name: \[[^\]\s]*?,(?:\d+\],)?(?P<rank>\d+)\]\s*Exit code:\s+(?P<code>-?\d+)"),
+    _made(About.ENDED, r"Process name: \[[^\]\s]*?,(?:\d+\],)?(?P<rank>\d+)\](?:\s*Exit code:\s+(?P<code>-?\d+))?"),
     _made(About.ENDED, r"RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<node>\S+)"),
     _made(
         About.REST_STOPPED,
@@ -167,7 +167,7 @@ _HINT = re.compile(
     r"|evicted|\^C"
 )
 """Found in each line that a statement fits."""
-_SHELL_SIGNAL = 128
+_CODE_BELOW = re.compile(r"^\W*(?:Exit code|EXIT CODE):\s+(?P<code>-?\d+)")
 
 
 def told_by(number: int, text: str) -> Iterator[Told]:
@@ -196,6 +196,13 @@ def told_by(number: int, text: str) -> Iterator[Told]:
             reason=named.get(statement.reason, statement.reason).lower() if statement.reason != "signal" else "",
         )
         return
+
+
+def with_code_below(told: Told, text: str) -> Told:
+    """Return a statement with the exit code that stands in the line below it, if it has none itself."""
+    found = _CODE_BELOW.match(text) if told.about is About.ENDED and told.exit_code is None and not told.signal else None
+    code, signal = end_of_code(int(found["code"])) if found is not None else (told.exit_code, told.signal)
+    return replace(told, exit_code=code, signal=signal)
 
 
 def _end_of(named: dict[str, str]) -> tuple[int | None, str]:

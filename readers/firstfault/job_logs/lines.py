@@ -116,7 +116,7 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
         line = _COLOURS.sub("", whole) if has_colours else whole
         if len(line) > _LONGEST_LINE:
             line = line[: _LONGEST_LINE // 2] + line[-_LONGEST_LINE // 2 :]
-        if has_bars or has_returns:
+        if (has_bars or has_returns) and '{"' not in line[:_HEAD]:
             yield from ((at, part) for part in without_bars(line))
         else:
             yield at, line

@@ -17,7 +17,7 @@ from firstfault.job_logs.lines import without_bars
 
 _STAMP = re.compile(
     r"\s*[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?(?=[\s:|,]|$)[ \t]?(?:[-|:,][ \t]?)?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?(?=[\s:|,]|$)[ \t]?(?:[-|:,][ \t])?"
 )
 """A date and a time, at the begin of a line."""
 _OTHER_STAMPS = re.compile(
@@ -164,7 +164,8 @@ def learned(lines: Sequence[str]) -> Prefixes:
     years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
     of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
-    of_frames += [before for line in lines if (before := line.partition(_TRACEBACK)[0]).strip() and _TRACEBACK in line]
+    above = (line.partition(_TRACEBACK)[0].partition('{"')[0] for line in lines if _TRACEBACK in line)
+    of_frames += [before for before in above if before.strip()]
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)
     if not of_frames and texts:
