@@ -133,8 +133,8 @@ def _of_book(book: Book, notes: tuple[str, ...] = ()) -> Snapshot | None:
     attempts = [Documents(attempt, number).all() for number, attempt in enumerate(book.attempts)]
     documents = tuple(document for found in attempts for document in found)
     if not attempts[-1]:
-        if not _is_training(book.attempts[-1]):
-            return Snapshot(documents, notes=(*notes, "nothing in it tells of a training or of a failure"))
+        if why := _why_unknown(book.attempts[-1]):
+            return Snapshot(documents, notes=(*notes, why))
         place = Place(round=len(attempts) - 1, node="the log", group_world_size=1, engine=ENGINE)
         return Snapshot(documents, roster=(NodePresence(Phase.SUCCEEDED, place),), notes=notes)
     return Snapshot(documents, notes=notes, restarts=tuple(_restarts(attempts)))
@@ -151,6 +151,12 @@ def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartReco
             yield RestartRecord(kind, number, verdict.headline, restart=True, reason=why, rank=rank, node=node)
 
 
-def _is_training(attempt: Attempt) -> bool:
-    """Whether somebody printed a step, or a launcher a line."""
-    return attempt.is_torchrun or bool(attempt.told) or any(stream.progress for stream in attempt.streams.values())
+def _why_unknown(attempt: Attempt) -> str:
+    """Return why it is not known whether an attempt without a failure has succeeded; empty: it has."""
+    streams = [stream for stream in attempt.streams.values() if stream.tail]
+    if not (attempt.is_torchrun or attempt.told or any(stream.progress for stream in streams)):
+        return "nothing in it tells of a training or of a failure"
+    last = max(streams, key=lambda stream: stream.tail[-1].number, default=None)
+    if last is not None and last.progress is not None and last.progress[1] == last.tail[-1].number:
+        return f"no line tells of a failure; it ends at {last.progress[0]}: the job may run on, or was killed"
+    return ""

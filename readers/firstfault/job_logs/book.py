@@ -34,7 +34,7 @@ _OPENING = 20
 _BEGINS = re.compile(r"Traceback \(most recent call last\)|^.{0,80}(?:\bray::|ERROR: )?Traceback \(most recent")
 _LINK = re.compile(
     r"The above exception was the direct cause|During handling of the above exception|terminated with the following error"
-    r"|^Caught [\w.]+ in |RemoteTraceback|^\s*\"\"\"|\(RANK \d+\)"
+    r"|\bCaught [\w.]+ in |^\s*Original Traceback|RemoteTraceback|^\s*\"\"\"|\(RANK \d+\)"
 )
 """Found above a traceback that belongs to the one before it."""
 _OF_FAILURES = re.compile(

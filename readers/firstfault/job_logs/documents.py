@@ -13,7 +13,7 @@ from firstfault.evidence.texts import classify
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stderr import last_printed, native_lines, text_of_death
 from firstfault.exceptions.tracebacks import format_exception, is_library, short_name
-from firstfault.job_logs.launchers import About, told_by
+from firstfault.job_logs.launchers import About
 from firstfault.job_logs.processes import (
     ABORTS,
     FEW,
@@ -47,7 +47,6 @@ from firstfault.text import clean, clean_end
 
 if TYPE_CHECKING:
     from firstfault.job_logs.book import Attempt, Excerpt, Stream
-    from firstfault.job_logs.owners import Said
     from firstfault.model import ExceptionInfo
 
 ENGINE = "log"
@@ -143,7 +142,8 @@ class Documents:
                 process.signal, process.tells = signal, True
             elif excerpts := [found for stream in process.streams for found in _raised_in(stream)]:
                 last = excerpts[-1]
-                if last.after <= LATER and not last.is_handled and not last.is_mixed:
+                went_on = last.stream.progress is not None and last.stream.progress[1] > last.lines[1]
+                if last.after <= LATER and not (went_on or last.is_handled or last.is_mixed):
                     process.raised, process.raised_text = last.exception, last.text
                     process.lines |= {(last.stream.file, number) for number in last.lines}
         telling = [said for said in lines if said.time_ns is not None]
@@ -254,7 +254,9 @@ class Documents:
         for stream in self.processes.shared:
             node = stream.owner.node
             ended = [item for item in self.processes.all if item.has_ended and (not node or item.node in {node, ""})]
-            before = list(itertools.takewhile(lambda said: not _is_of_launcher(said), stream.tail))
+            first = min((told.number for file, _, told in self.attempt.told if file == stream.file), default=1 << 62)
+            before = [said for said in stream.tail if said.number < first]
+            before = list(itertools.takewhile(lambda said: not LAUNCHER.search(said.text), before))
             text = "\n".join(said.text for said in before)
             if len(ended) == 1 and ended[0].raised is None and not ended[0].text.strip():
                 ended[0].text = text
@@ -437,10 +439,6 @@ def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
         excerpt.is_mixed,
         next(iter(later), ""),
     )
-
-
-def _is_of_launcher(said: Said) -> bool:
-    return LAUNCHER.search(said.text) is not None or any(True for _ in told_by(0, said.text))
 
 
 def _alone(stream: Stream, text: str) -> Process | None:

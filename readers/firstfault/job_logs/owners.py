@@ -54,6 +54,8 @@ _NO_LABEL = re.compile(
     r"(?i)^(?:\w*(?:info|warn|warning|error|debug|critical|trace|notice|fatal|note|step|epoch|iter|loss|file|usage|http"
     r"|https|srun|slurmstepd|traceback|torch|python)|\d{4}-.*|.*\d\d:\d\d.*|[EWFI]\d{3,4})$|Error$|Exception$"
 )
+_NO_PREFIX = re.compile(r"\s*(?:Original|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*)\s*$", re.IGNORECASE)
+"""What stands before a traceback in the program's own words."""
 _MOST = 0.6
 """Share of the lines that have a label."""
 _LEAST_LINES = 4
@@ -165,7 +167,7 @@ def learned(lines: Sequence[str]) -> Prefixes:
     year = int(years.most_common(1)[0][0]) if years else 0
     of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
     above = (line.partition(_TRACEBACK)[0].partition('{"')[0] for line in lines if _TRACEBACK in line)
-    of_frames += [before for before in above if before.strip()]
+    of_frames += [before for before in above if before.strip() and not _NO_PREFIX.match(before)]
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)
     if not of_frames and texts:
