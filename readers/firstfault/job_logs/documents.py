@@ -142,7 +142,8 @@ class Documents:
                 process.signal, process.tells = signal, True
             elif excerpts := [found for stream in process.streams for found in _raised_in(stream)]:
                 last = excerpts[-1]
-                went_on = last.stream.progress is not None and last.stream.progress[1] > last.lines[1]
+                steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
+                went_on = any(step is not None and step[1] > last.lines[1] for step in steps)
                 if last.after <= LATER and not (went_on or last.is_handled or last.is_mixed):
                     process.raised, process.raised_text = last.exception, last.text
                     process.lines |= {(last.stream.file, number) for number in last.lines}

@@ -60,7 +60,7 @@ _MOST = 0.6
 """Share of the lines that have a label."""
 _LEAST_LINES = 4
 _TRACEBACK = "Traceback (most recent call last):"
-_BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)(?:\| )?  File "[^"]+", line \d+')
+_BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
 RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "@message")
 _TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace", "exc_text")
@@ -167,7 +167,7 @@ def learned(lines: Sequence[str]) -> Prefixes:
     year = int(years.most_common(1)[0][0]) if years else 0
     of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
     above = (line.partition(_TRACEBACK)[0].partition('{"')[0] for line in lines if _TRACEBACK in line)
-    of_frames += [before for before in above if before.strip() and not _NO_PREFIX.match(before)]
+    of_frames += list(above)
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)
     if not of_frames and texts:
@@ -175,10 +175,11 @@ def learned(lines: Sequence[str]) -> Prefixes:
     known = Prefixes(stamped=stamped, year=year)
     bare = [said.text for line in texts for said in known.said(0, line, Owner())]
     rests = [said.text for before in of_frames for said in known.said(0, before, Owner())]
+    rests = [rest for rest in rests if rest.strip(" |+") and not _NO_PREFIX.match(rest)]
     for label in _LABELS:
-        if _fits(label, bare, [rest for rest in rests if rest.strip()]):
+        if _fits(label, bare, rests):
             return replace(known, label=label, is_number=label in _LABELS[:2])
-    return replace(known, label=_skeleton([_outer(rest) for rest in rests if rest.strip()]))
+    return replace(known, label=_skeleton([_outer(rest) for rest in rests]))
 
 
 def _is_stamped(text: str) -> bool:
@@ -214,7 +215,7 @@ def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
         return None
     forms = Counter(re.sub(r"[\w.@#-]+", "w", prefix) for prefix in prefixes)
     form, count = forms.most_common(1)[0]
-    if count * 2 <= len(prefixes) or "w" not in form or len(form) > 40:  # noqa: PLR2004 - no prefix is so long
+    if count * 2 <= len(prefixes) or form.strip() == "w" or "w" not in form or len(form) > 40:  # noqa: PLR2004 - no prefix is so long
         return None
     pattern = re.escape(form.rstrip()).replace("w", r"[\w.@#-]+")
     return re.compile(rf"(?P<label>{pattern})(?: |$)")
