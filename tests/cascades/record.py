@@ -37,7 +37,15 @@ from tests.cascades.programs import (  # noqa: E402
     run_program,
     truth_of,
 )
-from tests.cascades.replay import OF_PROGRAMS, RECORDED  # noqa: E402
+from tests.cascades.replay import (  # noqa: E402
+    OF_PROGRAMS,
+    RECORDED,
+    Cascade,
+    job_of,
+    judge,
+    on_own_machines,
+    verdict_of,
+)
 from tests.plugin.running import Ended, running  # noqa: E402
 from tests.s3_server import S3, serving  # noqa: E402
 
@@ -52,8 +60,11 @@ HERE = Path(__file__).parent
 def main(wanted: list[str]) -> int:
     """Record the missing cases whose names begin with one of `wanted`, or all; return the number of failed recordings.
 
-    "torchrun" stands for all programs.
+    "torchrun" stands for all programs. "--judge": run and judge those cases that are named, and keep nothing.
     """
+    if wanted[:1] == ["--judge"]:
+        with Lab() as lab:
+            return sum(not lab.judge(CASES[name]) for name in wanted[1:] if name in CASES)
     OF_PROGRAMS.mkdir(exist_ok=True, parents=True)
     failed = 0
     with Lab() as lab:
@@ -111,6 +122,16 @@ class Lab(contextlib.ExitStack):
                 texts = "\n".join(node.err[-3000:] for node in job.nodes)
                 raise ValueError("\n  ".join([*complaints, *texts.splitlines()]))
             _pack(case, file, job.told, files, "torchrun")
+
+    def judge(self, case: Case) -> bool:
+        """Run a case with the torch at hand; print and return whether the verdict is right."""
+        with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
+            run = self.run(case, Path(folder))
+            cascade = Cascade(case.name, truth_of(case, run.told), on_own_machines(job_of(run.files, case.nodes)))
+        verdict = verdict_of(cascade, "evidence")
+        outcome = judge(cascade.truth, verdict)
+        print(f"{case.name}: {outcome}: {verdict.headline if verdict is not None else 'no failure'}", flush=True)
+        return outcome == "right"
 
     def run(self, case: Case, folder: Path) -> Run:
         """Run a case; its temporary files are in a folder.

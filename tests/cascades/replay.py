@@ -24,7 +24,7 @@ from firstfault.strategies import undetermined as nothing_said
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
-from tests.cascades.cases import NCCL, NOT_KNOWN, PROGRAMS
+from tests.cascades.cases import CASES, NCCL, NOT_KNOWN, PROGRAMS
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
@@ -254,6 +254,8 @@ def _count(calibration: Calibration, cascade: Cascade, verdict: Verdict | None) 
 def _source(cascade: Cascade) -> str:
     if cascade.name in PROGRAMS:
         return "recorded, programs under torchrun"
+    if cascade.name in CASES and CASES[cascade.name].is_nccl2:
+        return "recorded, torch 2.15's NCCL"
     return "recorded, NCCL's behaviour" if cascade.truth["fault"].startswith(NCCL) else "recorded, gloo"
 
 
