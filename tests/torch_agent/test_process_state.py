@@ -456,7 +456,7 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = SimpleNamespace(name=lambda: "own", abort=abort)
     gloo = SimpleNamespace(name=lambda: "gloo", abort=Mock(side_effect=AssertionError))
     of_older_torch = type("ProcessGroupNCCL", (), {"abort": abort})()
-    ask = Mock(side_effect=[backend, backend, gloo, of_older_torch, RuntimeError("no backend for mps")] * 2)
+    ask = Mock(side_effect=[backend, backend, gloo, of_older_torch, RuntimeError("no backend for mps")] * 3)
     group = Mock(_device_types=["cuda", "xpu", "cpu", "hpu", "mps"], _get_backend=ask)
     world = SimpleNamespace(pg_map={group: None, Mock(_device_types=[]): None})
     monkeypatch.setattr("torch.distributed.distributed_c10d._world", world)
