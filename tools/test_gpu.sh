@@ -10,4 +10,4 @@ fi
 venv=$root/build/newest-venv
 [ -x "$venv/bin/python" ] ||
   "$root/tools/quietly.sh" "installing torch (the newest)" "$root/tools/make_newest_venv.sh" "$venv"
-exec "$venv/bin/python" "$root/tests/gpu/gpu.py" "$@"
+exec "$venv/bin/python" "$root/tools/gpu.py" "$@"

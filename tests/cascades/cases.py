@@ -57,11 +57,6 @@ class Case:
         return self.fault.startswith(NCCL)
 
     @property
-    def is_nccl2(self) -> bool:
-        """Whether that process group is ProcessGroupNCCL2 of torch 2.15."""
-        return self.inputs.get("version") in SECOND
-
-    @property
     def name(self) -> str:
         """A unique name, also of the recording's file."""
         clock = f"-clock{self.clock[1]:+g}" if self.clock is not None else ""

@@ -61,7 +61,7 @@ CLOSED_S = 1.0
 UNBLOCKED_S = 1.0
 """From the abort to the end of a process whose main thread goes on."""
 HEARTBEAT_S = 2.5
-_WITHOUT_MONITOR = {"2.1", "nccl2", *SECOND}
+_WITHOUT_MONITOR = {"2.1", *SECOND}
 _MOST = 400
 """Collectives of one group."""
 _ROW = struct.Struct(f"qq{_MOST}q")
@@ -294,6 +294,19 @@ class _Group:
         """A failure of no work."""
         return self._failure(_Work(self, 0, "", 0, "", 0.0))
 
+    def shut_down(self) -> None:
+        """Wait for the works in flight, as ncclCommAbort may: for ever, if one does not end.
+
+        torch 2.15 stops the watchdog first, and aborts the communicators when a work has timed out.
+        """
+        if self.gpu.version in SECOND and self.failure is None:
+            self.failure, until = self.idle, time.monotonic() + self.timeout_s
+            while self.completed < len(self.works) and time.monotonic() < until:
+                time.sleep(POLL_S)
+            self.gpu.aborted = True
+        self.gpu.lock()
+        self.gpu.unlock()
+
     def _end(self, failure: Failure, signals: bool = False) -> None:
         found, last = printed_at_error(failure, self.gpu.version)
         say(found)
@@ -346,62 +359,28 @@ class _Done(dist.Work):
         return True
 
 
-class _Calls:
-    """The collectives that the lab's trainings call."""
+def _fake(kind: Any, name: str, group: _Group) -> Any:
+    """Return a process group, or a backend of one, with the collectives that the lab's trainings call."""
 
-    group: _Group
-
-    def allreduce(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
-        """See `torch.distributed.all_reduce`."""
-        self.group.enqueue("ALLREDUCE", tensors[0])
-        return _Done()
-
-    def broadcast(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
-        """See `torch.distributed.broadcast`."""
-        self.group.enqueue("BROADCAST", tensors[0])
-        return _Done()
-
-    def shutdown(self) -> None:
-        """Wait for the works in flight, as ncclCommAbort may: for ever, if one does not end.
-
-        torch 2.15 stops the watchdog first, and aborts the communicators when a work has timed out.
-        """
-        group = self.group
-        if group.gpu.version in SECOND and group.failure is None:
-            group.failure, until = group.idle, time.monotonic() + group.timeout_s
-            while group.completed < len(group.works) and time.monotonic() < until:
-                time.sleep(POLL_S)
-            group.gpu.aborted = True
-        group.gpu.lock()
-        group.gpu.unlock()
-
-
-class FakeNccl(_Calls, dist.ProcessGroup):
-    """The process group."""
-
-    def __init__(self, group: _Group) -> None:
-        dist.ProcessGroup.__init__(self, group.rank, len(group.members))
-        self.group = group
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the backend's name."""
-        return "lab_nccl"
-
-
-IS_HOOKED = hasattr(c10d, "FlightRecorderHook")
-"""Whether this torch, 2.15 or later, hooks its flight recorder into a backend that Python defines."""
-if IS_HOOKED:
-
-    class FakeNccl2(_Calls, c10d.Backend):  # type: ignore[misc]
-        """The process group's backend, with the name of ProcessGroupNCCL2: torch's own recorder has its collectives."""
-
-        def __init__(self, group: _Group) -> None:
-            c10d.Backend.__init__(self, group.rank, len(group.members))
-            self.group = group
+    class Fake(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            kind.__init__(self, group.rank, len(group.members))
 
         def getBackendName(self) -> str:  # noqa: N802 - torch's name
-            """Return the backend's name."""
-            return "nccl2"
+            return name
+
+        def allreduce(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
+            group.enqueue("ALLREDUCE", tensors[0])
+            return _Done()
+
+        def broadcast(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
+            group.enqueue("BROADCAST", tensors[0])
+            return _Done()
+
+        def shutdown(self) -> None:
+            group.shut_down()
+
+    return Fake()
 
 
 _kept: list[Any] = []
@@ -416,10 +395,12 @@ def install(version: str, folder: Path) -> Gpu:
         version: of torch, whose words are printed; one of ``nccl_words.VERSIONS``.
         folder: shared by all ranks; the GPUs' connections.
     """
+    version = ABORTS if version == "nccl2" else version
     gpu = Gpu(version)
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
 
-    is_hooked = IS_HOOKED and version in SECOND
+    # torch 2.15 hooks its own recorder into a backend that Python defines
+    is_hooked = version in SECOND and hasattr(c10d, "FlightRecorderHook")
 
     def create(options: Any, _backend_options: Any) -> Any:
         name = str(options.group_id)
@@ -439,34 +420,25 @@ def install(version: str, folder: Path) -> Gpu:
         if not _groups and version not in _WITHOUT_MONITOR:
             threading.Thread(target=group.monitor, name="heartbeat-monitor", daemon=True).start()
         _groups.append(group)
-        _kept.append(FakeNccl2(group) if is_hooked else FakeNccl(group))
+        _kept.append(_fake(*((c10d.Backend, "nccl2") if is_hooked else (dist.ProcessGroup, "lab_nccl")), group))
         return _kept[-1]
 
     dist.Backend.register_backend("lab_nccl", create, extended_api=True, devices=["cpu"])
-    if is_hooked:
-        pass  # the recorder is torch's
-    elif version in SECOND:
+    if version in SECOND and not is_hooked:
         c10d._dump_fr_trace_json = _recorded_by  # type: ignore[attr-defined]
-    else:
+    elif not is_hooked:
         c10d._dump_nccl_trace_json = _recorded  # type: ignore[attr-defined]
     return gpu
 
 
 def _recorded_by(backend: str = "gloo") -> str:
-    """Return what torch 2.15's hook has recorded of a backend: backend: str.
-
-    It counts from 0, and never learns that a work has started.
-    """
-    if backend != "nccl2":
-        return "{}"
-    trace = json.loads(_recorded())
-    for entry in trace["entries"]:
+    """Return what torch 2.15's hook has recorded, which counts from 0, and sees no work start; backend: a name."""
+    trace = json.loads(_recorded()) if backend == "nccl2" else {}
+    for entry in trace.get("entries", ()):
         entry["profiling_name"] = entry["profiling_name"].replace("nccl:", "nccl2:")
         entry["state"] = entry["state"].replace("started", "scheduled")
-        entry["op_id"] -= 1
-    for status in trace["pg_status"].values():
-        status.update({name: str(max(count - 1, -1)) for name, count in status.items()})
-        status["last_started_collective"] = "-1"
+    for status in trace.get("pg_status", {}).values():
+        status.update({name: str(max(count - 1, -1)) for name, count in status.items()}, last_started_collective="-1")
     return json.dumps(trace)
 
 

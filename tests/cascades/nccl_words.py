@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 
 VERSIONS = ("2.1", "2.4", "2.7", "2.13", "nccl2")
-"""The words of "nccl2" were guessed before torch 2.15; its recordings stay."""
+"""What is recorded as "nccl2" has words that were guessed before torch 2.15; now it has those of `ABORTS`."""
 ABORTS, RAISES = SECOND = ("2.15", "2.15-raises")
 """ProcessGroupNCCL2 of torch 2.15: a process aborts. ``TORCH_NCCL_ASYNC_ERROR_HANDLING=2``: its main thread raises."""
 _USUALLY = (

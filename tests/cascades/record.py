@@ -37,15 +37,7 @@ from tests.cascades.programs import (  # noqa: E402
     run_program,
     truth_of,
 )
-from tests.cascades.replay import (  # noqa: E402
-    OF_PROGRAMS,
-    RECORDED,
-    Cascade,
-    job_of,
-    judge,
-    on_own_machines,
-    verdict_of,
-)
+from tests.cascades.replay import OF_PROGRAMS, RECORDED, judged  # noqa: E402
 from tests.plugin.running import Ended, running  # noqa: E402
 from tests.s3_server import S3, serving  # noqa: E402
 
@@ -64,7 +56,7 @@ def main(wanted: list[str]) -> int:
     """
     if wanted[:1] == ["--judge"]:
         with Lab() as lab:
-            return sum(not lab.judge(CASES[name]) for name in wanted[1:] if name in CASES)
+            return sum(not lab.judge(CASES[name]) for name in wanted[1:])
     OF_PROGRAMS.mkdir(exist_ok=True, parents=True)
     failed = 0
     with Lab() as lab:
@@ -127,9 +119,7 @@ class Lab(contextlib.ExitStack):
         """Run a case with the torch at hand; print and return whether the verdict is right."""
         with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
             run = self.run(case, Path(folder))
-            cascade = Cascade(case.name, truth_of(case, run.told), on_own_machines(job_of(run.files, case.nodes)))
-        verdict = verdict_of(cascade, "evidence")
-        outcome = judge(cascade.truth, verdict)
+            outcome, verdict = judged(truth_of(case, run.told), run.files)
         print(f"{case.name}: {outcome}: {verdict.headline if verdict is not None else 'no failure'}", flush=True)
         return outcome == "right"
 

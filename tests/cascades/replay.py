@@ -24,7 +24,7 @@ from firstfault.strategies import undetermined as nothing_said
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
-from tests.cascades.cases import CASES, NCCL, NOT_KNOWN, PROGRAMS
+from tests.cascades.cases import NCCL, NOT_KNOWN, PROGRAMS
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
@@ -100,6 +100,13 @@ def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
         "undetermined": False,
     }
     return "right" if right[truth["scope"]] else "wrong"
+
+
+def judged(truth: dict[str, Any], files: Files) -> tuple[str, Verdict | None]:
+    """Judge the verdict of `evidence` on files."""
+    cascade = Cascade("", truth, on_own_machines(job_of(files, truth["nodes_of_job"])))
+    verdict = verdict_of(cascade, "evidence")
+    return judge(truth, verdict), verdict
 
 
 def right_decision(truth: dict[str, Any]) -> tuple[bool, Origin | None]:
@@ -254,7 +261,7 @@ def _count(calibration: Calibration, cascade: Cascade, verdict: Verdict | None) 
 def _source(cascade: Cascade) -> str:
     if cascade.name in PROGRAMS:
         return "recorded, programs under torchrun"
-    if cascade.name in CASES and CASES[cascade.name].is_nccl2:
+    if "-version2.15-" in cascade.name:
         return "recorded, torch 2.15's NCCL"
     return "recorded, NCCL's behaviour" if cascade.truth["fault"].startswith(NCCL) else "recorded, gloo"
 
