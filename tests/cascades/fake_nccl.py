@@ -400,7 +400,7 @@ def install(version: str, folder: Path) -> Gpu:
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
 
     # torch 2.15 hooks its own recorder into a backend that Python defines
-    is_hooked = version in SECOND and hasattr(c10d, "FlightRecorderHook")
+    is_hooked = version in SECOND and hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks")
 
     def create(options: Any, _backend_options: Any) -> Any:
         name = str(options.group_id)
