@@ -53,20 +53,16 @@ def flight_recorders() -> list[Callable[[], Any]]:
 def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the backends that have called collectives of which no trace knows: this torch records them elsewhere.
 
-    NCCL has a recorder that can be read since torch 2.5, gloo since 2.8. A user may have turned them off.
+    torch records NCCL's and gloo's since 2.9, unless the user has turned that off.
     """
-    version = sys.modules["torch"].__version__
     entries = (entry for trace in traces for entry in trace.get("entries") or ())
     names = (entry.get("profiling_name") for entry in entries if isinstance(entry, dict))
     known = {str(name).partition(":")[0] for name in names}
-    if any(os.environ.get(name) == "0" for name in _ENTRIES_OF_RECORDERS):
+    is_off = any(os.environ.get(name) == "0" for name in _ENTRIES_OF_RECORDERS)
+    if is_off or sys.modules["torch"].__version__ < "2.9":
         return []
-    return [
-        name
-        for name, backends in _backends().items()
-        if name not in known and ("nccl" in name or name == _GLOO) and version >= ("2.8" if name == _GLOO else "2.5")
-        if any(map(_has_called, backends))
-    ]
+    recorded = {name: backends for name, backends in _backends().items() if "nccl" in name or name == _GLOO}
+    return [name for name, backends in recorded.items() if name not in known and any(map(_has_called, backends))]
 
 
 def _has_called(backend: Any) -> bool:
