@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -107,8 +107,11 @@ proto-check: ## fail if the checked-in protobuf code is not what its .proto file
 floors: $(VENV) ## test with the oldest supported dependencies; ARGS=2.3.1 also with that torch (5 GB)
 	@tools/quietly.sh "testing with the oldest dependencies" tools/test_floors.sh $(ARGS)
 
-newest: $(VENV) ## test with the newest torch, flytekit and kfpytorch on the index (several GB of CUDA packages)
+newest: $(VENV) ## test with the newest torch, flytekit and kfpytorch (several GB of CUDA packages); ARGS=2.14.1 for that torch
 	@tools/test_newest.sh $(ARGS)
+
+gpu: $(VENV) ## run faults of two ranks on a real GPU with both of torch's NCCL backends; print a table; ten minutes
+	@tools/test_gpu.sh $(ARGS)
 
 pythons: ## run the quick tests and one job on Python 3.10, 3.12 and 3.13, if they are found; ARGS="3.13" for one
 	@tools/test_pythons.sh $(ARGS)

@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
-# test_newest.sh
-# Tests with the newest torch, flytekit and kfpytorch on the index, in a copy of .venv: the agent, jobs, and cascades.
-# Prints the versions that pip chose. On Linux this torch may bring several gigabytes of CUDA packages.
+# test_newest.sh [TORCH]
+# Tests with the newest torch, flytekit and kfpytorch on the index, or with this release of torch, such as 2.14.1, in a
+# copy of .venv: the agent, jobs, and cascades, also those of the second NCCL backend with torch's own flight recorder.
+# Prints the versions that pip chose.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-venv=$root/build/newest-venv
-quietly=$root/tools/quietly.sh
-packages=(torch flytekit flytekitplugins-kfpytorch)
-"$quietly" "copying .venv" "$root/tools/copy_venv.sh" "$root/.venv" "$venv"
-# a user's own constraints, such as a cap on torch, would defeat the purpose
-export PIP_CONSTRAINT=/dev/null
-"$quietly" "installing the newest ${packages[*]}" "$venv/bin/python" -m pip --no-input --disable-pip-version-check \
-  install --no-compile --upgrade "${packages[@]}"
+release=
+if [[ ${1:-} =~ ^[0-9]+\.[0-9] ]]; then
+  release=$1
+  shift
+fi
+venv=$root/build/newest${release:+-$release}-venv
+"$root/tools/quietly.sh" "installing torch ${release:-(the newest)}" "$root/tools/make_newest_venv.sh" "$venv" "$release"
 "$venv/bin/python" -m pip list --format=freeze | grep -E '^(torch|flytekit|flytekitplugins-kfpytorch|fsspec|protobuf)=='
 cd "$root"
 pytest=("$venv/bin/python" -m pytest -q -p no:cacheprovider)
 "${pytest[@]}" -n auto --maxprocesses 4 --dist loadfile -m 'not jobs' tests/torch_agent "$@"
-exec "${pytest[@]}" tests/plugin/test_jobs.py::test_a_worker_is_killed tests/generated tests/torchrun/test_jobs.py "$@"
+"${pytest[@]}" tests/plugin/test_jobs.py::test_a_worker_is_killed tests/generated tests/torchrun/test_jobs.py "$@"
+exec "$venv/bin/python" tests/cascades/record.py --judge nccl-{hang-python,SIGKILL,raise}-version2.15-rank3-of4 \
+  nccl-skip-version2.15-rank0-of4 nccl-hang-python-version2.15-raises-rank3-of4 \
+  nccl-tensor-hang-version2.15-raises-rank0-of4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from tests.cascades.nccl_words import VERSIONS
+from tests.cascades.nccl_words import ABORTS, RAISES, SECOND, VERSIONS
 
 NCCL = "nccl-"
 """How the names of faults under NCCL begin."""
@@ -138,7 +138,7 @@ def _cases() -> list[Case]:
     four = [Case(fault, 5, nodes=4) for fault in _OF_A_RANK + _MORE_OF_A_RANK]
     four += [Case(fault, 2, nodes=4, scope="node") for fault in _OF_A_NODE]
     four += [Case("agent-told", 6, nodes=4, scope="external"), Case("deadlock", 0, nodes=4, scope="undetermined")]
-    return two + _with_wrong_clocks() + four + _under_nccl()
+    return two + _with_wrong_clocks() + four + _under_nccl() + _under_nccl2()
 
 
 _OF_A_RANK_UNDER_NCCL = (
@@ -155,18 +155,31 @@ def _under_nccl() -> list[Case]:
     """Return the cases under NCCL; each version of torch's words has faults of every kind."""
     shapes = [(fault, culprit, 2, 2) for culprit in _CULPRITS for fault in _UNDER_NCCL]
     shapes += [(fault, 5, 4, 2) for fault in _WIDE] + [(fault, 11, 2, 8) for fault in _WIDE]
-    return [
-        Case(
-            NCCL + fault,
-            culprit,
-            nodes=nodes,
-            scope=_UNDER_NCCL[fault],
-            task={(2, 2): "nccl_two_by_two", (4, 2): "nccl_four_by_two", (2, 8): "nccl_two_by_eight"}[nodes, per_node],
-            inputs={"version": VERSIONS[(place + 2 * (place // len(_UNDER_NCCL))) % len(VERSIONS)]},
-            per_node=per_node,
-        )
-        for place, (fault, culprit, nodes, per_node) in enumerate(shapes)
-    ]
+    versions = [VERSIONS[(place + 2 * (place // len(_UNDER_NCCL))) % len(VERSIONS)] for place in range(len(shapes))]
+    return [_case(*shape, version) for shape, version in zip(shapes, versions, strict=True)]
+
+
+def _under_nccl2() -> list[Case]:
+    """Return the cases under ProcessGroupNCCL2: half of the processes abort, and half raise."""
+    shapes = [(fault, _CULPRITS[place % 3], 2, 2) for place, fault in enumerate(_UNDER_NCCL)]
+    cases = [_case(*shape, SECOND[place % 2]) for place, shape in enumerate(shapes)]
+    both = ("SIGKILL", "hang-python", "skip", "mismatch-size", "tensor-hang", "network")
+    turned = [case for case in cases if case.fault.removeprefix(NCCL) in both]
+    cases += [replace(case, inputs={"version": SECOND[case.inputs["version"] == ABORTS]}) for case in turned]
+    return [*cases, _case("skip", 5, 4, 2, RAISES), _case("hang-python", 11, 2, 8, ABORTS)]
+
+
+def _case(fault: str, culprit: int, nodes: int, per_node: int, version: str) -> Case:
+    """Return a case under NCCL."""
+    return Case(
+        NCCL + fault,
+        culprit,
+        nodes=nodes,
+        scope=_UNDER_NCCL[fault],
+        task={(2, 2): "nccl_two_by_two", (4, 2): "nccl_four_by_two", (2, 8): "nccl_two_by_eight"}[nodes, per_node],
+        inputs={"version": version},
+        per_node=per_node,
+    )
 
 
 _WAYS = [Way(*way) for way in itertools.product(("firstfault", "variable"), ("c10d", "static"), ("own", "common"))]

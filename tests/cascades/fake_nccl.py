@@ -10,6 +10,8 @@ What it imitates:
 - The abort comes from a thread that Python does not know.
 - A peer on the same node, or on another one with another local rank, is not missed before the timeout.
 - A rank that times out signals its dump through the store, and the other ranks' monitors print that they saw it.
+- torch 2.15's ProcessGroupNCCL2 has no monitor and no signal. It aborts after the time for dumps, or it aborts the
+  communicators only: then the main thread's wait for the GPU ends, and its next collective raises.
 - The flight recorder's JSON, in the place where a build with NCCL has it.
 
 What it does not: data (tensors stay as they are), the communicators' set-up, NCCL's own threads, CUDA contexts that
@@ -37,11 +39,15 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from tests.cascades.nccl_words import (
+    ABORTS,
+    RAISES,
+    SECOND,
     Failure,
     cuda_error,
     printed_at_dump_signal,
     printed_at_error,
     printed_at_stuck_watchdog,
+    raised_after,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +61,7 @@ CLOSED_S = 1.0
 UNBLOCKED_S = 1.0
 """From the abort to the end of a process whose main thread goes on."""
 HEARTBEAT_S = 2.5
+_WITHOUT_MONITOR = {"2.1", *SECOND}
 _MOST = 400
 """Collectives of one group."""
 _ROW = struct.Struct(f"qq{_MOST}q")
@@ -216,9 +223,15 @@ class _Group:
     timeout_s: float
     store: Any
     works: list[_Work] = field(default_factory=list)
+    failure: Failure | None = None
+    """What the watchdog has found."""
     beat: float = field(default_factory=time.monotonic)
 
     def enqueue(self, operation: str, tensor: torch.Tensor) -> None:
+        if self.failure is not None and self.gpu.version == ABORTS:
+            threading.Event().wait()  # it aborts the process itself, after the same time
+        if self.failure is not None and self.gpu.version == RAISES:
+            raise RuntimeError(raised_after(self.failure))
         work = _Work(self, len(self.works) + 1, operation, tensor.numel(), str(tensor.dtype)[6:], time.monotonic())
         self.works.append(work)
         self.gpu.submit(work)
@@ -226,7 +239,7 @@ class _Group:
     def watch(self) -> None:
         """Look after the works until one fails."""
         gone_since: dict[int, float] = {}
-        while True:
+        while self.failure is None:
             time.sleep(POLL_S)
             if self.gpu.stuck:
                 threading.Event().wait()
@@ -276,10 +289,35 @@ class _Group:
         """How many works have ended."""
         return sum(work.state == "completed" for work in self.works)
 
+    @property
+    def idle(self) -> Failure:
+        """A failure of no work."""
+        return self._failure(_Work(self, 0, "", 0, "", 0.0))
+
+    def shut_down(self) -> None:
+        """Wait for the works in flight, as ncclCommAbort may: for ever, if one does not end.
+
+        torch 2.15 stops the watchdog first, and aborts the communicators when a work has timed out.
+        """
+        if self.gpu.version in SECOND and self.failure is None:
+            self.failure, until = self.idle, time.monotonic() + self.timeout_s
+            while self.completed < len(self.works) and time.monotonic() < until:
+                time.sleep(POLL_S)
+            self.gpu.aborted = True
+        self.gpu.lock()
+        self.gpu.unlock()
+
     def _end(self, failure: Failure, signals: bool = False) -> None:
         found, last = printed_at_error(failure, self.gpu.version)
         say(found)
-        if signals and self.gpu.version not in {"2.1", "nccl2"}:
+        if self.gpu.version in SECOND:
+            self.failure = failure
+        if self.gpu.version == RAISES:
+            for group in _groups:  # their works wait behind this one, and time out with it
+                group.failure = group.failure or failure
+            self.gpu.aborted = True
+            return
+        if signals and self.gpu.version not in _WITHOUT_MONITOR:
             self._signal()
         if not failure.cuda_error and self.gpu.version != "2.1":
             time.sleep(DUMP_S)
@@ -298,11 +336,10 @@ class _Group:
         seen = False
         while True:
             time.sleep(0.3)
-            idle = _Work(self, 0, "", 0, "", 0.0)
-            if time.monotonic() - self.beat > HEARTBEAT_S and self.gpu.version not in {"2.1", "nccl2"}:
-                say(printed_at_stuck_watchdog(self._failure(idle), self.gpu.version))
+            if time.monotonic() - self.beat > HEARTBEAT_S:
+                say(printed_at_stuck_watchdog(self.idle, self.gpu.version))
                 abort()
-            if seen or self.gpu.version in {"2.1", "nccl2"}:
+            if seen:
                 continue
             try:
                 seen = self.store.check([_SIGNAL])
@@ -312,7 +349,7 @@ class _Group:
                     "server has shut down too early), with error: Broken pipe\n")  # fmt: skip
                 return
             if seen and source != self.members[self.rank]:
-                say(printed_at_dump_signal(self._failure(idle), source, self.gpu.version))
+                say(printed_at_dump_signal(self.idle, source, self.gpu.version))
 
 
 class _Done(dist.Work):
@@ -322,33 +359,32 @@ class _Done(dist.Work):
         return True
 
 
-class FakeNccl(dist.ProcessGroup):
-    """The process group; it knows the collectives that the lab's trainings call."""
+def _fake(kind: Any, name: str, group: _Group) -> Any:
+    """Return a process group, or a backend of one, with the collectives that the lab's trainings call."""
 
-    def __init__(self, group: _Group) -> None:
-        super().__init__(group.rank, len(group.members))
-        self.group = group
+    class Fake(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            kind.__init__(self, group.rank, len(group.members))
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the backend's name."""
-        return "lab_nccl"
+        def getBackendName(self) -> str:  # noqa: N802 - torch's name
+            return name
 
-    def allreduce(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
-        """See `torch.distributed.all_reduce`."""
-        self.group.enqueue("ALLREDUCE", tensors[0])
-        return _Done()
+        def allreduce(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
+            group.enqueue("ALLREDUCE", tensors[0])
+            return _Done()
 
-    def broadcast(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
-        """See `torch.distributed.broadcast`."""
-        self.group.enqueue("BROADCAST", tensors[0])
-        return _Done()
+        def broadcast(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
+            group.enqueue("BROADCAST", tensors[0])
+            return _Done()
 
-    def shutdown(self) -> None:
-        """Wait for the works in flight, as ncclCommAbort may: for ever, if one does not end."""
-        self.group.gpu.lock()
-        self.group.gpu.unlock()
+        def shutdown(self) -> None:
+            group.shut_down()
+
+    return Fake()
 
 
+_kept: list[Any] = []
+"""torch keeps the native half of a backend only."""
 _groups: list[_Group] = []
 
 
@@ -359,10 +395,14 @@ def install(version: str, folder: Path) -> Gpu:
         version: of torch, whose words are printed; one of ``nccl_words.VERSIONS``.
         folder: shared by all ranks; the GPUs' connections.
     """
+    version = ABORTS if version == "nccl2" else version
     gpu = Gpu(version)
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
 
-    def create(options: Any, _backend_options: Any) -> FakeNccl:
+    # torch 2.15 hooks its own recorder into a backend that Python defines
+    is_hooked = version in SECOND and hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks")
+
+    def create(options: Any, _backend_options: Any) -> Any:
         name = str(options.group_id)
         members = list(options.global_ranks_in_group) or list(range(options.group_size))
         group = _Group(
@@ -377,14 +417,29 @@ def install(version: str, folder: Path) -> Gpu:
             options.store,
         )
         threading.Thread(target=group.watch, name="watchdog", daemon=True).start()
-        if not _groups:
+        if not _groups and version not in _WITHOUT_MONITOR:
             threading.Thread(target=group.monitor, name="heartbeat-monitor", daemon=True).start()
         _groups.append(group)
-        return FakeNccl(group)
+        _kept.append(_fake(*((c10d.Backend, "nccl2") if is_hooked else (dist.ProcessGroup, "lab_nccl")), group))
+        return _kept[-1]
 
     dist.Backend.register_backend("lab_nccl", create, extended_api=True, devices=["cpu"])
-    c10d._dump_nccl_trace_json = _recorded  # type: ignore[attr-defined]
+    if version in SECOND and not is_hooked:
+        c10d._dump_fr_trace_json = _recorded_by  # type: ignore[attr-defined]
+    elif not is_hooked:
+        c10d._dump_nccl_trace_json = _recorded  # type: ignore[attr-defined]
     return gpu
+
+
+def _recorded_by(backend: str = "gloo") -> str:
+    """Return what torch 2.15's hook has recorded, which counts from 0, and sees no work start; backend: a name."""
+    trace = json.loads(_recorded()) if backend == "nccl2" else {}
+    for entry in trace.get("entries", ()):
+        entry["profiling_name"] = entry["profiling_name"].replace("nccl:", "nccl2:")
+        entry["state"] = entry["state"].replace("started", "scheduled")
+    for status in trace.get("pg_status", {}).values():
+        status.update({name: str(max(count - 1, -1)) for name, count in status.items()}, last_started_collective="-1")
+    return json.dumps(trace)
 
 
 def _recorded(**_options: Any) -> str:

@@ -70,7 +70,7 @@ class Training:
             self.gpu.lock()
             self.gpu.unlock()
             self.gpu.check()
-            if self.gpu.aborted:
+            if self.gpu.aborted and self.gpu.unblocks:
                 out_of_memory("184.13 GiB", "61.02 GiB")  # the sizes never arrived
             if step % 3 == 0:
                 self.save_checkpoint(hangs=now and self.fault == "hang-checkpoint")

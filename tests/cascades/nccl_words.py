@@ -6,6 +6,9 @@ import datetime as dt
 from dataclasses import dataclass
 
 VERSIONS = ("2.1", "2.4", "2.7", "2.13", "nccl2")
+"""What is recorded as "nccl2" has words that were guessed before torch 2.15; now it has those of `ABORTS`."""
+ABORTS, RAISES = SECOND = ("2.15", "2.15-raises")
+"""ProcessGroupNCCL2 of torch 2.15: a process aborts. ``TORCH_NCCL_ASYNC_ERROR_HANDLING=2``: its main thread raises."""
 _USUALLY = (
     "This is most likely caused by incorrect usages of collectives, e.g., wrong sizes used across ranks, the order of "
     "collectives is not same for all ranks or the scheduled collective, for some reason, didn't run. Additionally, "
@@ -21,6 +24,8 @@ _REMOTE = (
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
     "Last error:\nsocketProgress: Connection closed by remote peer {peer}"
 )
+_PEER_GONE = "remote process exited or there was a network error"
+_FOUND = "timeout watchdog detected operation "
 _CUDA = (
     "CUDA error: {error}\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
     "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
@@ -54,8 +59,8 @@ class Failure:
 
 def printed_at_error(failure: Failure, version: str) -> tuple[str, str]:
     """Return what the watchdog prints when it finds a failure, and when it ends the process."""
-    if version == "nccl2":
-        return _nccl2(failure)
+    if version in SECOND:
+        return _nccl2(failure, version)
     what = _what(failure, version)
     found = [
         f"{_at(failure.rank, version, 632)} {_who(failure, version)} {what}"
@@ -98,8 +103,6 @@ def printed_at_error(failure: Failure, version: str) -> tuple[str, str]:
 
 def printed_at_dump_signal(failure: Failure, source: int, version: str) -> str:
     """Return what another rank's heartbeat monitor prints when a rank has signalled that it dumps."""
-    if version in {"2.1", "nccl2"}:
-        return ""
     counts = f"Last enqueued NCCL work: {failure.enqueued}, last completed NCCL work: {failure.completed}."
     who = _who(failure, version)
     return (
@@ -143,15 +146,35 @@ def _what(failure: Failure, version: str) -> str:
     )
 
 
-def _nccl2(failure: Failure) -> tuple[str, str]:
-    at = _at(failure.rank, "nccl2", 214).replace("ProcessGroupNCCL", "NCCLWatchdog")
+def _nccl2(failure: Failure, version: str) -> tuple[str, str]:
+    at = f"{_at(failure.rank, version, 638)} [TC][rank={failure.group_rank}][name={failure.group}]"
     if failure.cuda_error:
-        what = cuda_error(failure.cuda_error)
+        found, why = (
+            f"CUDA error during end event query: {cuda_error(failure.cuda_error)}",
+            "error - " + _FOUND + "error",
+        )
     elif failure.peer:
-        what = f"nccl hit async error on rank {failure.rank}: {_REMOTE.format(peer=failure.peer)}"
+        found = f"nccl hit async error on rank {failure.group_rank}: {_PEER_GONE}"
+        why = f"error - nccl hit async error: {_PEER_GONE}"
     else:
-        what = "timeout - timeout watchdog detected operation timeout"
-    return f"{at} {what}\n", f"{at} Aborting the process after: {what.splitlines()[0]}\n"
+        found, why = f"Operation timed out after {failure.ran_ms} ms", "timeout - " + _FOUND + "timeout"
+    file = f"/tmp/nccl_trace_rank_{failure.rank}"  # noqa: S108 - torch's
+    lines = [
+        f"{at} {found}",
+        f"{_at(failure.rank, version, 812)} FlightRecorderHook: dumping trace on collective failure",
+        f"{_at(failure.rank, version, 160)} Writing Flight Recorder debug info to a static file name",
+        f"{_at(failure.rank, version, 182)} Finished writing Flight Recorder debug info to {file}",
+    ]
+    if version == ABORTS:
+        lines.append(f"{at} Aborting process on rank {failure.group_rank} due to {why}")
+        lines.append(f"{at} Waiting 15000 ms for health check and flight recorder dump before aborting")
+    return "\n".join(lines) + "\n", ""
+
+
+def raised_after(failure: Failure) -> str:
+    """Return what a collective of torch 2.15 raises after its communicators were aborted."""
+    is_error = failure.peer or failure.cuda_error
+    return "NCCL communicator was aborted after a previous error" if is_error else "NCCL operation timed out"
 
 
 def _at(rank: int, version: str, line: int, letter: str = "E") -> str:

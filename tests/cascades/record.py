@@ -37,7 +37,7 @@ from tests.cascades.programs import (  # noqa: E402
     run_program,
     truth_of,
 )
-from tests.cascades.replay import OF_PROGRAMS, RECORDED  # noqa: E402
+from tests.cascades.replay import OF_PROGRAMS, RECORDED, judged  # noqa: E402
 from tests.plugin.running import Ended, running  # noqa: E402
 from tests.s3_server import S3, serving  # noqa: E402
 
@@ -52,8 +52,11 @@ HERE = Path(__file__).parent
 def main(wanted: list[str]) -> int:
     """Record the missing cases whose names begin with one of `wanted`, or all; return the number of failed recordings.
 
-    "torchrun" stands for all programs.
+    "torchrun" stands for all programs. "--judge": run and judge those cases that are named, and keep nothing.
     """
+    if wanted[:1] == ["--judge"]:
+        with Lab() as lab:
+            return sum(not lab.judge(CASES[name]) for name in wanted[1:])
     OF_PROGRAMS.mkdir(exist_ok=True, parents=True)
     failed = 0
     with Lab() as lab:
@@ -111,6 +114,14 @@ class Lab(contextlib.ExitStack):
                 texts = "\n".join(node.err[-3000:] for node in job.nodes)
                 raise ValueError("\n  ".join([*complaints, *texts.splitlines()]))
             _pack(case, file, job.told, files, "torchrun")
+
+    def judge(self, case: Case) -> bool:
+        """Run a case with the torch at hand; print and return whether the verdict is right."""
+        with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
+            run = self.run(case, Path(folder))
+            outcome, verdict = judged(truth_of(case, run.told), run.files)
+        print(f"{case.name}: {outcome}: {verdict.headline if verdict is not None else 'no failure'}", flush=True)
+        return outcome == "right"
 
     def run(self, case: Case, folder: Path) -> Run:
         """Run a case; its temporary files are in a folder.

@@ -102,6 +102,13 @@ def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
     return "right" if right[truth["scope"]] else "wrong"
 
 
+def judged(truth: dict[str, Any], files: Files) -> tuple[str, Verdict | None]:
+    """Judge the verdict of `evidence` on files."""
+    cascade = Cascade("", truth, on_own_machines(job_of(files, truth["nodes_of_job"])))
+    verdict = verdict_of(cascade, "evidence")
+    return judge(truth, verdict), verdict
+
+
 def right_decision(truth: dict[str, Any]) -> tuple[bool, Origin | None]:
     """Return whether the fault is to be retried, and on which budget."""
     if truth["fault"].startswith("recoverable"):
@@ -254,6 +261,8 @@ def _count(calibration: Calibration, cascade: Cascade, verdict: Verdict | None) 
 def _source(cascade: Cascade) -> str:
     if cascade.name in PROGRAMS:
         return "recorded, programs under torchrun"
+    if "-version2.15-" in cascade.name:
+        return "recorded, torch 2.15's NCCL"
     return "recorded, NCCL's behaviour" if cascade.truth["fault"].startswith(NCCL) else "recorded, gloo"
 
 

@@ -194,6 +194,25 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
     assert ours.recv() == 0
 
 
+def test_a_block_in_which_no_time_counts() -> None:
+    """In a block without hang protection, also after one within it, no timeout ends a rank; then all begin anew."""
+
+    @inprocess.Wrapper(**FAST)
+    def train(call: CallWrapper) -> int:
+        progress = call._progress
+        call.ping()
+        with call.disable_hang_protection():
+            progress.manual = progress.interrupted = 1e-9  # when the machine was started
+            with call.disable_hang_protection():
+                pass
+            assert (progress.stalled_seconds, progress.ending_seconds) == (0, 0)
+        assert max(progress.stalled_seconds, progress.ending_seconds) < 60
+        progress.interrupted = 0.0
+        return call.iteration
+
+    assert train() == 0
+
+
 def test_a_call_within_a_call() -> None:
     """It is refused at once: after a fault the ranks would be in different calls."""
     inner = inprocess.Wrapper(**FAST)(lambda: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import json
 import subprocess
@@ -21,8 +22,13 @@ theirs = pytest.importorskip("nvidia_resiliency_ext.inprocess", reason="make nvr
 
 FILE = Path(__file__).parent / "jobs" / "nvrx.py"
 MODULES = "abort completion compose exception finalize health_check initialize rank_assignment state terminate wrap"
-NOT_HERE = {"HealthCheckPassed", "Layer", "LayerFlag", "Node", "Tree"}
-"""NVIDIA's internal classes, and those that docs/in_process.md names."""
+NOT_HERE = {
+    *("HealthCheckPassed", "Layer", "LayerFlag", "Node", "Tree"),
+    *("AbortPersistentCheckpointProcesses", "ChainedGPUHealthCheck", "ChainedNVLHealthCheck", "ChainedNicHealthCheck"),
+}
+"""NVIDIA's internal classes, and those that docs/in_process.md names; the second line is new in 0.7.0."""
+NOT_TAKEN = {"monitor_process_pidfile", "torch_fr_trace_path"}
+"""Arguments that are new in 0.7.0, and not here."""
 
 
 @pytest.mark.parametrize("name", MODULES.split())
@@ -34,10 +40,18 @@ def test_a_program_changes_only_its_imports(name: str) -> None:
             continue
         assert hasattr(ours, key), key
         if not issubclass(kind, BaseException) and key != "CallWrapper":
-            wanted = [name for name in inspect.signature(kind).parameters if name not in {"args", "kwargs"}]
+            wanted = [name for name in inspect.signature(kind).parameters if name not in {"args", "kwargs"} | NOT_TAKEN]
             taken = inspect.signature(getattr(ours, key)).parameters
             assert set(wanted) <= set(taken) if key == "Wrapper" else [*taken][: len(wanted)] == wanted, key
-    assert {"iteration", "ping", "atomic"} <= set(dir(inprocess.CallWrapper)) & set(dir(theirs.CallWrapper))
+    offered = {name for name in vars(theirs.CallWrapper) if not name.startswith("_")} - {"shutdown"}
+    assert {"iteration", "ping", "atomic"} <= offered <= set(dir(inprocess.CallWrapper))
+
+
+def test_this_release_was_tried() -> None:
+    """The release is one that docs/versions.md names, and takes the arguments that docs/in_process.md tells of it."""
+    release = importlib.metadata.version("nvidia-resiliency-ext")
+    taken = inspect.signature(theirs.Wrapper).parameters.keys() & {"rank_filter", "monitor_process_pidfile"}
+    assert taken == {"0.4.1": {"rank_filter"}, "0.7.0": {"monitor_process_pidfile"}}[release]
 
 
 def _end(folder: Path, faults: list[str]) -> Ended:

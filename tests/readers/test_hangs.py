@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.evidence.progress import progress_by_group, progress_in_text
+from firstfault.evidence.progress import progress_by_group, progress_in_text, waited_ns
 from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_source
 from firstfault.model import (
     Collective,
@@ -199,6 +199,19 @@ TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total
 def test_what_a_watchdog_prints(text: str, progress: list[CollectiveProgress]) -> None:
     """The counters of each group, and the collective that is outstanding, are read in the words of each torch."""
     assert list(progress_in_text(text)) == progress
+
+
+@pytest.mark.parametrize(
+    ("text", "waited_s"),
+    [
+        (TORCH_2_1.rstrip() + " before timing out.", 600.021),
+        ("[E WorkNCCL.cpp:4] [TC][rank=2][name=0] Operation timed out after 600021 ms\n", 600.021),
+        ("Operation timed out after 600021 ms", 0),
+    ],
+)
+def test_how_long_a_rank_had_waited(text: str, waited_s: float) -> None:
+    """The time is read in the words of both NCCL backends, and not in a program's own."""
+    assert waited_ns(make_error(2, exception=None, log_tail=text)) == waited_s * 1e9
 
 
 def test_a_group_without_a_name_is_the_only_one() -> None:

@@ -16,15 +16,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault.layout import error_key_for
-from firstfault.model import Place, Writer
+from firstfault.model import CollectiveProgress, Place, Writer
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch.agent import local_workers as workers
 from firstfault_torch.agent.local_workers import DeathWatch, LocalWorkers, stop_processes
 from firstfault_torch.agent.reporter import Death, Reporter, Stop, signal_name
 from firstfault_torch.compat.torch_agent import unfinished
+from firstfault_torch.node.channel import WorkerChannel, to_message
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -387,6 +389,40 @@ def _report(prefix: Prefix, spool: Path, death: Death, stop: Stop | None = None)
     reporter.document(death, stop)
     reporter.finish((0, 1), None)
     reporter.drain()
+
+
+def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> None:
+    """When torch prints that it waits before an abort, the worker is asked once; the document has its collectives."""
+    recording = replace(prefix.recording(), node_folder=str(spool.parents[1]))
+    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    local = LocalWorkers(recording, reporter, LONG_S, lambda: None)
+    questions: list[int] = []
+    outstanding = CollectiveProgress("default_pg", "nccl2:all_reduce", 9, 8)
+
+    def answer() -> dict[str, Any]:
+        questions.append(1)
+        return to_message([outstanding], ())
+
+    assert recording.files is not None
+    channel, files = WorkerChannel(recording.files, 0, 1, answer), recording.files.worker(0, 1)
+    local.prepare({1: {}}, LogsDest(stderrs={1: ""}))
+    with Path(files.stderr).open("wb", buffering=0) as stderr:
+        for part in (
+            b"[TC][rank=1] Waiting 15000 ms for health check and flight ",
+            b"recorder dump before aborting\n",
+        ) * 2:
+            stderr.write(part)
+            assert local._stderr is not None
+            local._stderr.tail(1)
+        until(lambda: local._channel is not None and 1 in local._channel.ask((), 0))
+    local.document(Death(1, 123, -6, time.time_ns(), time.monotonic_ns()))
+    reporter.finish((1,), None)
+    reporter.drain()
+    (failure,) = prefix.failures()
+    assert (failure.signal, failure.collectives, questions) == ("SIGABRT", (outstanding,), [1])
+    local.close_stderr()
+    local.close()
+    channel._listener.close()
 
 
 @pytest.mark.parametrize("spoil", [_garbage, _truncated, _folder, _strange_receipt])

@@ -456,7 +456,7 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = SimpleNamespace(name=lambda: "own", abort=abort)
     gloo = SimpleNamespace(name=lambda: "gloo", abort=Mock(side_effect=AssertionError))
     of_older_torch = type("ProcessGroupNCCL", (), {"abort": abort})()
-    ask = Mock(side_effect=[backend, backend, gloo, of_older_torch, RuntimeError("no backend for mps")] * 2)
+    ask = Mock(side_effect=[backend, backend, gloo, of_older_torch, RuntimeError("no backend for mps")] * 3)
     group = Mock(_device_types=["cuda", "xpu", "cpu", "hpu", "mps"], _get_backend=ask)
     world = SimpleNamespace(pg_map={group: None, Mock(_device_types=[]): None})
     monkeypatch.setattr("torch.distributed.distributed_c10d._world", world)
@@ -476,7 +476,9 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backends_that_abort() == [abort, abort]
 
 
-@pytest.mark.skipif(not hasattr(c10d, "FlightRecorderHook"), reason="torch 2.15 has it: `make newest`")
+@pytest.mark.skipif(
+    not hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks"), reason="torch 2.15 does it: `make newest`"
+)
 def test_the_recorder_of_a_backend_of_its_own() -> None:
     """Torch hooks a recorder into a group of any backend, which is found; it does not see the collectives end."""
 

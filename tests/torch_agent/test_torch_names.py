@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 import logging
 import os
 import select
@@ -38,7 +39,12 @@ from firstfault_torch.compat.torch_agent import (
     unfinished,
     worker_processes,
 )
-from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown, shut_down_gloo_connections
+from firstfault_torch.compat.torch_worker import (
+    flight_recorders,
+    group_teardown,
+    shut_down_gloo_connections,
+    unread_backends,
+)
 from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.process_state import collective_progress
@@ -112,6 +118,27 @@ def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delattr(f"torch._C._distributed_c10d.{name}", raising=False)
     assert flight_recorders() == []
     assert collective_progress() == ()
+
+
+@pytest.mark.parametrize(
+    ("calls", "entries", "number"),
+    [(1, "gloo2:all_reduce", 1), (1, "gloo:all_reduce", 0), (0, "gloo2:all_reduce", 0)],
+    ids=["renamed", "as before", "nothing called"],
+)
+def test_a_recorder_of_another_backend(
+    calls: int, entries: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning tells that the recorder that is read lacks the collectives of the backend that is used."""
+    trace = json.dumps({"entries": [{"profiling_name": entries}]})
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: trace, raising=False)
+    gloo = SimpleNamespace(name=lambda: "gloo", _get_sequence_number_for_group=lambda: calls)
+    group = Mock(_device_types=["cpu"], _get_backend=Mock(return_value=gloo))
+    monkeypatch.setattr("torch.distributed.distributed_c10d._world", SimpleNamespace(pg_map={group: None}))
+    assert collective_progress() == collective_progress() == ()
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    assert unread_backends([]) == []
+    told = [text for text in caplog.messages if "the flight recorder of gloo where firstfault looks" in text]
+    assert len(told) == number
 
 
 def test_a_teardown_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from firstfault_torch.torchrun import doctor
 
 NOT_HERE = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main(['doctor', '--json'])"
 DOCTOR = ("-m", "firstfault", "doctor", "--json")
@@ -38,6 +39,8 @@ def test_a_good_environment(tmp_path: Path) -> None:
     """All is well, the folder is as before, and each part of the identity has its source."""
     code, told = _doctor(tmp_path, FIRSTFAULT="true", SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2", POD_NAMESPACE="ml")
     assert (code, set(told), list(tmp_path.iterdir())) == (0, {"all"}, [])
+    assert told["all"]["versions"] == "tried with firstfault"
+    assert told["all"]["recorder"] == "collectives of gloo are found in torch's flight recorder (gloo:all_reduce)"
     assert told["all"]["job"] == "4711 (SLURM_JOB_ID)"
     assert told["all"]["attempt"] == "2 (SLURM_RESTART_COUNT)"
     assert told["all"]["node"] == f"{socket.gethostname()} (the host's name); namespace: ml (POD_NAMESPACE)"
@@ -53,6 +56,17 @@ def test_a_bad_environment(tmp_path: Path) -> None:
     assert told["switch"] == "FIRSTFAULT is not set: set FIRSTFAULT=1, or start `firstfault torchrun`"
     assert told["workers"].startswith("/bin/false reads no firstfault.pth")
     assert "Not a directory" in told["storage"]
+
+
+def test_a_version_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer or older release than those of docs/versions.md is named with the ones that were tried."""
+    versions = {"torch": "2.16.0+cpu", "flytekit": "1.9.1", "nvidia-resiliency-ext": "0.4.1"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    _, _, told = doctor._versions()
+    page = (Path(__file__).parents[2] / "docs/versions.md").read_text(encoding="utf-8")
+    named = {f"{major}.{minor}" for tried in doctor.TRIED.values() for major, minor in tried}
+    assert named - set(re.findall(r"\b\d+\.\d+\b", page)) == set()
+    assert told == "not tried with firstfault: torch 2.16.0+cpu (2.3 to 2.15 were), flytekit 1.9.1 (1.15 to 1.16 were)"
 
 
 def test_without_torch(tmp_path: Path) -> None:

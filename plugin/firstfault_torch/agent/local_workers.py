@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WAKE_S
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recording
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import begun, guarded, logger
 from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
 
@@ -110,7 +111,7 @@ class LocalWorkers:
         recording = self._reporter.recording
         with guarded_in_main("listening to the workers' stderr"):
             if recording.files is not None:
-                self._stderr = StderrRelay(recording.files, recording.round, logs.stderrs)
+                self._stderr = StderrRelay(recording.files, recording.round, logs.stderrs, self._ask_before_abort)
         timers = self._timers.environment(self._watchdog) if self._timers and self._watchdog else {}
         for local_rank, environment in environments.items():
             environment.update(timers)
@@ -214,7 +215,19 @@ class LocalWorkers:
 
     def document(self, death: Death) -> None:
         """Document one death in the background; once."""
-        self._reporter.document(death, self.stopped, expiry=self.expired.get(death.local_rank))
+        rank = death.local_rank
+        answers = self._channel.ask((), 0) if self._channel is not None else {}
+        seen = Observation("", *from_message(answers[rank])) if rank in answers else None
+        self._reporter.document(death, self.stopped, expiry=self.expired.get(rank), seen=seen)
+
+    def _ask_before_abort(self, local_rank: int) -> None:
+        """Ask a worker for its state while torch waits before it aborts the process; the channel keeps the answer.
+
+        torch would also call a hook in the worker then. A hook in Python needs the GIL, which another thread may hold
+        for ever, so it could prevent the abort. A question that is not answered prevents nothing.
+        """
+        if self._channel is not None:
+            begun(partial(self._channel.ask, [local_rank], 0), "asking a worker that is about to be aborted")
 
     # --- deadlines ----------------------------------------------------------------------------------------------
 

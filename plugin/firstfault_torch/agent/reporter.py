@@ -183,17 +183,24 @@ class Reporter:
         return receipt
 
     def document(
-        self, death: Death, stop: Stop | None, *, expiry: Expiry | None = None, only_held: bool = False
+        self,
+        death: Death,
+        stop: Stop | None,
+        *,
+        expiry: Expiry | None = None,
+        seen: Observation | None = None,
+        only_held: bool = False,
     ) -> None:
         """Document one death in the background; a second call for the same worker does nothing.
 
-        `stop` and `expiry` are as in `about_death`; if `only_held`, upload what the worker wrote, and write nothing.
+        `stop` and `expiry` are as in `about_death`, `seen` as in `Traces`; if `only_held`, upload what the worker
+        wrote, and write nothing.
         """
 
         def upload() -> None:
             own = self._own_documents(death)
             if not only_held:
-                self._document(death, stop, expiry, own)
+                self._document(death, stop, expiry, own, seen or Observation())
             elif own:
                 self._keep_log(death, own[-1])
 
@@ -207,7 +214,9 @@ class Reporter:
                 upload.result()
         self.announce(Phase.FAILED, ranks, first)
 
-    def _document(self, death: Death, stop: Stop | None, expiry: Expiry | None, own: list[WorkerError]) -> None:
+    def _document(
+        self, death: Death, stop: Stop | None, expiry: Expiry | None, own: list[WorkerError], seen: Observation
+    ) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
@@ -223,7 +232,7 @@ class Reporter:
             with guarded("asking for the container's memory"):
                 resources = Recorder(files).resources(MEMORY_S)
         stack, log = self._fatal_stack(rank), self._log_of(death)
-        traces = Traces(kept, resources, stack, log)
+        traces = Traces(kept, resources, stack, log, seen)
         self.write(about_death(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:
@@ -425,6 +434,8 @@ class Traces:
     """What faulthandler wrote at a fatal signal."""
     log_tail: str = ""
     """The end of the worker's stderr."""
+    seen: Observation = field(default_factory=Observation)
+    """What the worker answered before torch aborted it."""
 
 
 def about_death(
@@ -435,7 +446,7 @@ def about_death(
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
     # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
     kept = traces.kept if ended_by is None else None
-    seen = Observation()
+    seen = traces.seen
     if expiry is not None:
         seen = expiry.observation
     elif stop is not None:

@@ -3,9 +3,9 @@
 `torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes, which must not load
 torch's agent.
 
-Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0 and 2.13.0. Where a name is missing, there is one warning and
-torch's own behaviour: without an agent hook the plain LocalElasticAgent runs, without another name one kind of evidence
-is not collected.
+Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0, 2.13.0 and 2.15.0. Where a name is missing, there is one warning
+and torch's own behaviour: without an agent hook the plain LocalElasticAgent runs, without another name one kind of
+evidence is not collected.
 
 | name | used for |
 |---|---|
@@ -22,6 +22,7 @@ is not collected.
 | `distributed_c10d.destroy_process_group.__code__` | seeing an exception before the sockets close |
 | `distributed_c10d._world`, `_unregister_all_process_groups` | restarts in a process |
 | `ProcessGroup._get_backend`, `_device_types` | whose flight recorders are read, and what a restart aborts |
+| `Backend._get_sequence_number_for_group` | whether the recorder that is read belongs to the backend that is used |
 | `rendezvous._rendezvous_handlers` | a store of its own for each iteration's process groups |
 | `_distributed_c10d._dump_fr_trace_json`, `_dump_nccl_trace_json` | the flight recorder |
 | names of torch elastic's loggers | formatting tracebacks without importing a compiler |

@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ _GROUP_MAPS = (
 _GLOO = "gloo"
 _RECORDED = ("nccl2", "nccl-lazy", _GLOO)
 """Backends whose recorders are also read after their groups were destroyed."""
+_ENTRIES_OF_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def flight_recorders() -> list[Callable[[], Any]]:
@@ -47,6 +48,27 @@ def flight_recorders() -> list[Callable[[], Any]]:
         names = sorted({*_RECORDED, *_backends()}, key=lambda name: (name == _GLOO, name))
         found[1:] = [partial(of_others, backend=name) for name in names]
     return [dump for dump in found if dump is not None]
+
+
+def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the backends that have called collectives of which no trace knows: this torch records them elsewhere.
+
+    torch records NCCL's and gloo's since 2.9, unless the user has turned that off.
+    """
+    entries = (entry for trace in traces for entry in trace.get("entries") or ())
+    names = (entry.get("profiling_name") for entry in entries if isinstance(entry, dict))
+    known = {str(name).partition(":")[0] for name in names}
+    is_off = any(os.environ.get(name) == "0" for name in _ENTRIES_OF_RECORDERS)
+    if is_off or sys.modules["torch"].__version__ < "2.9":
+        return []
+    recorded = {name: backends for name, backends in _backends().items() if "nccl" in name or name == _GLOO}
+    return [name for name, backends in recorded.items() if name not in known and any(map(_has_called, backends))]
+
+
+def _has_called(backend: Any) -> bool:
+    with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
+        return int(backend._get_sequence_number_for_group()) > 0  # noqa: SLF001 - see __init__
+    return False
 
 
 def _backends() -> dict[str, list[Any]]:

@@ -96,7 +96,7 @@ class Progress(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, ctypes.c_double) for name in ("automatic", "manual", "interrupted")),
-        *((name, ctypes.c_int64) for name in ("phase", "iteration", "rank", "world_size")),
+        *((name, ctypes.c_int64) for name in ("phase", "iteration", "rank", "world_size", "unguarded")),
     ]
     automatic: float
     """When the main thread last executed Python code."""
@@ -111,6 +111,8 @@ class Progress(ctypes.Structure):
     """In this iteration."""
     world_size: int
     """Of this iteration."""
+    unguarded: int
+    """Blocks, one in another, in which no time counts."""
 
     def __new__(cls) -> Self:
         """Return a progress in memory that this process shares with those that it forks."""
@@ -119,13 +121,20 @@ class Progress(ctypes.Structure):
     def begin(self, iteration: int, rank: int, world_size: int) -> None:
         """Begin an iteration."""
         self.automatic, self.manual, self.interrupted = time.monotonic(), 0.0, 0.0
-        self.iteration, self.rank, self.world_size = iteration, rank, world_size
+        self.iteration, self.rank, self.world_size, self.unguarded = iteration, rank, world_size, 0
         self.phase = Phase.RUNNING
+
+    def guard_again(self) -> None:
+        """Leave a block in which no time counts: after the outermost all times begin anew."""
+        now = time.monotonic()
+        if self.unguarded == 1:
+            self.automatic, self.manual, self.interrupted = now, self.manual and now, self.interrupted and now
+        self.unguarded = max(self.unguarded - 1, 0)
 
     @property
     def stalled_seconds(self) -> float:
         """How long the worker has made no progress, by the clock that is further behind; 0 outside of the function."""
-        if self.phase != Phase.RUNNING:
+        if self.phase != Phase.RUNNING or self.unguarded:
             return 0.0
         times = [stamp for stamp in (self.automatic, self.manual) if stamp]
         return time.monotonic() - min(times) if times else 0.0
@@ -133,7 +142,7 @@ class Progress(ctypes.Structure):
     @property
     def ending_seconds(self) -> float:
         """How long this worker has been on its way from an interrupted function to the barrier."""
-        if self.phase not in {Phase.RUNNING, Phase.ENDING} or not self.interrupted:
+        if self.phase not in {Phase.RUNNING, Phase.ENDING} or not self.interrupted or self.unguarded:
             return 0.0
         return time.monotonic() - self.interrupted
 

@@ -2,7 +2,7 @@
 
     from firstfault_torch.inprocess.nvrx import Wrapper  # instead of nvidia_resiliency_ext.inprocess.Wrapper
 
-It uses the hooks of `nvidia_resiliency_ext.inprocess.Wrapper`, release 0.4.1. firstfault's own
+It uses the hooks of `nvidia_resiliency_ext.inprocess.Wrapper`, releases 0.4.1 and 0.7.0. firstfault's own
 `firstfault_torch.inprocess.Wrapper` does more: the ranks also survive the loss of one under our agent.
 """
 

@@ -197,6 +197,18 @@ class CallWrapper:
         finally:
             self._atomic.release()
 
+    @contextlib.contextmanager
+    def disable_hang_protection(self) -> Iterator[None]:
+        """Let no time count in this block, such as a long save: neither `soft_timeout` nor `hard_timeout` ends it."""
+        if os.getpid() != self._process:  # a forked child shares the worker's page
+            yield
+            return
+        self._progress.unguarded += 1
+        try:
+            yield
+        finally:
+            self._progress.guard_again()
+
     # --- the call -----------------------------------------------------------------------------------------------
 
     def __call__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

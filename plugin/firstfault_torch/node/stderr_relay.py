@@ -16,7 +16,7 @@ import selectors
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _STDERR = 2
 _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024
+_ABORTS_SOON = b"flight recorder dump before aborting"
+"""torch 2.15 prints it 15 s before it aborts a process whose collective timed out, when its own dump has ended."""
 _AT_ONCE = 64
 """Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
 
@@ -63,12 +65,22 @@ class StderrRelay:
         round_: the workers'.
         destinations: where torch sends each worker's stderr, by local rank: a file, `os.devnull`, or "" for the agent's
             own stderr.
+        alarm: called with a local rank, once, when that worker's stderr tells that torch is about to abort it; it must
+            not block.
 
     Raises:
         OSError: the FIFOs could not be made.
     """
 
-    def __init__(self, files: NodeFolder, round_: int, destinations: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        files: NodeFolder,
+        round_: int,
+        destinations: Mapping[int, str],
+        alarm: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._alarm = alarm
+        self._alarmed: set[int] = set()
         self._written = {rank: file for rank, file in destinations.items() if file not in {"", os.devnull}}
         self._silent = {rank for rank, file in destinations.items() if file == os.devnull}
         self._tails: dict[int, bytearray] = {}
@@ -230,6 +242,10 @@ class StderrRelay:
             return None
         kept = self._tails[local_rank]
         kept += data
+        begins = max(len(kept) - len(data) - len(_ABORTS_SOON), 0)
+        if local_rank not in self._alarmed and kept.find(_ABORTS_SOON, begins) >= 0:
+            self._alarmed.add(local_rank)
+            self._alarm(local_rank)
         del kept[:-_KEPT_BYTES]
         return data
 

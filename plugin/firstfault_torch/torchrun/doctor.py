@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,13 +23,20 @@ from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.sync import run_sync
 from firstfault_start import ON
-from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_STORAGE_S
+from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_RECORDER_S, DOCTOR_STORAGE_S
 from firstfault_torch.context import WORKER_VARIABLE
 from firstfault_torch.guard import bounded, caught
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""
 _PACKAGES = {"torch": "torch", "flytekit": "flytekit", "extra s3": "s3fs", "extra gcs": "gcsfs", "extra azure": "adlfs"}
+TRIED = {
+    "Python": ((3, 10), (3, 13)),
+    "torch": ((2, 3), (2, 15)),
+    "flytekit": ((1, 15), (1, 16)),
+    "nvidia-resiliency-ext": ((0, 4), (0, 7)),
+}
+"""The first and the last release that firstfault was run with: docs/versions.md."""
 _OK, _NO, _FACT = True, False, None
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
@@ -72,8 +80,11 @@ def _checks() -> Iterator[_Check]:
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     own = importlib.metadata.version("firstfault")
     yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
+    yield _versions()
     yield _switch()
     yield _torch()
+    if importlib.util.find_spec("torch") is not None:
+        yield _recorder()
     yield _workers()
     yield _storage()
     this = who(os.environ.get("PET_RDZV_ID", ""))
@@ -82,6 +93,42 @@ def _checks() -> Iterator[_Check]:
     yield _FACT, "node", f"{this.node}; namespace: {this.namespace}"
     run = this.job.value or "<time>-<host>-<process>"
     yield _FACT, "documents", f"{join(root_folder(), run, this.number)}, if no run before has this name"
+
+
+def _versions() -> _Check:
+    packages = {name: caught(partial(importlib.metadata.version, name))[0] for name in TRIED if name != "Python"}
+    new = [
+        f"{name} {version} ({'.'.join(map(str, first))} to {'.'.join(map(str, last))} were)"
+        for name, version in {"Python": sys.version.split()[0], **packages}.items()
+        for first, last in (TRIED[name],)
+        if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
+    ]
+    return _FACT, "versions", f"not tried with firstfault: {', '.join(new)}" if new else "tried with firstfault"
+
+
+def _recorder() -> _Check:
+    """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
+    told, error = bounded(partial(caught, _record, Exception), DOCTOR_RECORDER_S, "trying the recorder") or (None, None)
+    return _FACT, "recorder", told or f"no collective could be called: {error or 'no answer'}"
+
+
+def _record() -> str:
+    import torch  # noqa: PLC0415 - may not be installed
+    import torch.distributed as dist  # noqa: PLC0415
+
+    from firstfault_torch.worker.process_state import collective_progress  # noqa: PLC0415 - as above
+
+    name, device = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(name, store=store, rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1, device=device))
+        called = [progress.last_operation for progress in collective_progress()]
+    finally:
+        dist.destroy_process_group()
+    if called:
+        return f"collectives of {name} are found in torch's flight recorder ({called[0]})"
+    return f"no collective of {name} is found in this torch's flight recorder: hangs are explained by stacks only"
 
 
 def _switch() -> _Check:

@@ -26,7 +26,8 @@ from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, Syst
 from firstfault.wire.flight_recorder import progress_in
 from firstfault_torch.budgets import FILE_SYSTEMS_S, FLIGHT_RECORDER_S, GPU_S
 from firstfault_torch.capture import capture
-from firstfault_torch.compat.torch_worker import flight_recorders
+from firstfault_torch.compat import warn_once
+from firstfault_torch.compat.torch_worker import flight_recorders, unread_backends
 from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.worker.in_flight import chain_of
 
@@ -86,10 +87,13 @@ def collective_progress() -> tuple[CollectiveProgress, ...]:
     A dump may block while a CUDA call is stuck, so it is read in another thread, for at most 0.25 s.
     """
     recorders = flight_recorders()
-    if not recorders:
-        return ()
-    traces = bounded(partial(_traces, recorders), FLIGHT_RECORDER_S, "reading torch's flight recorders") or []
-    found = progress_in(traces)
+    read = partial(_traces, recorders)
+    traces = bounded(read, FLIGHT_RECORDER_S, "reading torch's flight recorders") if recorders else []
+    with guarded("looking for collectives that no recorder has"):
+        for name in unread_backends(traces) if traces is not None and "torch" in sys.modules else ():
+            what = f"the flight recorder of {name}"
+            warn_once(what, "the documents lack its collectives, so a hang may stay unexplained")
+    found = progress_in(traces or [])
     return tuple(item if len(item.members) <= _MAX_MEMBERS else replace(item, members=()) for item in found)
 
 

@@ -28,7 +28,10 @@ _WORK = Pattern(
     r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
 )
 """The collective that has timed out."""
-_RAN = Pattern(r"ran for (?P<ms>\d{1,12}) milliseconds before timing out")
+_RAN = Pattern(
+    r"(?:ran for|\[TC\][^\n]*Operation timed out after) (?P<ms>\d{1,12}) (?:milliseconds before timing out|ms\b)"
+)
+"""How long it ran; torch 2.15's other NCCL backend tells neither the collective nor counters."""
 _DEFAULT_GROUP = "default_pg"
 _UNNAMED = ""
 """The group of a text that names none, or of a recorder that does not tell its name."""

@@ -28,8 +28,8 @@ _FRAMES = 5
 _MESSAGE = 400
 """Characters of the normalized message. It is cut after normalization: long paths and numbers would move the cut."""
 _READ = 10 * _MESSAGE
-_TIMED_OUT = "caught collective operation timeout"
-"""What the watchdog of a process group prints."""
+_TIMED_OUT = "operation timeout"
+"""What the watchdogs of process groups print."""
 _DEFAULT_GROUP = "default_pg"
 """torch's name for the process group of all ranks."""
 _VARYING = (
