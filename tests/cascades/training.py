@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # in a pod, only this folder
 
 from tests.cascades.injecting import clock_variables, descendants, end_node, hang_in_c, marks, rank, truth
 
-if TYPE_CHECKING or __name__ == "__main__":
+if TYPE_CHECKING or "flytekit" not in sys.modules:  # a program
     from firstfault_torch import RecoverableError
 else:
     from flytekit.exceptions.user import FlyteRecoverableException as RecoverableError

@@ -1,0 +1,188 @@
+"""The lab's trainings as programs under any launcher: with progress lines, and with more faults.
+
+Its inputs, those of `main`, are in ``LAB_INPUTS`` as JSON. It knows nothing of firstfault.
+"""
+
+import argparse
+import faulthandler
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
+
+for _rank, _local in (("SLURM_PROCID", "SLURM_LOCALID"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")):
+    if "RANK" not in os.environ and _rank in os.environ:
+        os.environ |= {"RANK": os.environ[_rank], "LOCAL_RANK": os.environ[_local]}
+os.environ["HOSTNAME"] = socket.gethostname()
+WORLD = os.environ.setdefault("WORLD_SIZE", "4")
+
+import torch  # noqa: E402 - only now it is known which rank this is
+import torch.distributed as dist  # noqa: E402
+
+from tests.cascades import nccl_training, training  # noqa: E402
+from tests.cascades.injecting import marks, rank, truth  # noqa: E402
+
+LOG = logging.getLogger("train")
+
+
+class _Killed(training.Loader):
+    """A data set whose second item kills its process, as the kernel's OOM killer does."""
+
+    def __getitem__(self, index: int) -> int:
+        return os.kill(os.getpid(), signal.SIGKILL) or 0 if index else index
+
+
+def _check_loss() -> None:
+    loss = torch.log(torch.tensor(-1.0))
+    assert torch.isfinite(loss), f"loss is {loss.item()} at step {training.FAULT_STEP}"
+
+
+def _explain_and_exit() -> None:
+    print("ERROR: label 1003 is out of range, vocabulary has 1000 entries", file=sys.stderr)
+    sys.exit(1)
+
+
+def _log_and_exit() -> None:
+    try:
+        json.loads('{"shards": [1, 2')
+    except ValueError:
+        LOG.exception("cannot read the manifest")
+        os._exit(1)
+
+
+training.FAULTS.update(
+    {
+        "nan": _check_loss,
+        "shape": lambda: torch.ones(3, 4) @ torch.ones(5, 6),
+        "state": lambda: torch.nn.Linear(4, 4).load_state_dict(torch.nn.Linear(4, 5).state_dict()),
+        "loader-killed": lambda: list(torch.utils.data.DataLoader(_Killed(), num_workers=1)),
+        "file": lambda: Path("/data/shard-00017.tar").read_bytes(),
+        "cuda-oom": nccl_training.out_of_memory,
+        "explained": _explain_and_exit,
+        "logged": _log_and_exit,
+    }
+)
+AT_START: dict[str, Callable[[], Any]] = {
+    "import": lambda: __import__("flash_attention_4"),
+    "import-all": lambda: __import__("flash_attention_4"),
+    "argument-all": lambda: argparse.ArgumentParser("train.py").parse_args(["--learnig-rate", "0.1"]),
+}
+"""Faults before the process group exists; "-all": of every rank."""
+
+
+def say(style: str, step: int) -> None:
+    """Print a step's progress."""
+    text = f"step {step} loss {2.5 / (step + 1) + random.random() / 10:.4f} tokens/s {random.randint(9000, 9900)}"
+    if style in {"plain", "rich"} and rank() == 0:
+        print(text)
+    elif style == "ranks":
+        print(f"[Rank {rank()}] {text}")
+    elif style == "logging":
+        LOG.info(text)
+    elif style == "json":
+        print(json.dumps({"time": time.time(), "level": "INFO", "rank": rank(), "message": text}))
+    elif style == "bar" and rank() == 0:
+        sys.stderr.write(f"\rEpoch 0: {step * 16:3}%|{'█' * step:<7}| {step}/6 [00:0{step}<00:04, {step}.21it/s]")
+
+
+def speak(style: str, decoys: bool, endless: bool) -> None:
+    """Print progress as `style` says from now on, and with `decoys` also errors that are handled."""
+    form = f"%(asctime)s %(levelname)s [rank {rank()}] %(name)s: %(message)s" if style == "logging" else None
+    logging.basicConfig(format=form, level=logging.INFO)
+    if style in {"ranks", "bar"}:
+        faulthandler.enable()
+    if style in {"ranks", "logging"}:
+        LOG.info("rank %s of %s on %s, pid %s", rank(), os.environ["WORLD_SIZE"], socket.gethostname(), os.getpid())
+    if style == "rich":
+        __import__("rich.traceback").traceback.install()
+    if style == "json":
+        sys.excepthook = lambda *error: print(
+            json.dumps({"level": "ERROR", "rank": rank(), "exc_info": "".join(traceback.format_exception(*error))})
+        )
+    steps, reduce = itertools.count(), dist.all_reduce
+
+    def all_reduce(*values: Any, **options: Any) -> Any:
+        step = next(steps)
+        say(style, step)
+        if step == 1 and decoys:
+            try:
+                {}["index-v2"]
+            except KeyError:
+                LOG.exception("no cached index, building it again")
+            LOG.warning("shard 12: ConnectionResetError(104, 'Connection reset by peer'), attempt 1 of 5")
+        if endless:
+            (marks() / f"step-{rank()}-{step}").touch()
+            time.sleep(0.3)
+        return reduce(*values, **options)
+
+    dist.all_reduce = all_reduce
+
+
+def main(*, kind: str, culprit: int, style: str = "plain", decoys: int = -1, nccl: str = "", then: str = "") -> None:
+    """Train.
+
+    Args:
+        kind: the fault; "endless" for a training that something else ends, "success" for none.
+        culprit: who meets it.
+        style: of the progress lines.
+        decoys: a rank that handles errors.
+        nccl: the version of torch whose words the lab's NCCL prints; else gloo is used.
+        then: the fault, of the next rank, after torchrun's restart.
+    """
+    if then and ((marks() / "again").exists() or list(marks().glob("truth-*.json"))):
+        (marks() / "again").touch()
+        for old in marks().glob("truth-*.json"):
+            old.unlink(missing_ok=True)
+        kind, culprit = then, (culprit + 1) % int(os.environ["WORLD_SIZE"])
+    speak(style, decoys == rank(), kind == "endless")
+    if kind == "endless":
+        training.STEPS = 500
+    if kind in AT_START and (kind.endswith("-all") or rank() == culprit):
+        truth(kind=kind)
+        AT_START[kind]()
+    kind = "" if kind in {*AT_START, "endless", "success"} else kind
+    if nccl:
+        nccl_training.train(kind, culprit, nccl)
+    else:
+        training.train(kind, culprit)
+    if rank() == 0:
+        print("training is done, saved /checkpoints/final")
+
+
+def as_rank(number: int, inputs: dict[str, Any]) -> None:
+    """Train as a rank that this program starts itself."""
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
+    main(**inputs)
+
+
+def start_actors(inputs: dict[str, Any]) -> None:
+    """Train in actors of Ray."""
+    import ray  # noqa: PLC0415 - an environment of its own
+
+    class Trainer:
+        run = staticmethod(as_rank)
+
+    ray.init(num_cpus=int(WORLD), include_dashboard=False)
+    actors = [ray.remote(Trainer).remote() for _ in range(int(WORLD))]
+    ray.get([actor.run.remote(number, inputs) for number, actor in enumerate(actors)])
+
+
+if __name__ == "__main__":
+    _inputs, _launcher = json.loads(os.environ["LAB_INPUTS"]), os.environ["LAB_LAUNCHER"]
+    if _launcher == "spawn":
+        torch.multiprocessing.spawn(as_rank, (_inputs,), nprocs=int(WORLD))
+    elif _launcher == "ray":
+        start_actors(_inputs)
+    else:
+        main(**_inputs)
