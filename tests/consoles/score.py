@@ -104,7 +104,7 @@ def scored(truth: dict[str, Any], log: Path) -> Scored:
     return Scored(
         truth,
         judge(truth, code, answer),
-        "retry" if bool(decision.get("retry")) == truth["retry"] else "",
+        "retry" if decision.get("retry", truth["ranks"] is not None) == truth["retry"] else "",
         "category" if verdict.get("category", "") in {truth["category"], *truth["also"]} else "",
         ("right" if min(boxes)[1] in (truth["ranks"] or ()) else "wrong") if boxes else "",
         f"{verdict.get('confidence', code)}: {verdict.get('headline', '')}",
