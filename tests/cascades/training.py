@@ -281,7 +281,7 @@ SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told",
 
 def is_faulty(kind: str, culprit: int) -> bool:
     """Whether this rank meets a fault of this kind."""
-    if kind in {"all-ranks", "all-killed", "deadlock"}:
+    if kind in {"all-ranks", "all-killed", "deadlock"} or kind.endswith("-all"):
         return True
     if kind == "all-told":
         return os.environ["LOCAL_RANK"] == "0"

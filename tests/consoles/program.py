@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,16 @@ for _rank, _local in (("SLURM_PROCID", "SLURM_LOCALID"), ("OMPI_COMM_WORLD_RANK"
     if "RANK" not in os.environ and _rank in os.environ:
         os.environ |= {"RANK": os.environ[_rank], "LOCAL_RANK": os.environ[_local]}
 os.environ["HOSTNAME"] = socket.gethostname()
-WORLD = os.environ.setdefault("WORLD_SIZE", "4")
+WORLD = int(os.environ.setdefault("WORLD_SIZE", "4"))
 
 import torch  # noqa: E402 - only now it is known which rank this is
 import torch.distributed as dist  # noqa: E402
 
 from tests.cascades import nccl_training, training  # noqa: E402
-from tests.cascades.injecting import marks, rank, truth  # noqa: E402
+from tests.cascades.injecting import marks, rank  # noqa: E402
 
 LOG = logging.getLogger("train")
+AT_START = ("import", "import-all", "argument-all")
 
 
 class _Killed(training.Loader):
@@ -61,32 +61,24 @@ def _log_and_exit() -> None:
         os._exit(1)
 
 
-training.FAULTS.update(
-    {
-        "nan": _check_loss,
-        "shape": lambda: torch.ones(3, 4) @ torch.ones(5, 6),
-        "state": lambda: torch.nn.Linear(4, 4).load_state_dict(torch.nn.Linear(4, 5).state_dict()),
-        "loader-killed": lambda: list(torch.utils.data.DataLoader(_Killed(), num_workers=1)),
-        "file": lambda: Path("/data/shard-00017.tar").read_bytes(),
-        "cuda-oom": nccl_training.out_of_memory,
-        "explained": _explain_and_exit,
-        "logged": _log_and_exit,
-    }
-)
-AT_START: dict[str, Callable[[], Any]] = {
+training.FAULTS |= {
+    "nan": _check_loss,
+    "shape": lambda: torch.ones(3, 4) @ torch.ones(5, 6),
+    "state": lambda: torch.nn.Linear(4, 4).load_state_dict(torch.nn.Linear(4, 5).state_dict()),
+    "loader-killed": lambda: list(torch.utils.data.DataLoader(_Killed(), num_workers=1)),
+    "file": lambda: Path("/data/shard-00017.tar").read_bytes(),
+    "cuda-oom": nccl_training.out_of_memory,
+    "explained": _explain_and_exit,
+    "logged": _log_and_exit,
     "import": lambda: __import__("flash_attention_4"),
     "import-all": lambda: __import__("flash_attention_4"),
     "argument-all": lambda: argparse.ArgumentParser("train.py").parse_args(["--learnig-rate", "0.1"]),
 }
-"""Faults before the process group exists; "-all": of every rank."""
 
 
-def say(style: str, step: int) -> None:
-    """Print a step's progress."""
+def _say(style: str, step: int) -> None:
     text = f"step {step} loss {2.5 / (step + 1) + random.random() / 10:.4f} tokens/s {random.randint(9000, 9900)}"
-    if style in {"plain", "rich"} and rank() == 0:
-        print(text)
-    elif style == "ranks":
+    if style == "ranks":
         print(f"[Rank {rank()}] {text}")
     elif style == "logging":
         LOG.info(text)
@@ -94,6 +86,8 @@ def say(style: str, step: int) -> None:
         print(json.dumps({"time": time.time(), "level": "INFO", "rank": rank(), "message": text}))
     elif style == "bar" and rank() == 0:
         sys.stderr.write(f"\rEpoch 0: {step * 16:3}%|{'█' * step:<7}| {step}/6 [00:0{step}<00:04, {step}.21it/s]")
+    elif style != "quiet" and rank() == 0:
+        print(text)
 
 
 def speak(style: str, decoys: bool, endless: bool) -> None:
@@ -103,7 +97,7 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
     if style in {"ranks", "bar"}:
         faulthandler.enable()
     if style in {"ranks", "logging"}:
-        LOG.info("rank %s of %s on %s, pid %s", rank(), os.environ["WORLD_SIZE"], socket.gethostname(), os.getpid())
+        LOG.info("rank %s of %s on %s, pid %s", rank(), WORLD, socket.gethostname(), os.getpid())
     if style == "rich":
         __import__("rich.traceback").traceback.install()
     if style == "json":
@@ -114,7 +108,7 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
 
     def all_reduce(*values: Any, **options: Any) -> Any:
         step = next(steps)
-        say(style, step)
+        _say(style, step)
         if step == 1 and decoys:
             try:
                 {}["index-v2"]
@@ -129,7 +123,7 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
     dist.all_reduce = all_reduce
 
 
-def main(*, kind: str, culprit: int, style: str = "plain", decoys: int = -1, nccl: str = "", then: str = "") -> None:
+def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: str = "") -> None:
     """Train.
 
     Args:
@@ -144,18 +138,15 @@ def main(*, kind: str, culprit: int, style: str = "plain", decoys: int = -1, ncc
         (marks() / "again").touch()
         for old in marks().glob("truth-*.json"):
             old.unlink(missing_ok=True)
-        kind, culprit = then, (culprit + 1) % int(os.environ["WORLD_SIZE"])
+        kind, culprit = then, (culprit + 1) % WORLD
     speak(style, decoys == rank(), kind == "endless")
     if kind == "endless":
         training.STEPS = 500
-    if kind in AT_START and (kind.endswith("-all") or rank() == culprit):
-        truth(kind=kind)
-        AT_START[kind]()
-    kind = "" if kind in {*AT_START, "endless", "success"} else kind
+    kind = "" if kind in {"endless", "success"} else kind
     if nccl:
         nccl_training.train(kind, culprit, nccl)
     else:
-        training.train(kind, culprit)
+        training.train(kind, culprit, early=kind in AT_START)
     if rank() == 0:
         print("training is done, saved /checkpoints/final")
 
@@ -173,15 +164,15 @@ def start_actors(inputs: dict[str, Any]) -> None:
     class Trainer:
         run = staticmethod(as_rank)
 
-    ray.init(num_cpus=int(WORLD), include_dashboard=False)
-    actors = [ray.remote(Trainer).remote() for _ in range(int(WORLD))]
+    ray.init(num_cpus=WORLD, include_dashboard=False)
+    actors = [ray.remote(Trainer).remote() for _ in range(WORLD)]
     ray.get([actor.run.remote(number, inputs) for number, actor in enumerate(actors)])
 
 
 if __name__ == "__main__":
     _inputs, _launcher = json.loads(os.environ["LAB_INPUTS"]), os.environ["LAB_LAUNCHER"]
     if _launcher == "spawn":
-        torch.multiprocessing.spawn(as_rank, (_inputs,), nprocs=int(WORLD))
+        torch.multiprocessing.spawn(as_rank, (_inputs,), nprocs=WORLD)
     elif _launcher == "ray":
         start_actors(_inputs)
     else:

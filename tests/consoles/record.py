@@ -6,7 +6,6 @@ which the nodes' streams are merged as schedulers merge them. Logs that exist ar
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import gzip
 import json
@@ -19,18 +18,17 @@ import tempfile
 import threading
 import time
 import zlib
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import tomllib
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
 from tests.consoles import score  # noqa: E402 - only now it is found
-from tests.consoles.score import PLANS  # noqa: E402
 from tests.processes import kill, running_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -39,54 +37,43 @@ if TYPE_CHECKING:
 Stream: TypeAlias = "list[tuple[float, bytes]]"
 """What a node printed, and when."""
 HERE = Path(__file__).parent
+PLANS: dict[str, Any] = tomllib.loads((HERE / "plans.toml").read_text(encoding="utf-8"))
+GROUPS: dict[str, list[str]] = PLANS["groups"]
 LONGEST_S, OTHERS_S = 150.0, 45.0
 """How long a job may take, and how long a node may live on after the first one has ended."""
-SLURM = ROOT / "build" / "slurm" / "slurm.conf"
-GROUPS = {name: set(faults) for name, faults in PLANS["groups"].items()}
 STYLES = ("plain", "ranks", "logging", "json", "bar", "rich", "quiet")
 VERSIONS = ("2.7", "2.13", "2.4", "2.1")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A training of which one or more logs are made."""
+class Run(NamedTuple):
+    """A training of which one or more logs are made; `faults` are those of its attempts."""
 
+    name: str
     launcher: str
-    faults: tuple[str, ...]
-    """Of its attempts."""
-    culprit: int
-    shapes: tuple[str, ...]
-    number: int
+    faults: list[str]
+    shapes: list[str]
+    inputs: dict[str, Any]
 
-    @property
-    def name(self) -> str:
-        """The beginning of its logs' names."""
-        return f"{self.launcher}-{'-then-'.join(self.faults)}-rank{self.culprit}"
 
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """What the program is told, without the fault."""
-        chance = zlib.crc32(self.name.encode())
-        decoys = (self.culprit + 1) % 4 if self.faults[-1] == "success" or chance % 4 == 0 else -1
-        nccl = VERSIONS[self.number % len(VERSIONS)] if self.launcher.endswith("nccl") else ""
-        return {"culprit": self.culprit, "style": STYLES[chance % len(STYLES)], "decoys": decoys, "nccl": nccl}
+def _listed(names: str) -> list[str]:
+    return [name for word in names.split() for name in PLANS["lists"].get(word, word).split()]
 
 
 def runs() -> Iterator[Run]:
-    """Yield all runs, those of each launcher in turn."""
+    """Yield all runs, those of each launcher in turn; what varies without a plan depends on the name."""
     plans = PLANS["launchers"]
     faults = {launcher: _listed(plan["faults"]) for launcher, plan in plans.items()}
     for number in range(max(map(len, faults.values()))):
         for place, (launcher, plan) in enumerate(plans.items()):
             if number < len(faults[launcher]):
-                shapes, count = _listed(plan["shapes"]), plan["logs"]
-                chosen = tuple(shapes[(number * count + step) % len(shapes)] for step in range(count))
-                attempts = tuple(faults[launcher][number].split(">"))
-                yield Run(launcher, attempts, (3, 1, 2, 0)[(number + place) % 4], chosen, number)
-
-
-def _listed(names: str) -> list[str]:
-    return [name for word in names.split() for name in PLANS["lists"].get(word, word).split()]
+                attempts, culprit = faults[launcher][number].split(">"), (3, 1, 2, 0)[(number + place) % 4]
+                name = f"{launcher}-{'-then-'.join(attempts)}-rank{culprit}"
+                shapes, count, chance = _listed(plan["shapes"]), plan["logs"], zlib.crc32(name.encode())
+                decoys = (culprit + 1) % 4 if attempts[-1] == "success" or chance % 4 == 0 else -1
+                nccl = VERSIONS[number % len(VERSIONS)] if launcher.endswith("nccl") else ""
+                inputs = {"culprit": culprit, "style": STYLES[chance % len(STYLES)], "decoys": decoys, "nccl": nccl}
+                chosen = [shapes[(number * count + step) % len(shapes)] for step in range(count)]
+                yield Run(name, launcher, attempts, chosen, inputs)
 
 
 def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,8 +83,8 @@ def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
     ranks = [] if fault in GROUPS["nobody"] else sorted(item["rank"] for item in told)
     node = told[0]["node"] if told and fault not in {"deadlock", *GROUPS["several"]} else None
     truth = {"launcher": run.launcher, "fault": fault, "ranks": ranks if fault != "success" else None, "node": node}
-    expected = {"category": category, "also": also.split(), "word": word, "retry": fault in GROUPS["retried"]}
-    return {**truth, "any": fault in GROUPS["several"], **expected}
+    truth |= {"category": category, "also": also.split(), "word": word}
+    return truth | {"any": fault in GROUPS["several"], "retry": fault in GROUPS["retried"]}
 
 
 def main(wanted: list[str]) -> int:
@@ -106,7 +93,6 @@ def main(wanted: list[str]) -> int:
         missing = [shape for shape in run.shapes if f"{run.name}-{shape}" not in score.index()]
         if not missing or (wanted and not run.name.startswith(tuple(wanted))):
             continue
-        began = time.monotonic()
         try:
             streams, told = record(run)
         except (OSError, ValueError) as error:
@@ -116,8 +102,8 @@ def main(wanted: list[str]) -> int:
             name = f"{run.name}-{shape}"
             (score.RECORDED / f"{name}.log.gz").write_bytes(gzip.compress(shaped(shape, streams), 9, mtime=0))
             with score.INDEX.open("a") as index:
-                index.write(json.dumps({"name": name, "shape": shape, **truth_of(run, told)}) + "\n")
-        print(f"{run.name}: {time.monotonic() - began:.1f} s, {len(missing)} logs", flush=True)
+                index.write(json.dumps({"name": name, **truth_of(run, told)}) + "\n")
+        print(f"{run.name}: {len(missing)} logs", flush=True)
     return score.main(wanted)
 
 
@@ -127,19 +113,14 @@ def record(run: Run) -> tuple[list[Stream], list[dict[str, Any]]]:
     Raises:
         ValueError: nothing was injected, or the job did not end as it should.
     """
-    streams: list[Stream] = []
-    told: list[dict[str, Any]] = []
-    is_restarted = run.launcher == "torchrun-restart"  # in one job
-    for fault in run.faults[:1] if is_restarted else run.faults:
-        is_external = fault in GROUPS["external"]
-        inputs = {**run.inputs, "kind": "endless" if is_external else fault}
-        if is_restarted:
-            inputs["then"] = run.faults[1]
+    streams: list[Stream] = [[] for _ in PLANS["launchers"][run.launcher]["nodes"]]
+    then, last = ({"then": run.faults[1]} if run.launcher == "torchrun-restart" else {}), run.faults[-1]
+    for fault in run.faults[: len(run.faults) - len(then)]:
+        inputs = {**run.inputs, **then, "kind": "endless" if fault in GROUPS["external"] else fault}
         with tempfile.TemporaryDirectory(prefix="console-", ignore_cleanup_errors=True) as folder:
             printed, codes = run_job(run.launcher, fault, inputs, Path(folder))
             told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("truth-*.json"))]
-        streams = [before + after for before, after in zip(streams or [[] for _ in printed], printed, strict=True)]
-    last = run.faults[-1]
+        streams = [before + after for before, after in zip(streams, printed, strict=True)]
     if any(codes) == (last == "success") or not (told or last in {"success", *GROUPS["external"]}):
         text = shaped("node", streams)[-2000:].decode(errors="replace")
         raise ValueError(f"exit codes {codes}, truth {told}: {text}")
@@ -149,11 +130,11 @@ def record(run: Run) -> tuple[list[Stream], list[dict[str, Any]]]:
 def run_job(launcher: str, fault: str, inputs: dict[str, Any], folder: Path) -> tuple[list[Stream], list[int]]:
     """Start the launcher on each node, strike from outside if the fault does so, and wait for the end."""
     given = {"python": sys.executable, "root": ROOT, "here": HERE, "marks": folder, "port": get_free_port()}
-    given |= {"minutes": 1 if fault == "time-limit" else 10}
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FIRSTFAULT", "SLURM"))}
     environment |= {name: value.format(**given) for name, value in PLANS["environment"].items()}
     # not among the arguments, because some launchers print these
     environment |= {"LAB_INPUTS": json.dumps(inputs), "LAB_LAUNCHER": launcher}
+    environment["MINUTES"] = "1" if fault == "time-limit" else "10"
     plan, jobs, readers, streams = PLANS["launchers"][launcher], [], [], []
     for number, node in enumerate(plan["nodes"]):
         job = subprocess.Popen(
@@ -186,7 +167,6 @@ def run_job(launcher: str, fault: str, inputs: dict[str, Any], folder: Path) -> 
 
 
 def _read(job: subprocess.Popen[bytes], stream: Stream, folder: Path) -> None:
-    assert job.stdout is not None
     with job.stdout:
         while data := os.read(job.stdout.fileno(), 1 << 16):
             stream.append((time.time(), neutral(data, folder)))
@@ -201,18 +181,19 @@ def neutral(data: bytes, folder: Path) -> bytes:
 
 def _strike(fault: str, launcher: str, jobs: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """End a job from outside once it trains; Slurm knows the time limit itself."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONGEST_S / 2
     while not (folder / "step-0-4").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    if fault != "time-limit" and launcher.startswith("srun"):
-        how = ["--signal=INT"] * (fault == "ctrl-c")
-        subprocess.run(["scancel", "--name=train", *how], env={**os.environ, "SLURM_CONF": str(SLURM)}, check=True)
-    elif fault != "time-limit":
-        for job in jobs:
-            if fault == "ctrl-c":
-                os.killpg(job.pid, signal.SIGINT)
-            else:
-                job.terminate()
+    if launcher.startswith("srun"):
+        signalled = {"ctrl-c": ["--signal=INT"], "cancel": [], "time-limit": ["--state=PENDING"]}[fault]
+        configured = {**os.environ, "SLURM_CONF": PLANS["environment"]["SLURM_CONF"].format(root=ROOT)}
+        subprocess.run(["scancel", "--name=train", *signalled], env=configured, check=True)
+        return
+    for job in jobs:
+        if fault == "ctrl-c":
+            os.killpg(job.pid, signal.SIGINT)
+        else:
+            job.terminate()
 
 
 def shaped(shape: str, streams: list[Stream]) -> bytes:
@@ -251,5 +232,4 @@ def _line(shape: str, number: int, when: float, line: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -10,26 +10,19 @@ import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
 from firstfault.cli import main as command
 from tests.cascades import replay
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RECORDED = Path(__file__).parent / "recorded"
 INDEX = RECORDED / "index.jsonl"
-PLANS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("plans.toml").read_text(encoding="utf-8"))
 OUTCOMES = ("right", "story", "partial", "undetermined", "wrong", "sure", "unread")
 """story: the ranks are right, and the word is missing; sure: wrong with high confidence; unread: no answer."""
 FAILED = (10, 11)
@@ -37,18 +30,15 @@ FAILED = (10, 11)
 _BOX = re.compile(rb"Root Cause \(first observed failure\):.*?time +: (\S+).*?rank +: (\d+) \(local_rank", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(NamedTuple):
     """What became of one log."""
 
     truth: dict[str, Any]
     outcome: str
-    decision: str
-    """"retry" if the decision on a retry is right."""
-    category: str
-    """"category" if it is right, or as good."""
-    box: str
-    """"right" or "wrong", what torch's box is worth; empty without one."""
+    more: tuple[str, ...]
+    """"category" if it is right, or as good; "retry" if the decision is right."""
+    box: bool | None
+    """Whether torch's box names a guilty rank; None without one."""
     answer: str
 
 
@@ -70,8 +60,8 @@ def judge(truth: dict[str, Any], code: int, answer: dict[str, Any]) -> str:
         return "unread"
     if truth["ranks"] is None or code == 0:
         return "right" if truth["ranks"] is None and code == 0 else wrong
-    said, want = set(verdict["ranks"]), set(truth["ranks"])
-    if not want and said and verdict["node"] not in _names(truth["node"]):
+    said, want, number = set(verdict["ranks"]), set(truth["ranks"]), int(truth["node"] == "gpu-b")
+    if not want and said and verdict["node"] not in {truth["node"], f"llama-worker-{number}", f"worker-{number + 1}"}:
         return wrong
     if want and not said:
         return "undetermined"
@@ -80,13 +70,7 @@ def judge(truth: dict[str, Any], code: int, answer: dict[str, Any]) -> str:
     return "right" if re.search(truth["word"], json.dumps(answer, ensure_ascii=False)) else "story"
 
 
-def _names(node: str | None) -> set[str]:
-    number = int(node == "gpu-b")
-    return {node, f"llama-worker-{number}", f"worker-{number + 1}"} if node else set()
-
-
-def scored(truth: dict[str, Any], log: Path) -> Scored:
-    """Read one log, and judge the answer."""
+def _scored(truth: dict[str, Any], log: Path) -> Scored:
     data = gzip.decompress((RECORDED / f"{truth['name']}.log.gz").read_bytes())
     log.write_bytes(data)
     out = io.StringIO()
@@ -95,29 +79,21 @@ def scored(truth: dict[str, Any], log: Path) -> Scored:
             code = command(["show", "--json", str(log)]) or 0
         except SystemExit as end:
             code = int(end.code or 0)
-    try:
-        answer = json.loads(out.getvalue())
-    except ValueError:
-        answer = {}
+    answer = json.loads(out.getvalue()) if out.getvalue().startswith("{") else {}
     verdict, decision = answer.get("verdict") or {}, answer.get("decision") or {}
+    more = ("category",) * (verdict.get("category", "") in {truth["category"], *truth["also"]})
+    more += ("retry",) * (decision.get("retry", truth["ranks"] is not None) == truth["retry"])
     boxes = [(when, int(rank)) for when, rank in _BOX.findall(data)]
-    return Scored(
-        truth,
-        judge(truth, code, answer),
-        "retry" if decision.get("retry", truth["ranks"] is not None) == truth["retry"] else "",
-        "category" if verdict.get("category", "") in {truth["category"], *truth["also"]} else "",
-        ("right" if min(boxes)[1] in (truth["ranks"] or ()) else "wrong") if boxes else "",
-        f"{verdict.get('confidence', code)}: {verdict.get('headline', '')}",
-    )
+    box = min(boxes)[1] in (truth["ranks"] or ()) if boxes else None
+    headline = f"{verdict.get('confidence', code)}: {verdict.get('headline', '')}"
+    return Scored(truth, judge(truth, code, answer), more, box, headline)
 
 
 def all_scored(wanted: Iterable[str] = ()) -> list[Scored]:
     """Score the logs whose names begin with one of `wanted`, or all."""
     starts = tuple(wanted) or ("",)
     with tempfile.TemporaryDirectory() as folder:
-        return [
-            scored(truth, Path(folder, f"{name}.log")) for name, truth in index().items() if name.startswith(starts)
-        ]
+        return [_scored(row, Path(folder, f"{name}.log")) for name, row in index().items() if name.startswith(starts)]
 
 
 def by_launcher(rows: list[Scored]) -> str:
@@ -126,11 +102,9 @@ def by_launcher(rows: list[Scored]) -> str:
     lines = ["| | logs | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
     for name in (*sorted({row.truth["launcher"] for row in rows}), "all"):
         these = [row for row in rows if name in {row.truth["launcher"], "all"}]
-        counts = Counter(word for row in these for word in (row.outcome, row.decision, row.category))
-        lines.append(
-            f"| {name} | " + " | ".join(str(figure) for figure in (len(these), *map(counts.get, columns))) + " |"
-        )
-    return "\n".join(lines).replace("None", "0")
+        counts = Counter(word for row in these for word in (row.outcome, *row.more))
+        lines.append(f"| {name} | {len(these)} | " + " | ".join(str(counts[column]) for column in columns) + " |")
+    return "\n".join(lines)
 
 
 def by_fault(rows: list[Scored]) -> str:
@@ -139,16 +113,17 @@ def by_fault(rows: list[Scored]) -> str:
     for row in rows:
         these = found[("nccl-" if row.truth["launcher"].endswith("nccl") else "") + row.truth["fault"]]
         these[1].append(row.outcome == "right")
-        these[2] += [row.box == "right"] * bool(row.box)
+        these[2] += [row.box] if row.box is not None else []
     for file in (*replay.RECORDED.glob("*.zip"), *replay.OF_PROGRAMS.glob("*.zip")):
         if (cascade := replay.load(file)).truth["fault"] in found:
             right = replay.judge(cascade.truth, replay.verdict_of(cascade, "evidence")) == "right"
             found[cascade.truth["fault"]][0].append(right)
-    found["all"] = [[right for these in found.values() for right in these[column]] for column in range(3)]
     lines = ["| fault | with firstfault in the job | from the console log | torch's box |", "|---|---|---|---|"]
-    for fault, columns in (*sorted(found.items(), key=lambda item: (item[0] == "all", item[0])),):
-        lines.append(f"| {fault} | " + " | ".join(f"{sum(these)} of {len(these)}" for these in columns) + " |")
-    return "\n".join(lines).replace("0 of 0 ", "")
+    everything = [[right for these in found.values() for right in these[column]] for column in range(3)]
+    for fault, columns in (*sorted(found.items()), ("all", everything)):
+        cells = (f"{sum(these)} of {len(these)}" if these else "" for these in columns)
+        lines.append(f"| {fault} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:
