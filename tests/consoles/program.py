@@ -36,21 +36,13 @@ LOG = logging.getLogger("train")
 AT_START = ("import", "import-all", "argument-all")
 
 
-class _Killed(training.Loader):
-    """A data set whose second item kills its process, as the kernel's OOM killer does."""
-
-    def __getitem__(self, index: int) -> int:
-        return os.kill(os.getpid(), signal.SIGKILL) or 0 if index else index
+def _end(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _check_loss() -> None:
     loss = torch.log(torch.tensor(-1.0))
     assert torch.isfinite(loss), f"loss is {loss.item()} at step {training.FAULT_STEP}"
-
-
-def _explain_and_exit() -> None:
-    print("ERROR: label 1003 is out of range, vocabulary has 1000 entries", file=sys.stderr)
-    sys.exit(1)
 
 
 def _log_and_exit() -> None:
@@ -65,10 +57,10 @@ training.FAULTS |= {
     "nan": _check_loss,
     "shape": lambda: torch.ones(3, 4) @ torch.ones(5, 6),
     "state": lambda: torch.nn.Linear(4, 4).load_state_dict(torch.nn.Linear(4, 5).state_dict()),
-    "loader-killed": lambda: list(torch.utils.data.DataLoader(_Killed(), num_workers=1)),
+    "loader-killed": lambda: list(torch.utils.data.DataLoader([0, 1], num_workers=1, worker_init_fn=_end)),
     "file": lambda: Path("/data/shard-00017.tar").read_bytes(),
     "cuda-oom": nccl_training.out_of_memory,
-    "explained": _explain_and_exit,
+    "explained": lambda: sys.exit("ERROR: label 1003 is out of range, vocabulary has 1000 entries"),
     "logged": _log_and_exit,
     "import": lambda: __import__("flash_attention_4"),
     "import-all": lambda: __import__("flash_attention_4"),
@@ -124,15 +116,10 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
 
 
 def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: str = "") -> None:
-    """Train.
+    """Train: `culprit` meets `kind`, and rank `decoys` handles errors.
 
-    Args:
-        kind: the fault; "endless" for a training that something else ends, "success" for none.
-        culprit: who meets it.
-        style: of the progress lines.
-        decoys: a rank that handles errors.
-        nccl: the version of torch whose words the lab's NCCL prints; else gloo is used.
-        then: the fault, of the next rank, after torchrun's restart.
+    kind: a fault, "endless" for a training that something else ends, or "success"; `then`: the fault of the next rank
+    after torchrun's restart. nccl: the version of torch whose words the lab's NCCL prints; empty for gloo.
     """
     if then and ((marks() / "again").exists() or list(marks().glob("truth-*.json"))):
         (marks() / "again").touch()
@@ -157,16 +144,10 @@ def as_rank(number: int, inputs: dict[str, Any]) -> None:
     main(**inputs)
 
 
-def start_actors(inputs: dict[str, Any]) -> None:
-    """Train in actors of Ray."""
-    import ray  # noqa: PLC0415 - an environment of its own
+class Trainer:
+    """An actor of Ray's."""
 
-    class Trainer:
-        run = staticmethod(as_rank)
-
-    ray.init(num_cpus=WORLD, include_dashboard=False)
-    actors = [ray.remote(Trainer).remote() for _ in range(WORLD)]
-    ray.get([actor.run.remote(number, inputs) for number, actor in enumerate(actors)])
+    run = staticmethod(as_rank)
 
 
 if __name__ == "__main__":
@@ -174,6 +155,10 @@ if __name__ == "__main__":
     if _launcher == "spawn":
         torch.multiprocessing.spawn(as_rank, (_inputs,), nprocs=WORLD)
     elif _launcher == "ray":
-        start_actors(_inputs)
+        import ray  # an environment of its own
+
+        ray.init(num_cpus=WORLD, include_dashboard=False)
+        _actors = [ray.remote(Trainer).remote() for _ in range(WORLD)]
+        ray.get([actor.run.remote(number, _inputs) for number, actor in enumerate(_actors)])
     else:
         main(**_inputs)

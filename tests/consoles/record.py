@@ -89,9 +89,10 @@ def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main(wanted: list[str]) -> int:
     """Record the missing logs whose names begin with one of `wanted`, or all, then score these."""
+    starts = tuple(name for name in wanted if name != "-v") or ("",)
     for run in runs():
         missing = [shape for shape in run.shapes if f"{run.name}-{shape}" not in score.index()]
-        if not missing or (wanted and not run.name.startswith(tuple(wanted))):
+        if not missing or not run.name.startswith(starts):
             continue
         try:
             streams, told = record(run)

@@ -107,22 +107,24 @@ def by_launcher(rows: list[Scored]) -> str:
     return "\n".join(lines)
 
 
-def by_fault(rows: list[Scored]) -> str:
-    """Return a table of right answers by fault: with firstfault in the job, from the console log, and torch's box."""
+def by_category(rows: list[Scored]) -> str:
+    """Return a table of right answers on the same faults: with firstfault in the job, from a log, and torch's box."""
     found: dict[str, list[list[bool]]] = defaultdict(lambda: [[], [], []])
+    categories = {}
     for row in rows:
-        these = found[("nccl-" if row.truth["launcher"].endswith("nccl") else "") + row.truth["fault"]]
-        these[1].append(row.outcome == "right")
-        these[2] += [row.box] if row.box is not None else []
+        fault = ("nccl-" if row.truth["launcher"].endswith("nccl") else "") + row.truth["fault"]
+        categories[fault] = row.truth["category"] or "no failure"
+        found[categories[fault]][1].append(row.outcome == "right")
+        found[categories[fault]][2] += [row.box] if row.box is not None else []
     for file in (*replay.RECORDED.glob("*.zip"), *replay.OF_PROGRAMS.glob("*.zip")):
-        if (cascade := replay.load(file)).truth["fault"] in found:
+        if (cascade := replay.load(file)).truth["fault"] in categories:
             right = replay.judge(cascade.truth, replay.verdict_of(cascade, "evidence")) == "right"
-            found[cascade.truth["fault"]][0].append(right)
-    lines = ["| fault | with firstfault in the job | from the console log | torch's box |", "|---|---|---|---|"]
+            found[categories[cascade.truth["fault"]]][0].append(right)
+    lines = ["| category | with firstfault in the job | from the console log | torch's box |", "|---|---|---|---|"]
     everything = [[right for these in found.values() for right in these[column]] for column in range(3)]
-    for fault, columns in (*sorted(found.items()), ("all", everything)):
+    for category, columns in (*sorted(found.items()), ("all", everything)):
         cells = (f"{sum(these)} of {len(these)}" if these else "" for these in columns)
-        lines.append(f"| {fault} | {' | '.join(cells)} |")
+        lines.append(f"| {category} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -132,7 +134,7 @@ def main(arguments: list[str]) -> int:
     for row in rows if "-v" in arguments else ():
         if row.outcome != "right":
             print(f"{row.outcome:<13} {row.truth['name']:<52} {row.truth['ranks']} {row.answer[:120]}")
-    print(by_launcher(rows), by_fault(rows), sep="\n\n")
+    print(by_launcher(rows), by_category(rows), sep="\n\n")
     return int(any(row.outcome == "sure" for row in rows))
 
 
