@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # in a pod, only this folder
 
 from tests.cascades.injecting import clock_variables, descendants, end_node, hang_in_c, marks, rank, truth
 
-if TYPE_CHECKING or __name__ == "__main__":
+if TYPE_CHECKING or "flytekit" not in sys.modules:  # a program
     from firstfault_torch import RecoverableError
 else:
     from flytekit.exceptions.user import FlyteRecoverableException as RecoverableError
@@ -281,7 +281,7 @@ SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told",
 
 def is_faulty(kind: str, culprit: int) -> bool:
     """Whether this rank meets a fault of this kind."""
-    if kind in {"all-ranks", "all-killed", "deadlock"}:
+    if kind in {"all-ranks", "all-killed", "deadlock"} or kind.endswith("-all"):
         return True
     if kind == "all-told":
         return os.environ["LOCAL_RANK"] == "0"
