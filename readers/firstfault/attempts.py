@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from firstfault.errors import FirstFaultError
 from firstfault.layout import OUTPUTS, attempt_of
 from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.reading.assemble import Snapshot
 from firstfault.reading.fetch import sorted_out
 from firstfault.report.data import AttemptSummary, summary_of
 from firstfault.runs import runs_in
@@ -24,7 +25,7 @@ from firstfault.text import counted, one_line
 from firstfault.wire.documents import decode
 
 JOB_LOGS_GROUP = "firstfault.job_logs"
-"""Entry-point group: a function from a path, or a stream of a log, to a snapshot; None if it knows nothing like it."""
+"""Entry-point group: a function from paths and streams of logs to a snapshot; None if it knows nothing like them."""
 _AROUND = 10
 """The most other attempts to read: the nearest earlier ones, then later ones."""
 _MOST_ATTEMPTS = 100
@@ -56,6 +57,8 @@ class ReadAttempt:
     """None: it did not fail, or nothing is there."""
     succeeded: bool
     """Whether it has outputs and did not fail."""
+    is_of_logs: bool = False
+    """Whether it was read from the logs of a job without firstfault."""
 
     @property
     def exists(self) -> bool:
@@ -77,8 +80,8 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
         StoreError: an attempt could not be listed, or the only document could not be read.
     """
     path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
-    if path is not None and path.is_file() and path.suffix != ".pb" and (logs := read_logs(path, uri, reader_of)):
-        return logs
+    if path is not None and path.is_file() and path.suffix != ".pb":
+        return read_logs([path], uri, reader_of)
     here = _read_one(uri, reader_of)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
@@ -93,28 +96,27 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
             continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    logs = read_logs(path, uri, reader_of) if found is None and path is not None and not _runs(uri) else None
-    return found or _newest_run(uri, reader_of) or logs or here
-
-
-def _runs(uri: str) -> list[Path]:
-    return [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
+    found = found or _newest_run(uri, reader_of)
+    if found is None and path is not None:
+        logs = read_logs([path], uri, reader_of)
+        found = logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else None
+    return found or here
 
 
 def _newest_run(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
     """Return the last attempt of the last run in a local folder of runs; None if `uri` is not one."""
-    runs = _runs(uri)
+    runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
     return read_attempt(str(runs[0]), reader_of) if runs else None
 
 
 def read_logs(
-    source: Path | IO[bytes], uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]
-) -> ReadAttempt | None:
-    """Return what a job left that ran without firstfault; None if nothing like it is known.
+    sources: Sequence[Path | IO[bytes]], uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]
+) -> ReadAttempt:
+    """Return what a job left that ran without firstfault.
 
     Args:
-        source: a file or a folder of logs, or a stream of one.
-        uri: its name.
+        sources: files and folders of logs, dumps of flight recorders, or a stream of a log, all of one job.
+        uri: their name.
         reader_of: makes the reader of a URI.
 
     Raises:
@@ -125,14 +127,12 @@ def read_logs(
     snapshot = None
     for point in entry_points(group=JOB_LOGS_GROUP):
         with suppress(ImportError):  # its folder was deleted
-            snapshot = snapshot or point.load()(source)
-    if snapshot is None:
-        return None
-    job = reader_of(uri).job_of(snapshot)
+            snapshot = snapshot or point.load()(sources)
+    job = reader_of(uri).job_of(snapshot or Snapshot())
     # a report names no output prefix: there is none
     here = "" if failed(job) else uri
     reader = reader_of(here)
-    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False)
+    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True)
 
 
 def read_document(data: bytes, name: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
+_OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
+"""First bytes of texts; a document, which is a protobuf message, begins with a newline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,14 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
 @uri_argument(required=False)
 @click.option("--last", is_flag=True, help="Show the newest run below .firstfault, instead of a URI.")
 @reader_options
+@click.option(
+    "--with",
+    "beside",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(exists=True),
+    help="More of the same job: a log, a folder of logs, dumps of the flight recorder; may be given again.",
+)
 @click.option("--fresh", is_flag=True, help="Open every document, not the copies that the pods left.")
 @click.option(
     "--recovered", is_flag=True, help="Show the faults from which the attempt recovered; with --json as JSON."
@@ -77,6 +88,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     last: bool,
     strategy: str | None,
     expected_nodes: int | None,
+    beside: tuple[str, ...],
     fresh: bool,
     recovered: bool,
     **given: Any,
@@ -84,8 +96,9 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     """Show the root cause of a failed attempt.
 
     URI is the attempt's output prefix, its errors/ folder or a single document: a path, or s3://, gs://, abfs://;
-    - reads a document from stdin. For the folder of all attempts of a task, the last one that failed is shown.
-    It may also be the log folder of a torchrun, or flyte://project/domain/execution (and /node, /attempt).
+    - reads stdin. For the folder of all attempts of a task, the last one that failed is shown. It may also be
+    flyte://project/domain/execution (and /node, /attempt), or what any job left that ran without firstfault: a log
+    with all ranks, a folder of logs, torchrun's log folder, dumps of torch's flight recorder.
 
     \b
     Exit codes: 0 the attempt did not fail, 10 root cause, not to be retried,
@@ -94,6 +107,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 
     \b
     Examples:
+      firstfault show slurm-4711.out
+      kubectl logs -l job=llama --prefix --tail=-1 | firstfault show -
       firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault show flyte://flytesnacks/development/f3a9
       firstfault show --last
@@ -111,13 +126,15 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     if recovered and (forms.as_markdown or forms.html):
         raise click.UsageError("--recovered prints text, or JSON with --json")
-    from firstfault.attempts import read_attempt, read_document  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.attempts import read_attempt, read_logs  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415
 
     uri = _uri(uri, last=last)
     try:
-        if uri == _STDIN:
-            read = read_document(_stdin(), "stdin", options.reader)
+        if beside:
+            read = read_logs([*([] if uri == _STDIN else [Path(uri)]), *map(Path, beside)], uri, options.reader)
+        elif uri == _STDIN:
+            read = _of_stdin(options)
         else:
             uri = resolved(uri)
             read = read_attempt(uri, options.reader)
@@ -143,18 +160,24 @@ def _uri(uri: str | None, *, last: bool) -> str:
     return str(max(runs, key=began))
 
 
-def _stdin() -> bytes:
-    """Return the bytes of the document on stdin."""
+def _of_stdin(options: ReaderOptions) -> ReadAttempt:
+    """Return what is on stdin: an error document, or a log of any size."""
+    from firstfault.attempts import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
 
     if sys.stdin is None or sys.stdin.isatty():
-        raise click.UsageError("stdin is not a document; pipe one into it: firstfault show - < error.pb")
-    data = sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
-    if not data:
+        raise click.UsageError("nothing is piped to stdin; for example: firstfault show - < error.pb, or < nohup.out")
+    buffer = sys.stdin.buffer
+    stdin = buffer if isinstance(buffer, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", buffer))
+    begin = stdin.peek(1)
+    if not begin:
         raise BadDocumentError("stdin is empty; did the command before the pipe fail?")
+    if begin[:1] in _OF_TEXTS:
+        return read_logs([stdin], "stdin", options.reader)
+    data = stdin.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         raise BadDocumentError(f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less")
-    return data
+    return read_document(data, "stdin", options.reader)
 
 
 def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
@@ -224,6 +247,7 @@ def _nothing(read: ReadAttempt, forms: Forms) -> int:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
+        why = "no line tells of a failure" if read.is_of_logs else why
         if not forms.as_json:
             click.echo(f"no error: {why}", err=forms.html == _STDOUT)
         return EXIT.OK
@@ -232,6 +256,9 @@ def _nothing(read: ReadAttempt, forms: Forms) -> int:
         hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")
     elif read.job.history:
         hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
+    if read.is_of_logs:
+        fail(f"no failure found in {read.uri}: {'; '.join(hints) or 'it has no lines; give the log of a training'}")
+        return EXIT.NOTHING_FOUND
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
     fail(f"no error document in {read.reader.errors_uri}, and no outputs beside it; {hint}")
     return EXIT.NOTHING_FOUND

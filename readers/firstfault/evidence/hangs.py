@@ -449,9 +449,7 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
         for judged in workers
         if judged.failure.rank is not None
         and judged.failure.rank not in waited
-        and (
-            judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK or judged.failure.is_silent
-        )
+        and (judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK or judged.failure.is_silent)
     }
     if len(others) > _MANY or len(waited) < _SEVERAL * len(others):
         return []

@@ -6,8 +6,10 @@ rules of `firstfault.evidence`, the retry policy, the report.
 
 from __future__ import annotations
 
+import lzma
 import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -32,32 +34,40 @@ _MOST_FILES = 20_000
 _DEPTH = 6
 
 
-def snapshot_of(source: Path | IO[bytes]) -> Snapshot | None:
+def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     """Return what the logs of a job tell.
 
     Args:
-        source: a log, a folder of logs in any depth, torchrun's log folder, a dump of a flight recorder or the begin of
-            the names of several, or a stream of one log.
+        sources: of one job. Each is a log, a folder of logs in any depth, torchrun's log folder, a dump of a flight
+            recorder, the begin of the names of several, or a stream of a log.
 
     Returns:
         What a reader takes; None if there is no log. If nothing in a training's log tells of a failure, its only node
         has succeeded.
 
     Raises:
-        BadDocumentError: the file is no text, or it is compressed in a way that cannot be read here.
+        BadDocumentError: a file is no text, or it is compressed in a way that cannot be read here.
     """
-    if not isinstance(source, Path):
-        return _of_book(_book_of_stream(source))
-    dumps = [source] if is_dump(source) else [] if source.is_file() else dumps_at(source)
-    if source.is_dir():
-        found = snapshot_of_torchrun(source) or _of_files(_logs_in(source, dumps), source)
-    else:
-        found = _of_files([source], source.parent) if source.is_file() and not dumps else None
-    return with_dumps(found, dumps) if dumps else found
+    paths = [source for source in sources if isinstance(source, Path)]
+    dumps = [dump for path in paths for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))]
+    known = set(dumps)
+    if len(paths) == 1 and paths[0].is_dir() and (found := snapshot_of_torchrun(paths[0])) is not None:
+        return with_dumps(found, dumps)
+    logs = {path: path.name for path in paths if path.is_file() and path not in known}
+    for folder in filter(Path.is_dir, paths):
+        logs |= {path: str(path.relative_to(folder)) for path in _logs_in(folder, known)}
+    book = Book()
+    notes = _read(logs, book)
+    for source in sources:
+        if not isinstance(source, Path):
+            _read_stream(source, "stdin", Owner(), book)
+    return with_dumps(_of_book(book, notes), dumps)
 
 
-def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot:
+def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot | None:
     """Return a snapshot with what the flight recorders of its ranks tell."""
+    if not paths:
+        return snapshot
     documents, unreadable = documents_of(paths)
     recorded = {document.rank: document for document in documents}
     found = snapshot or Snapshot()
@@ -71,19 +81,18 @@ def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot:
     return replace(found, documents=(*known, *recorded.values()), unreadable=tuple(unreadable), roster=())
 
 
-def _book_of_stream(stream: IO[bytes]) -> Book:
-    book, begin = Book(), stream.read(_HEAD)
-    if not is_text(begin):
-        raise BadDocumentError("stdin is neither an error document nor a text; give a log, decompressed")
-    book.read(lines_of(stream_of(begin, stream)), "stdin", Owner())
-    return book
+def _read_stream(stream: IO[bytes], name: str, owner: Owner, book: Book) -> bool:
+    """Read a log; return whether it is a text."""
+    begin = stream.read(_HEAD)
+    if is_text(begin):
+        book.read(lines_of(stream_of(begin, stream)), name, owner)
+    return is_text(begin)
 
 
-def _logs_in(folder: Path, dumps: Sequence[Path]) -> list[Path]:
+def _logs_in(folder: Path, dumps: Collection[Path]) -> list[Path]:
     found: list[Path] = []
-    others = set(dumps)
     for path in folder.rglob("*"):
-        is_near = len(path.relative_to(folder).parts) <= _DEPTH and path not in others
+        is_near = len(path.relative_to(folder).parts) <= _DEPTH and path not in dumps
         if is_near and not path.name.startswith(".") and _LOG.search(path.name) and path.is_file():
             found.append(path)
         if len(found) >= _MOST_FILES:
@@ -91,27 +100,24 @@ def _logs_in(folder: Path, dumps: Sequence[Path]) -> list[Path]:
     return sorted(found)
 
 
-def _of_files(paths: Sequence[Path], root: Path) -> Snapshot | None:
-    book, notes = Book(), []
-    names = {path: str(path.relative_to(root)) for path in paths}
-    owners = _owners(list(names.values()))
-    for path, name in names.items():
+def _read(logs: Mapping[Path, str], book: Book) -> tuple[str, ...]:
+    """Read logs, each with its name; return what could not be read."""
+    notes = []
+    owners = _owners(list(logs.values()))
+    for path, name in logs.items():
         try:
             with open_log(path) as stream:
-                begin = stream.read(_HEAD)
-                if is_text(begin):
-                    book.read(lines_of(stream_of(begin, stream)), name, owners[name])
-                elif len(paths) == 1:
+                if not _read_stream(stream, name, owners[name], book) and len(logs) == 1:
                     raise BadDocumentError(f"{path} is neither an error document nor a text; give the job's log")
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             notes.append(f"not readable: {name}: {error}")
-    return _of_book(book, tuple(notes))
+    return tuple(notes)
 
 
 def _owners(names: Sequence[str]) -> dict[str, Owner]:
     """Return who wrote each file: by a rank in its name, by the only number that differs, else by its name."""
-    if len(names) == 1:
-        return {names[0]: Owner()}
+    if len(names) <= 1:
+        return dict.fromkeys(names, Owner())
     numbers = {name: re.findall(r"\d+", name) for name in names}
     counts = {len(found) for found in numbers.values()}
     columns = list(zip(*numbers.values(), strict=False)) if len(counts) == 1 else []
@@ -157,6 +163,7 @@ def _why_unknown(attempt: Attempt) -> str:
     if not (attempt.is_torchrun or attempt.told or any(stream.progress for stream in streams)):
         return "nothing in it tells of a training or of a failure"
     last = max(streams, key=lambda stream: stream.tail[-1].number, default=None)
-    if last is not None and last.progress is not None and last.progress[1] == last.tail[-1].number:
-        return f"no line tells of a failure; it ends at {last.progress[0]}: the job may run on, or was killed"
+    if last is not None and last.progress is not None and last.progress.number == last.tail[-1].number:
+        at = f"{last.progress.what} {last.progress.step}"
+        return f"no line tells of a failure; it ends at {at}: the job may run on, or was killed"
     return ""

@@ -6,8 +6,9 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from firstfault.evidence.signatures import Pattern
 from firstfault.job_logs.boxes import Boxes
 from firstfault.job_logs.launchers import About, Told, told_by, with_code_below
 from firstfault.job_logs.lines import read_ahead
@@ -31,15 +32,16 @@ _APART_NS = 1_000_000_000
 """Lines of one attempt are not so much later than its first failure, if a step is printed again."""
 _OPENING = 20
 """First lines of an attempt that tell where another one begins."""
-_BEGINS = re.compile(r"Traceback \(most recent call last\)|^.{0,80}(?:\bray::|ERROR: )?Traceback \(most recent")
+_BEGINS = "Traceback (most recent call last)"
 _LINK = re.compile(
-    r"The above exception was the direct cause|During handling of the above exception|terminated with the following error"
-    r"|\bCaught [\w.]+ in |^\s*Original Traceback|RemoteTraceback|^\s*\"\"\"|\(RANK \d+\)"
+    r"The above exception was the direct cause|During handling of the above exception"
+    r"|terminated with the following error|\bCaught [\w.]+ in |^\s*Original Traceback|RemoteTraceback|^\s*\"\"\""
+    r"|\(RANK \d+\)"
 )
 """Found above a traceback that belongs to the one before it."""
-_OF_FAILURES = re.compile(
-    r"^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called|^frame #|^Exception "
-    r"|^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\]"
+_OF_FAILURES = Pattern(
+    r"(?-i:^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
+    r"|^frame #|^Exception |^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\])"
 )
 """Found in lines that may follow a failure in the same attempt."""
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
@@ -59,7 +61,26 @@ _INLINE = re.compile(
 )
 _PIDS = re.compile(r"\(PID: ?(?P<pid>\d{1,10}),|^\S{0,12} ?\[PID: ?(?P<pid2>\d{1,10})\]")
 _OF_NCCL = re.compile(r"^(?P<host>[\w.-]{1,120}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S+ \S+ )?NCCL ")
-_PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<number>\d{1,9})\b")
+_PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<step>\d{1,9})\b")
+
+
+class Progress(NamedTuple):
+    """A step that somebody printed."""
+
+    what: str
+    """"step", "epoch"."""
+    step: int
+    number: int
+    """Of the line."""
+
+
+def progress_in(said: Said) -> Progress | None:
+    """Return the step that a line tells; None: it tells none."""
+    text = said.text
+    if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
+        return None
+    found = _PROGRESS.search(text)
+    return Progress(found["what"], int(found["step"]), said.number) if found is not None else None
 
 
 @dataclass(slots=True)
@@ -83,16 +104,17 @@ class Stream:
     by_torch: deque[Said] = field(default_factory=lambda: deque(maxlen=_EXCERPT * 2))
     """Lines before which torch put the rank: tracebacks among them were uncaught."""
     excerpts: list[Excerpt] = field(default_factory=list)
-    progress: tuple[str, int] | None = None
-    """The last step that was printed, and its line."""
+    progress: Progress | None = None
+    """The last one that was printed."""
     _size: int = 0
     _since: int = 0
     """Lines since the last traceback began."""
     _named: bool = True
     """Whether the last traceback has named its exception."""
 
-    def take(self, said: Said, most: int) -> None:
+    def take(self, said: Said, most: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
+        self.progress = progress or self.progress
         self.tail.append(said)
         self._size += len(said.text) + 1
         while self._size > most and len(self.tail) > 1:
@@ -100,8 +122,6 @@ class Stream:
         if said.by_torch:
             self.by_torch.append(said)
         self._excerpt(said)
-        if found := _PROGRESS.search(said.text):
-            self.progress = f"{found['what']} {found['number']}", said.number
 
     def after(self, number: int) -> Stream:
         """Return what was printed from a line on, and keep the rest."""
@@ -118,7 +138,7 @@ class Stream:
 
     def _excerpt(self, said: Said) -> None:
         self._since += 1
-        is_begin = _BEGINS.search(said.text) is not None
+        is_begin = _BEGINS in said.text
         if is_begin and not self._is_linked(said.text):
             mixed = not self._named and self._since < _EXCERPT
             if mixed and self.excerpts:
@@ -204,10 +224,10 @@ class Book:
         for number, line in everything:
             self.lines += 1
             for said in prefixes.said(number, line, owner):
-                boundaries = of_nodes[said.owner.node]
-                if boundaries.begins_another(said, self._at(boundaries.attempt)):
+                boundaries, progress = of_nodes[said.owner.node], progress_in(said)
+                if boundaries.begins_another(said, progress, self._at(boundaries.attempt)):
                     boundaries.attempt += 1
-                self._take(self._at(boundaries.attempt), said, file, boundaries)
+                self._take(self._at(boundaries.attempt), said, progress, (file, boundaries))
         for node, boundaries in of_nodes.items():
             last = self._at(boundaries.attempt)
             # an agent that gives up prints a box
@@ -220,51 +240,49 @@ class Book:
             self.attempts.append(Attempt())
         return self.attempts[number]
 
-    def _take(self, attempt: Attempt, said: Said, file: str, boundaries: _Boundaries) -> None:
-        text, owner = said.text, said.owner
-        text = text if text.strip() else ""
+    def _take(self, attempt: Attempt, said: Said, progress: Progress | None, where: tuple[str, _Boundaries]) -> None:
+        text, owner, (file, boundaries) = said.text, said.owner, where
         node = owner.node or ("" if owner.label is None else f"task {owner.label}")
-        boxes = attempt.boxes.setdefault((file, node), Boxes())
+        boxes = attempt.boxes.get((file, node)) or attempt.boxes.setdefault((file, node), Boxes())
         is_boxed = boxes.take(said.number, text)
-        if is_boxed or (text and _OF_TORCHRUN.search(text)):
+        if is_boxed or (("torch" in text or "ChildFailed" in text) and _OF_TORCHRUN.search(text)):
             attempt.is_torchrun = True
             attempt.labels_are_nodes |= owner.label is not None
-        if is_boxed:
+        if is_boxed or not text.strip():
             boundaries.ended |= boxes.ended
             return
-        is_told = False
+        attempt, is_told = self._take_told(attempt, said, (file, node), boundaries)
+        owner = _with_inline(owner, text)
+        attempt.labels_are_nodes |= owner.label is not None and owner.rank not in {None, owner.label}
+        stream = attempt.streams.get((file, owner)) or attempt.streams.setdefault((file, owner), Stream(file, owner))
+        if attempt.failed_at and not said.by_torch and _OF_FAILURES.search(text) is None:
+            attempt.went_on.setdefault((file, node), said.number)
+        if is_told or _OF_AGENT.match(text):
+            stream.end_excerpt()
+        if not is_told:
+            stream.take(said, _TAIL if len(attempt.streams) < _MANY else _SMALL_TAIL, progress)
+
+    def _take_told(
+        self, attempt: Attempt, said: Said, where: tuple[str, str], boundaries: _Boundaries
+    ) -> tuple[Attempt, bool]:
+        """Take what a line tells about processes and the job; return its attempt, and whether it told of processes."""
+        text, is_told = said.text, False
         if attempt.told and ("Exit code" in text or "EXIT CODE" in text):
             attempt.told[-1] = (*attempt.told[-1][:2], with_code_below(attempt.told[-1][2], text))
         for told in told_by(said.number, text):
             is_told = True
-            attempt = self._after_restart(attempt, told, (file, node), boundaries)
-            attempt.told.append((file, node, told))
+            attempt = self._after_restart(attempt, told, where, boundaries)
+            attempt.told.append((*where, told))
             boundaries.restarted |= told.about is About.RESTARTED
             is_end = told.about is About.ENDED and told.local_rank is None
             boundaries.ended |= is_end or told.about is About.TERMINATED
+            boundaries.failed_ns = boundaries.failed_ns or said.time_ns or 0
         if "orld" in text or "nranks" in text or "MEMBER" in text or "Starting with" in text:
             for found in _WORLD.finditer(text):
                 attempt.world_size = max(attempt.world_size, int(next(filter(None, found.groups()))))
-        owner = _with_inline(owner, text)
-        if not text:
-            return
-        attempt.labels_are_nodes |= owner.label is not None and owner.rank not in {None, owner.label}
-        key = (file, owner)
-        if key not in attempt.streams:
-            attempt.streams[key] = Stream(file, owner)
-        if is_told or _OF_AGENT.match(text):
-            attempt.streams[key].end_excerpt()
-        if not is_told:
-            attempt.streams[key].take(said, _TAIL if len(attempt.streams) < _MANY else _SMALL_TAIL)
-        if attempt.failed_at and not said.by_torch and not _OF_FAILURES.search(text):
-            attempt.went_on.setdefault((file, node), said.number)
-        if is_told:
-            boundaries.failed_ns = boundaries.failed_ns or said.time_ns or 0
+        return attempt, is_told
 
-
-    def _after_restart(
-        self, attempt: Attempt, told: Told, where: tuple[str, str], boundaries: _Boundaries
-    ) -> Attempt:
+    def _after_restart(self, attempt: Attempt, told: Told, where: tuple[str, str], boundaries: _Boundaries) -> Attempt:
         """Return the attempt to which a statement belongs: torch's agent tells once in each that a worker failed."""
         if told.about is About.ENDED and told.local_rank is not None:
             agent = _OF_AGENT.match(told.text)
@@ -307,7 +325,7 @@ class _Boundaries:
     _count: int = 0
     """Lines of the attempt that may begin one."""
 
-    def begins_another(self, said: Said, attempt: Attempt) -> bool:
+    def begins_another(self, said: Said, progress: Progress | None, attempt: Attempt) -> bool:
         """Whether a line begins another attempt: the launcher said so, or the log's first lines come again."""
         if self.restarted:
             self.restarted = False
@@ -317,11 +335,13 @@ class _Boundaries:
             if is_first:
                 self.ended = False
                 return True
-        if said.by_torch or _OF_FAILURES.search(said.text):
+        if progress is not None and not said.by_torch:
+            return self._starts_over(said, progress.step)
+        if not self.ended and self._count > _OPENING and not self._opening:
+            return False
+        if said.by_torch or _OF_FAILURES.search(said.text) is not None:
             self._count += _OPENING * bool(said.text.strip())  # what follows may be of the failure
             return False
-        if progress := _PROGRESS.search(said.text):
-            return self._starts_over(said, int(progress["number"]))
         shape = _VARYING.sub("#", said.text.strip())[:200]
         self._count += 1
         if self.ended and shape in self._opening:
@@ -332,7 +352,6 @@ class _Boundaries:
         elif not self.ended:
             self._opening.discard(shape)  # any part of a log may have it
         return False
-
 
     def _starts_over(self, said: Said, step: int) -> bool:
         """Whether an owner prints an earlier step than before, after something was told of a process's end."""

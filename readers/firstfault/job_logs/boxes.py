@@ -48,7 +48,7 @@ class Boxes:
 
     def take(self, number: int, line: str) -> bool:
         """Look at a line; return whether it belongs to a box."""
-        if _BEGINS.search(line):
+        if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and _BEGINS.search(line):
             self._is_within, self._in_traceback = True, False
             self._is_first = "Root Cause" in line
             return True

@@ -14,6 +14,7 @@ from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stderr import last_printed, native_lines, text_of_death
 from firstfault.exceptions.tracebacks import format_exception, is_library, short_name
 from firstfault.job_logs.launchers import About
+from firstfault.job_logs.lines import TELLS
 from firstfault.job_logs.processes import (
     ABORTS,
     FEW,
@@ -135,7 +136,7 @@ class Documents:
             if found is not None:
                 process.raised, process.raised_text, process.uncaught = found, format_exception(found), True
                 process.time_ns = process.time_ns or at.time_ns
-                process.lines |= {(process.streams[0].file, said.number) for said in (at, by_torch[-1])}
+                process.lines.add((process.streams[0].file, at.number, by_torch[-1].number))
         if not process.has_ended and process.raised is None:
             signal = fatal_error(process.text)[1] or ("SIGABRT" if ABORTS.search(process.text) else "")
             if signal:
@@ -143,15 +144,15 @@ class Documents:
             elif excerpts := [found for stream in process.streams for found in _raised_in(stream)]:
                 last = excerpts[-1]
                 steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
-                went_on = any(step is not None and step[1] > last.lines[1] for step in steps)
+                went_on = any(step is not None and step.number > last.lines[1] for step in steps)
                 if last.after <= LATER and not (went_on or last.is_handled or last.is_mixed):
                     process.raised, process.raised_text = last.exception, last.text
-                    process.lines |= {(last.stream.file, number) for number in last.lines}
+                    process.lines.add((last.stream.file, *last.lines))
         telling = [said for said in lines if said.time_ns is not None]
         if process.time_ns is None and telling:
             process.time_ns = telling[-1].time_ns
         if not process.lines and lines:
-            process.lines |= {(process.streams[0].file, lines[-1].number)}
+            process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
 
     def _is_of_launcher(self, found: _Raised) -> bool:
         """Whether a traceback is a launcher's; if it tells about a process, take it."""
@@ -160,7 +161,7 @@ class Documents:
         if spawned is not None:
             process = self.processes.find(rank=int(spawned["rank"]))
             process.raised, process.raised_text = exception, found.text
-            process.lines |= {(found.stream.file, number) for number in found.lines}
+            process.lines.add((found.stream.file, *found.lines))
             return True
         own = [frame for frame in exception.frames if LAUNCHER.search(frame.file)]
         if short_name(exception) in SUMMARIES or (own and short_name(exception) == "SignalException"):
@@ -176,7 +177,6 @@ class Documents:
         """Take what Ray's driver raised for a process of another one."""
         for excerpt in list(stream.excerpts):
             text = "\n".join(said.text for said in excerpt.lines)
-            numbers = {(stream.file, said.number) for said in (excerpt.lines[0], excerpt.lines[-1])}
             if (task := OF_RAY.search(text)) is not None:
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
@@ -186,7 +186,7 @@ class Documents:
                 process.said = text[died.start() :].strip()
             else:
                 continue
-            process.lines |= numbers
+            process.lines.add((stream.file, excerpt.lines[0].number, excerpt.lines[-1].number))
             stream.excerpts.remove(excerpt)
 
     def _end_terminated(self) -> None:
@@ -236,7 +236,7 @@ class Documents:
 
     def _give(self, process: Process, found: _Raised) -> None:
         process.raised, process.raised_text = found.exception, found.text
-        process.lines |= {(found.stream.file, number) for number in found.lines}
+        process.lines.add((found.stream.file, *found.lines))
 
     def _went_on(self, raised: Sequence[_Raised]) -> bool:
         """Whether the job went on after these tracebacks, and nothing tells of a process that ended."""
@@ -248,7 +248,7 @@ class Documents:
             return True  # its agent would have told of the end
         last = max((found.lines[1] for found in raised), default=0)
         streams = self.attempt.streams.values()
-        return any(stream.progress is not None and stream.progress[1] > last for stream in streams)
+        return any(stream.progress is not None and stream.progress.number > last for stream in streams)
 
     def _give_logs(self) -> None:
         """Give what nobody's name stands before to the only process of its node that failed."""
@@ -261,7 +261,7 @@ class Documents:
             text = "\n".join(said.text for said in before)
             if len(ended) == 1 and ended[0].raised is None and not ended[0].text.strip():
                 ended[0].text = text
-                ended[0].lines |= {(stream.file, before[-1].number)} if before else set()
+                ended[0].lines |= {(stream.file, before[-1].number, before[-1].number)} if before else set()
             elif not self.processes.all and not self.attempt.is_torchrun and (process := _alone(stream, text)):
                 self.processes.all.append(process)
 
@@ -278,9 +278,15 @@ class Documents:
         """Return what a process printed last about a failure, if nothing tells how it ended."""
         if process.has_ended or process.raised is not None or process.stopped:
             return ""
+        if process.told is None:
+            process.told = self._last_words(process)
+        return process.told
+
+    @staticmethod
+    def _last_words(process: Process) -> str:
         if process.said:
             return process.said  # no code, and no signal
-        native = native_lines(process.text.splitlines())
+        native = native_lines(process.text.splitlines()) if TELLS.search(process.text) is not None else []
         text = "\n".join(native[-40:])
         found = classify(text) if text else None
         return text if found is not None and (found.role is not Role.AMBIGUOUS or found.category == "hang") else ""
@@ -309,7 +315,7 @@ class Documents:
             for process in killed:
                 if not item.node or not process.node or item.node == process.node:
                     process.is_oom = True
-                    process.lines.add((file, item.number))
+                    process.lines.add((file, item.number, item.number))
 
     # --- launchers and nodes ------------------------------------------------------------------------------------------
 
@@ -354,14 +360,14 @@ class Documents:
             writer=Writer.AGENT,
             subject=Subject.AGENT,
             category=category,
-            documents=tuple(_references({(file, number) for number in lines})),
+            documents=tuple(_references({(file, *lines)})),
         )
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
     def _document(self, process: Process) -> WorkerError:
         raised, message = process.raised, self._message_of(process)
-        what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "NoErrorFile")
+        what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
         what = short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
         stopped = process.stopped and raised is None
@@ -393,13 +399,9 @@ class Documents:
         )
 
 
-def _references(lines: Iterable[tuple[str, int]]) -> Iterator[DocumentRef]:
-    """Yield a reference for each file: "slurm-4711.out:3-9"."""
-    by_file: dict[str, list[int]] = {}
-    for file, number in lines:
-        by_file.setdefault(file, []).append(number)
-    for file, found in sorted(by_file.items()):
-        first, last = min(found), max(found)
+def _references(lines: Iterable[tuple[str, int, int]]) -> Iterator[DocumentRef]:
+    """Yield a reference for each place in a file: "slurm-4711.out:3-9"."""
+    for file, first, last in sorted(lines):
         yield DocumentRef(f"{file}:{first}" + (f"-{last}" if last > first else ""), file)
 
 
@@ -450,4 +452,4 @@ def _alone(stream: Stream, text: str) -> Process | None:
     if not signal and (found is None or found.role is not Role.PRIMARY or found.category in {"unknown", "user_code"}):
         return None
     number = stream.tail[-1].number
-    return Process(node=stream.owner.node, signal=signal, text=text, lines={(stream.file, number)}, tells=True)
+    return Process(node=stream.owner.node, signal=signal, text=text, lines={(stream.file, number, number)}, tells=True)

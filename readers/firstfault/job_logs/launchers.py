@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from firstfault.evidence.signatures import Pattern
 from firstfault.model.failure import signal_of_exit_code
 
 
@@ -100,8 +101,8 @@ STATEMENTS = (
     _made(About.TERMINATED, r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT", "cancelled"),
     _made(
         About.REST_STOPPED,
-        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT|srun: (?:launch/slurm: _step_signal: )?Terminating |srun: Force Terminated"
-        r"|srun: Job step aborted",
+        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT|srun: (?:launch/slurm: _step_signal: )?Terminating "
+        r"|srun: Force Terminated|srun: Job step aborted",
     ),
     _made(About.TERMINATED, r"srun: interrupt \(one more within|srun: sending Ctrl-C|^\^C$", "signal SIGINT"),
     _made(About.LOST, r"srun: error: Node failure on (?P<nodes>\S+)"),
@@ -158,7 +159,7 @@ STATEMENTS = (
         "preempted",
     ),
 )
-_HINT = re.compile(
+_HINT = Pattern(
     r"exitcode|closing signal|Unable to shutdown|estart(?:ing)? worker group|attempts left|death signal"
     r"|got signal|CANCELLED|srun: |: tasks? [\d\[]|slurmstepd|exited on signal|Process name:|RANK \d"
     r"|job to be terminated|terminated normally|MPI_ABORT|sigkill_handler|exits successfully"
@@ -200,7 +201,9 @@ def told_by(number: int, text: str) -> Iterator[Told]:
 
 def with_code_below(told: Told, text: str) -> Told:
     """Return a statement with the exit code that stands in the line below it, if it has none itself."""
-    found = _CODE_BELOW.match(text) if told.about is About.ENDED and told.exit_code is None and not told.signal else None
+    found = (
+        _CODE_BELOW.match(text) if told.about is About.ENDED and told.exit_code is None and not told.signal else None
+    )
     code, signal = end_of_code(int(found["code"])) if found is not None else (told.exit_code, told.signal)
     return replace(told, exit_code=code, signal=signal)
 

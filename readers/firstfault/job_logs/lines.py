@@ -30,7 +30,7 @@ _MOST_CONTROLS = 0.1
 """Share of control characters in a text's first bytes."""
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-_TELLS = Pattern(
+TELLS = Pattern(
     r"error|exception|traceback|fatal|fail|signal|sig[a-z]{3,4}\b|exit|kill|abort|terminat|cancel|watchdog|timed? ?out"
     r"|ccl|assert|panic|interrupt|memory|oom|evict|preempt|lost|dead|died|xid|segfault|core dumped|restart|nranks"
     r"|  file \"|unhealthy|refused|reset by|no space|quota"
@@ -76,7 +76,7 @@ def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
     held: bytes | None = None  # the block before, if it may be left out
     beside = True  # whether the block before tells something
     for block in _blocks(stream):
-        tells = _TELLS.search(block) is not None
+        tells = TELLS.search(block) is not None
         if tells or beside:
             if held is not None:
                 yield from _numbered(held, number)

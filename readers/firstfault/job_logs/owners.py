@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from firstfault.job_logs.lines import without_bars
@@ -133,7 +134,7 @@ class Prefixes:
             if text[:1] in "[(" or "|" in text[:100]:
                 known = _KNOWN.match(text)
                 if known is not None:
-                    owner, by_torch = _with(owner, known), by_torch or known["rank"] is not None
+                    owner, by_torch = _with(owner, known[0]), by_torch or known["rank"] is not None
                     text = text[known.end() :]
                     continue
             if not is_labelled and self.label is not None and (found := self.label.match(text)):
@@ -221,9 +222,11 @@ def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?P<label>{pattern})(?: |$)")
 
 
-def _with(owner: Owner, found: re.Match[str]) -> Owner:
+@lru_cache(maxsize=10_000)
+def _with(owner: Owner, prefix: str) -> Owner:
     """Return an owner with what a known prefix tells."""
-    named = found.groupdict()
+    found = _KNOWN.match(prefix)
+    named = found.groupdict() if found is not None else {}
     if named["rank"] or named["mpi"] or named["mpi2"]:
         owner = owner._replace(rank=int(named["rank"] or named["mpi"] or named["mpi2"]))
         host = named["host"] or named["host2"]
@@ -239,13 +242,20 @@ def _with(owner: Owner, found: re.Match[str]) -> Owner:
     return owner._replace(ip=ip, node=owner.node or ip)
 
 
-def _time_of(date: str, time: str, part: str | None, zone: str | None) -> int | None:
-    """Return a time as nanoseconds since the Unix epoch; without a zone it counts as UTC."""
+@lru_cache(maxsize=256)
+def _seconds(date: str, time: str) -> int | None:
     try:
         moment = datetime.fromisoformat(f"{date.replace('/', '-')}T{time}").replace(tzinfo=timezone.utc)
     except ValueError:
         return None
-    seconds = int(moment.timestamp())
+    return int(moment.timestamp())
+
+
+def _time_of(date: str, time: str, part: str | None, zone: str | None) -> int | None:
+    """Return a time as nanoseconds since the Unix epoch; without a zone it counts as UTC."""
+    seconds = _seconds(date, time)
+    if seconds is None:
+        return None
     if zone and zone != "Z":
         seconds -= (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60) * (1 if zone[0] == "+" else -1)
     return seconds * 1_000_000_000 + int((part or "0").ljust(9, "0"))

@@ -65,13 +65,15 @@ class Process:
     """The end of what it printed."""
     said: str = ""
     """What its launcher printed about its end."""
+    told: str | None = None
+    """What it printed last about a failure; None: not looked at yet."""
     tells: bool = False
     """Whether it printed itself how it ended."""
     time_ns: int | None = None
     uncaught: bool = False
     """Whether torch printed its exception because nothing had caught it."""
-    lines: set[tuple[str, int]] = field(default_factory=set)
-    """Files and lines that tell about it."""
+    lines: set[tuple[str, int, int]] = field(default_factory=set)
+    """Files, and their first and last lines, that tell about it."""
 
     @property
     def has_ended(self) -> bool:
@@ -146,7 +148,7 @@ class Processes:
         found.host = found.host or entry.host
         found.exit_code, found.signal = entry.exit_code, entry.signal
         found.time_ns = found.time_ns or stamp_ns(entry.time.replace("_", "T"))
-        found.lines |= {(file, entry.number), (file, entry.last)}
+        found.lines.add((file, entry.number, entry.last))
         text = "\n".join(entry.traceback)
         if text and (raised := exception_in(text, whole=True)):
             found.raised, found.raised_text = raised, text
@@ -178,7 +180,7 @@ class Processes:
             found = [Process(node=node)]
             self.all += found
         for process in found:
-            process.lines.add((file, told.number))
+            process.lines.add((file, told.number, told.number))
             process.node, process.ip = process.node or node, process.ip or told.ip
             process.is_oom |= told.is_oom
             if told.about is About.STOPPED and not process.has_ended:

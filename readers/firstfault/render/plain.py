@@ -152,9 +152,9 @@ def _lines(report: Report, *, verbose: bool) -> Iterator[str]:
         yield from _named(report.engine.node, (node.line for node in report.cascade.nodes))
         yield from _named("ranks", (f"{name}: {text}" for name, text in report.cascade.ranks_by_node().items()))
         yield from _named("recovered", parts.recovered.lines)
-    for sentence, names in report.verdict.reasons:
-        yield from _named("why", [sentence])
-        yield from _named("source", names if verbose else ())
+    for line, (_, names) in zip(parts.evidence.lines, report.verdict.reasons, strict=True):
+        yield from _named("why", [line])
+        yield from _named("source", names if verbose and not report.engine.cites else ())
     yield from _named("suspect", parts.suspects.lines)
     yield from (_row(f"raw {line}") for line in parts.raw.lines if verbose)
     if parts.documents.lines:
@@ -303,6 +303,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         "next": [{"text": step.text, "command": step.command or None} for step in answers.steps],
         "unknown": list(answers.unknown),
         "victims_by_state": by_state,
+        "sources": [list(names) for _, names in report.verdict.reasons] if report.engine.cites else None,
         "followers": report.followers or None,
         "clocks": report.clocks or None,
         "attempt": report.number,

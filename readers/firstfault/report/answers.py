@@ -279,6 +279,12 @@ def _unknown(case: Case) -> Iterator[str]:
         yield f"what happened to {ranks}: no report"
     if verdict.scope is not Scope.UNDETERMINED:
         yield from _unknown_of_root(case)
+    if engine.cites and (
+        unknown := [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
+    ):
+        ranks = ranks_text(sorted(rank for rank in unknown if rank is not None), _RANKS)
+        which = f"rank {ranks}" if len(unknown) == 1 else f"ranks {ranks}"
+        yield f"from a log alone, where {which} stood: firstfault in the job would have recorded it"
     unclear = {event.failure.node for event in cascade.events if event.bounds is None and event.at_ns is not None}
     if unclear:
         yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
@@ -397,6 +403,8 @@ def facts_of(case: Case) -> Iterator[Fact]:
         yield from (Fact(name, value) for name, value in found if value)
         return
     yield from _place_facts(root, engine)
+    if engine.cites and root.documents:
+        yield Fact("lines", ", ".join(document.name for document in root.documents))
     yield from _end_facts(root)
     yield Fact("time", when)
     if root.place.restart_count:

@@ -210,6 +210,8 @@ _FACT = 300
 _LINE = 200
 _RECOVERED = 20
 _SUSPECTS = 5
+_VICTIM = 160
+"""Characters."""
 _SHOWN = 8
 """Victims that are listed; the others are counted."""
 
@@ -271,7 +273,7 @@ def sections_of(report: Report) -> Sections:
         message=Section("Traceback" if has_traceback else "Message", tuple(message.split("\n")) if message else ()),
         log=Section(LOG_TITLE, tuple(log_lines(root)) if root is not None else ()),
         details=tuple(_details(report)),
-        evidence=Section("Evidence", verdict.why),
+        evidence=Section("Evidence", tuple(report.engine.cited(why, names) for why, names in verdict.reasons)),
         suspects=Section("Suspects", tuple(suspects)),
         attempts=Section("Attempts side by side", tuple(attempts)),
         recovered=Section("Recovered from, by restarts within this attempt", tuple(recovered_lines(report.job))),
@@ -326,6 +328,8 @@ def _victims(report: Report) -> Iterator[Fact]:
     after = [item for item in victims.by_rank if states.get(item[0]) in follows]
     if report.followers:
         count = sum(state in follows for state in states.values()) if report.cascade.events else victims.count
+        names = {item.rank: [ref.name for ref in item.documents] for item in report.job.failures}
+        after = [(rank, report.engine.cited(one_line(line, 100), names.get(rank, ()))) for rank, line in after]
         yield _listed("victims", report.followers, after, max(count, len(after)))
     besides = [item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}]
     if besides:
@@ -333,7 +337,7 @@ def _victims(report: Report) -> Iterator[Fact]:
 
 
 def _listed(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
-    lines = [f"rank {rank}: {one_line(line, 100)}" for rank, line in victims[:_SHOWN]]
+    lines = [f"rank {rank}: {one_line(line, _VICTIM)}" for rank, line in victims[:_SHOWN]]
     lines += [f"and {count - len(lines)} more"] if lines and count > len(lines) else []
     return Fact(name, text, tuple(lines))
 

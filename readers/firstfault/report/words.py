@@ -102,6 +102,7 @@ def words_on(category: str, engine: EngineWords) -> tuple[FaultOwner, str]:
 
 _POD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """A name that Kubernetes accepts, and that needs no quotes in a shell."""
+_CITED = 3
 _NO_RETRIES = "nothing retries this job by itself"
 
 
@@ -120,6 +121,8 @@ class EngineWords:
     has_kubectl: bool = False
     reporter: str = ""
     """What reports for itself, if that is not a node."""
+    cites: bool = False
+    """Whether facts are followed by the files and lines that tell them."""
 
     @property
     def nodes(self) -> str:
@@ -142,6 +145,11 @@ class EngineWords:
         why = f"{self.enforcer} decides by itself, this is advice" if self.enforcer else _NO_RETRIES
         return f"{advice} retried; {why}"
 
+    def cited(self, text: str, names: Iterable[str]) -> str:
+        """Return a text with the lines of logs that tell it, if the engine's facts have such: "... [nohup.out:3-9]"."""
+        found = ", ".join(few(list(names), _CITED, "and {} more")) if self.cites else ""
+        return f"{text} [{found}]" if found else text
+
     def kubectl(self, command: str, name: str, namespace: str = "") -> str:
         """Return a shell command with the name in place of `{}`; empty if the cluster has no such name."""
         if not self.has_kubectl or not _POD.fullmatch(name):
@@ -153,7 +161,9 @@ FLYTE = EngineWords("its pod's log", "its pod's events", "pod", enforcer="Flyte"
 PLAIN = EngineWords("its node's log", "its node's system log", "node")
 ALONE = EngineWords("its process's log", "its node's system log", "node", reporter="rank")
 """Ranks that no agent started: each reports for itself."""
-_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE}
+LOG = EngineWords("the log around these lines", "its node's system log", "node", cites=True)
+"""A job without firstfault, of which only its logs are known."""
+_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, "log": LOG}
 
 
 def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:
@@ -336,6 +346,7 @@ _GENERIC = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", 
 _NAMES = {
     "AgentLost": "agent lost",
     "NoErrorFile": "no error file",
+    "Silent": "no last words",
 }
 """Plainer words for some names."""
 _CUDA = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")

@@ -439,7 +439,9 @@ def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerEr
 def _line(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
-        return one_line(f"stopped by its agent ({sent.signal}): {sent.reason}")
+        return one_line(
+            f"stopped by its {'launcher' if failure.place.engine == 'log' else 'agent'} ({sent.signal}): {sent.reason}"
+        )
     said = message_of(failure)
     text = one_line(said.text or (failure.message if failure.exception is None else ""), 120)
     return one_line(f"{said.what}: {text}" if text else said.what)
