@@ -83,7 +83,7 @@ def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot | N
 
 def _read_stream(stream: IO[bytes], name: str, owner: Owner, book: Book) -> bool:
     """Read a log; return whether it is a text."""
-    begin = stream.read(_HEAD)
+    begin = getattr(stream, "read1", stream.read)(_HEAD)
     if is_text(begin):
         book.read(lines_of(stream_of(begin, stream)), name, owner)
     return is_text(begin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
@@ -271,6 +271,8 @@ class Book:
             attempt.told[-1] = (*attempt.told[-1][:2], with_code_below(attempt.told[-1][2], text))
         for told in told_by(said.number, text):
             is_told = True
+            if said.owner.rank is not None and not (told.ranks or told.tasks):
+                told = replace(told, ranks=(said.owner.rank,))  # noqa: PLW2901 - its prefix names it
             attempt = self._after_restart(attempt, told, where, boundaries)
             attempt.told.append((*where, told))
             boundaries.restarted |= told.about is About.RESTARTED

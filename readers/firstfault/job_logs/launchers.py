@@ -130,7 +130,7 @@ STATEMENTS = (
     _made(About.DONE, r"\[launch\.py:\d+:main\] Process \d+ exits successfully"),
     _made(
         About.ENDED,
-        r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
+        r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
     ),
     _made(About.ENDED, r"ProcessExitedException: process (?P<rank>\d+) terminated with signal (?P<signal>SIG\w+)"),
     _made(About.ENDED, r"ProcessExitedException: process (?P<rank>\d+) terminated with exit code (?P<code>\d+)"),

@@ -94,9 +94,9 @@ def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield blocks of whole lines; of a line that is too long the middle is left out."""
-    rest = b""
+    rest, read = b"", getattr(stream, "read1", stream.read)
     with suppress(EOFError, OSError, zlib.error, lzma.LZMAError):  # half of a compressed file
-        while chunk := stream.read(_BLOCK):
+        while chunk := read(_BLOCK):
             end = chunk.rfind(b"\n") + 1
             if end:
                 yield rest + chunk[:end]

@@ -59,6 +59,7 @@ _NO_PREFIX = re.compile(r"\s*(?:Original|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO
 """What stands before a traceback in the program's own words."""
 _MOST = 0.6
 """Share of the lines that have a label."""
+_NEARLY_ALL = 0.9
 _LEAST_LINES = 4
 _TRACEBACK = "Traceback (most recent call last):"
 _BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
@@ -172,7 +173,7 @@ def learned(lines: Sequence[str]) -> Prefixes:
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)
     if not of_frames and texts:
-        stamped = sum(map(_is_stamped, texts)) > 0.9 * len(texts)  # nearly all
+        stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL * len(texts)
     known = Prefixes(stamped=stamped, year=year)
     bare = [said.text for line in texts for said in known.said(0, line, Owner())]
     rests = [said.text for before in of_frames for said in known.said(0, before, Owner())]
@@ -196,7 +197,8 @@ def _fits(label: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]
         found = [(text, match) for text in of_frames if (match := label.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
         return len(before) * 2 > len(of_frames) and not any(_NO_LABEL.search(match["label"]) for match in before)
-    return count >= enough and len(labels) * 2 <= count
+    is_of_each_rank = label in _LABELS[:2] and count >= _NEARLY_ALL * len(lines)
+    return count >= enough and (is_of_each_rank or len(labels) * 2 <= count)
 
 
 def _is_prefix(text: str) -> bool:

@@ -1,0 +1,300 @@
+"""``firstfault show`` on the logs of jobs that ran without firstfault: who printed what, and the verdict on it."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.cli import EXIT
+from firstfault.job_logs import snapshot_of
+from firstfault.job_logs.lines import lines_of
+from firstfault.job_logs.owners import Owner, learned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from tests.readers.commands import Ran
+
+    Show: TypeAlias = Callable[..., tuple[int, dict[str, Any]]]
+
+RAISED = (
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 12, in main',
+    "    step(batch)",
+    '  File "/job/data.py", line 7, in step',
+    "    raise ValueError(batch)",
+    "ValueError: no labels in shard 9",
+)
+LOST = (
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 14, in main',
+    "    work.wait()",
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.2.0.9]:41000",
+)
+STEPS = tuple(f"step {number} loss 2.{number}" for number in range(6))
+LAUNCHER = (
+    "Traceback (most recent call last):",
+    '  File "/env/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent',
+    "    raise ChildFailedError(",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+)
+
+
+def box(*codes: tuple[int, int], host: str = "gpu-7") -> list[str]:
+    """Return torch's box about workers of one node: (rank, exit code) of each, the first observed one first."""
+
+    def entry(number: int, rank: int, code: int) -> list[str]:
+        head = [f"[{number}]:", "  time      : 2031-05-06_07:08:09", f"  host      : {host}"]
+        return [*head, f"  rank      : {rank} (local_rank: {rank})", f"  exitcode  : {code} (pid: {500 + rank})"]
+
+    (first, *others), rule = codes, "=" * 60
+    more = [line for number, other in enumerate(others, 1) for line in entry(number, *other)]
+    root = ["-" * 60, "Root Cause (first observed failure):", *entry(0, *first), rule]
+    return [*LAUNCHER, rule, "train.py FAILED", "-" * 60, "Failures:", *(more or ["  <NO_OTHER_FAILURES>"]), *root]
+
+
+def of(prefix: str, lines: tuple[str, ...] | list[str]) -> list[str]:
+    """Return lines with a prefix before each."""
+    return [prefix + line for line in lines]
+
+
+@pytest.fixture
+def show(run: Callable[..., Ran], tmp_path: Path) -> Show:
+    """Return a function that shows lines as one log: the exit code and the JSON."""
+
+    def shown(lines: list[str] | tuple[str, ...], name: str = "job.out") -> tuple[int, dict[str, Any]]:
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        ran = run("show", "--json", str(tmp_path / name))
+        return ran.code, json.loads(ran.out) if ran.out else {"said": ran.err}
+
+    return shown
+
+
+FORMS = {
+    "torch": ("[rank1]: ", "[rank0]: "),
+    "srun": ("1: [rank1]: ", "0: [rank0]: "),
+    "mpirun": ("[1,1]<stderr>:", "[1,0]<stderr>:"),
+    "sagemaker": ("[1,mpirank:1,algo-2]<stderr>:", "[1,mpirank:0,algo-1]<stderr>:"),
+    "kubectl": ("[pod/job-worker-1/main] [rank1]: ", "[pod/job-worker-0/main] [rank0]: "),
+    "stern": ("job-worker-1 main [rank1]: ", "job-worker-0 main [rank0]: "),
+    "compose": ("worker-2  | [rank1]: ", "worker-1  | [rank0]: "),
+    "collector": ("2031-05-06T07:08:09.123456Z stderr F [rank1]: ", "2031-05-06T07:08:09.323456Z stderr F [rank0]: "),
+    "colours": (
+        "\x1b[36m(Train pid=71, ip=10.2.0.1)\x1b[0m [rank1]: ",
+        "\x1b[36m(Train pid=72, ip=10.2.0.2)\x1b[0m [rank0]: ",
+    ),
+    "unknown launcher": ("<cell-a/rank_1> ", "<cell-a/rank_0> "),
+    "another": ("#1@host7 >> [rank1]: ", "#0@host7 >> [rank0]: "),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whose_line_it_is(show: Show, form: str) -> None:
+    """The rank that raised is named, whatever stands before its lines, and the lines are cited."""
+    own, others = FORMS[form]
+    lines = [*of(others, STEPS[:2]), *of(own, STEPS[:2]), *of(own, RAISED), *of(others, LOST)]
+    code, found = show(lines)
+    assert (code, found["verdict"]["ranks"], found["root"]["type"]) == (EXIT.ROOT_CAUSE, [1], "ValueError")
+    assert found["verdict"]["headline"].endswith("no labels in shard 9")
+    assert found["sources"][0][0] == "job.out:5-10"
+    assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
+
+
+def test_lines_of_json(show: Show) -> None:
+    """Objects name rank and node, and may hold a traceback or a line of another program."""
+    about = {"level": "ERROR", "rank": 1, "pod": "job-1", "msg": "failed", "exc_info": "\n".join(RAISED)}
+    lines = [json.dumps({"rank": 0, "msg": step}) for step in STEPS[:2]]
+    lines += [json.dumps(about), *(json.dumps({"log": f"[rank0]: {line}\n", "pod_name": "job-0"}) for line in LOST)]
+    _, found = show(lines)
+    assert (found["verdict"]["ranks"], found["verdict"]["node"], found["root"]["type"]) == ([1], "job-1", "ValueError")
+
+
+def test_a_progress_bar_before_a_traceback() -> None:
+    """What follows a bar in its line is read, and what a carriage return overwrites is not."""
+    shown = "".join(f"\r {part}%|###  | {part}/9 [00:01<00:02, 3.1it/s]" for part in (1, 2))
+    read = [line for _, line in lines_of(io.BytesIO(f"a\n{shown}{RAISED[0]}\n".encode()))]
+    assert read == ["a", RAISED[0]]
+
+
+@pytest.mark.parametrize(
+    ("last", "ranks", "what"),
+    [
+        (["srun: error: n2: task 1: Out Of Memory"], [1], "SIGKILL"),
+        (["srun: error: n2: task 1: Segmentation fault (core dumped)"], [1], "SIGSEGV"),
+        (["mpirun noticed that process rank 1 with PID 77 on node n2 exited on signal 7 (Bus error)."], [1], "SIGBUS"),
+        (["  Process name: [[4711,1],1]", "  Exit code:    7"], [1], "exit code 7"),
+        (
+            ["[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all others"],
+            [1],
+            "SIGKILL",
+        ),
+        (
+            ["[2031-05-06 07:08:09,1] [ERROR] [launch.py:9:sigkill_handler] ['python'] exits with return code = -9"],
+            [],
+            "SIGKILL",
+        ),
+        (
+            ["(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker port: 1 Worker PID: 88"],
+            [],
+            "Died",
+        ),
+        ([*box((1, -11))], [1], "SIGSEGV"),
+    ],
+    ids=["srun oom", "srun", "mpirun", "prterun", "Lightning", "DeepSpeed", "Ray", "torchrun"],
+)
+def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], what: str) -> None:
+    """A process that left no words is named if its launcher names it; DeepSpeed's names none."""
+    _, found = show([*of("[rank0]: ", LOST), *last])
+    assert found["verdict"]["ranks"] == ranks
+    assert found["verdict"]["headline"].startswith(f"{what},")
+
+
+def test_the_box_is_not_the_verdict(show: Show) -> None:
+    """Torch's first observed failure is a victim here, and its launcher's own traceback is nobody's fault."""
+    _, found = show([*of("[rank1]: ", LOST), *of("[rank3]: ", RAISED), *box((1, 1), (3, 1), (2, -15))])
+    assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([3], "high")
+    assert found["victims_by_state"]["stopped"] == [0, 2]
+
+
+def test_a_traceback_without_an_owner(show: Show) -> None:
+    """It belongs to the only worker that failed; with two that failed differently nobody is named."""
+    _, found = show([*RAISED, *box((2, 1))])
+    assert (found["verdict"]["ranks"], found["root"]["type"]) == ([2], "ValueError")
+    _, found = show([*RAISED, "", *(line.replace("ValueError", "KeyError") for line in RAISED), *box((2, 1), (3, 1))])
+    assert found["verdict"]["ranks"] == []
+
+
+@pytest.mark.parametrize("limit", [" DUE TO TIME LIMIT", " DUE TO PREEMPTION"])
+def test_a_job_that_was_ended_from_outside(show: Show, limit: str) -> None:
+    """A scheduler's words name no rank; a time limit is told as one."""
+    said = f"slurmstepd: error: *** JOB 4711 ON n3 CANCELLED AT 2031-05-06T07:08:09{limit} ***"
+    _, found = show([*of("0: ", STEPS), said])
+    assert (found["verdict"]["scope"], found["verdict"]["node"]) == ("external", "n3")
+    assert ("time limit" in found["verdict"]["headline"]) is ("TIME" in limit)
+
+
+def test_a_silent_rank_is_a_suspect(show: Show) -> None:
+    """The only rank without a word is named, and never with high confidence."""
+    waits = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=9, "
+    waits += "NumelOut=9, Timeout(ms)=600000) ran for 600012 milliseconds before timing out."
+    lines = [f"[rank{rank}]:[E506 07:08:09.1 ProcessGroupNCCL.cpp:1] {waits.format(rank)}" for rank in (1, 2, 3)]
+    _, found = show([*lines, *box((1, -6), (2, -6), (3, -6))])
+    assert (found["verdict"]["ranks"], found["verdict"]["category"]) == ([0], "hang")
+    assert found["verdict"]["confidence"] != "high"
+
+
+def test_two_ranks_that_differ(show: Show) -> None:
+    """Two ranks that wait in different collectives are named together, and the job is not run again."""
+    line = (
+        "[rank{0}]:[E1 07:08:09.1 P.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, "
+    )
+    line += (
+        "OpType=ALLREDUCE, NumelIn={1}, NumelOut={1}, Timeout(ms)=1000) ran for 1001 milliseconds before timing out."
+    )
+    code, found = show([line.format(0, 8), line.format(1, 16), *box((0, -6), (1, -6))])
+    assert (code, found["verdict"]["ranks"], found["verdict"]["confidence"]) == (EXIT.ROOT_CAUSE, [0, 1], "low")
+    assert "different collective" in found["verdict"]["headline"]
+
+
+# --- several attempts -------------------------------------------------------------------------------------------------
+
+OPENING = ("loading weights of base", "world is ready")
+AGENT = "E0506 07:08:0{}.000000 41 torch/distributed/elastic/multiprocessing/api.py:9] failed (exitcode: 1) local_rank: {} (pid: {})"
+
+
+def test_torchs_restart(show: Show) -> None:
+    """The last attempt is judged, and the one before is told: an agent tells once in each that a worker failed."""
+    first = [*OPENING, *of("[rank0]: ", LOST), *of("[rank1]: ", RAISED), AGENT.format(1, 1, 81)]
+    again = [*of("[rank0]: ", [line.replace("shard 9", "shard 4") for line in RAISED]), AGENT.format(5, 0, 90)]
+    _, found = show([*first, *OPENING, *STEPS[:3], *again, *box((0, 1))])
+    assert (found["verdict"]["ranks"], found["root"]["message"]) == ([0], "no labels in shard 4")
+    _, found = show([*first, *OPENING, *STEPS, "saved the model"])
+    assert found["verdict"] is None
+
+
+def test_a_requeued_job(show: Show) -> None:
+    """A log to which a second job was appended is judged by the second one."""
+    first = [
+        *of("1: ", [*OPENING, *STEPS[:4]]),
+        *of("1: [rank1]: ", RAISED),
+        "srun: error: n1: task 1: Exited with exit code 1",
+    ]
+    second = [*of("0: ", [*OPENING, *STEPS[:2]]), *of("0: [rank0]: ", LOST), "srun: error: n1: task 1: Killed"]
+    _, found = show([*first, *of("1: ", OPENING), *second])
+    assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGKILL")
+
+
+# --- no failure, and bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        ([*STEPS[:2], *RAISED, "retrying", *STEPS, "saved the model"], EXIT.OK, None),
+        ([*of("[rank0]: ", STEPS)], EXIT.NOTHING_FOUND, "it ends at step 5"),
+        (["dear diary", "nothing happened"], EXIT.NOTHING_FOUND, "nothing in it tells of a training or of a failure"),
+        ([""], EXIT.NOTHING_FOUND, "nothing in it tells"),
+        (["\0\1\2" * 40], EXIT.TOOL_FAILED, "neither an error document nor a text"),
+    ],
+    ids=["handled", "cut", "diary", "empty", "binary"],
+)
+def test_no_failure(run: Callable[..., Ran], tmp_path: Path, lines: list[str], code: int, said: str | None) -> None:
+    """A log in which nothing failed, or that is none, gets one line that says so."""
+    (tmp_path / "x.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    ran = run("show", str(tmp_path / "x.log"))
+    assert (ran.code, ran.err.count("\n")) == (code, 0 if said is None else 1)
+    assert (said or "") in ran.err
+    assert ("no error: no line tells of a failure" in ran.out) is (said is None)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_and_cut_off(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    """A compressed log is read, and of half of one what is there."""
+    data = "\n".join([*of("[rank1]: ", RAISED), *("x" * 90 for _ in range(9000))]).encode()
+    whole = compress(data)
+    # bzip2 has blocks of 900 kB, so that half of a small one is nothing
+    for size in {len(whole), len(whole) - (0 if compress is bz2.compress else 20)}:
+        (tmp_path / "a.log.z").write_bytes(whole[:size])
+        snapshot = snapshot_of([tmp_path / "a.log.z"])
+        assert snapshot is not None
+        assert [document.rank for document in snapshot.documents if document.exception] == [1]
+
+
+def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
+    """Blocks that tell nothing are counted only, and of one endless line both ends are kept."""
+    with (tmp_path / "big.log").open("w", encoding="utf-8") as stream:
+        for number in range(200_000):
+            stream.write(f"step {number} loss 2.5 lr 3e-4 tokens/s 9000\n")
+        stream.write("y" * 8_000_000 + "\n" + "\n".join(of("[rank1]: ", RAISED)) + "\n")
+    tracemalloc.start()
+    snapshot = snapshot_of([tmp_path / "big.log"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert snapshot is not None
+    (document,) = (item for item in snapshot.documents if item.exception)
+    assert [ref.name for ref in document.documents] == ["big.log:200002-200007"]
+    assert peak < 20_000_000
+
+
+def test_a_folder_of_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Files with a rank in their names are ranks; those with another number that differs are, too."""
+    for name, lines in (("out-0.log", of("", LOST)), ("out-1.log", of("", RAISED)), ("run.py", ["Traceback"])):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = json.loads(run("show", "--json", str(tmp_path)).out)
+    assert (found["verdict"]["ranks"], found["sources"][0]) == ([1], ["out-1.log:1-6"])
+
+
+def test_what_stands_before_lines_is_not_guessed() -> None:
+    """Levels, times and words of the program are no labels; without a label nobody owns a line."""
+    for prefix in ("INFO: ", "[WARNING] ", "2031-05-06 07:08:09,123 ", "Epoch: "):
+        prefixes = learned(of(prefix, STEPS))
+        assert [said.owner for said in prefixes.said(1, f"{prefix}step 7", Owner())] == [Owner()]
