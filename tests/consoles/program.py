@@ -157,8 +157,10 @@ if __name__ == "__main__":
     elif _launcher == "ray":
         import ray  # an environment of its own
 
+        from tests.consoles.program import Trainer as _Trainer  # Ray's workers import it, and so have all faults
+
         ray.init(num_cpus=WORLD, include_dashboard=False)
-        _actors = [ray.remote(Trainer).remote() for _ in range(WORLD)]
+        _actors = [ray.remote(_Trainer).remote() for _ in range(WORLD)]
         ray.get([actor.run.remote(number, _inputs) for number, actor in enumerate(_actors)])
     else:
         main(**_inputs)
