@@ -208,7 +208,7 @@ def test_two_ranks_that_differ(show: Show) -> None:
 # --- several attempts -------------------------------------------------------------------------------------------------
 
 OPENING = ("loading weights of base", "world is ready")
-AGENT = "E0506 07:08:0{}.000000 41 torch/distributed/elastic/multiprocessing/api.py:9] failed (exitcode: 1) local_rank: {} (pid: {})"
+AGENT = "E0506 07:08:0{}.000000 41 torch/distributed/elastic/api.py:9] failed (exitcode: 1) local_rank: {} (pid: {})"
 
 
 def test_torchs_restart(show: Show) -> None:
