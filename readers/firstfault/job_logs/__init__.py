@@ -24,12 +24,14 @@ from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, Subject, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
+from firstfault.text import one_line
 
 _HEAD = 64 * 1024
 _LOG = re.compile(
     r"(?i)(?:\.(?:log|out|err|txt|stderr|stdout|jsonl?|gz|bz2|xz|zst|[oe]\d+|\d+)|^[^.]*|(?:log|stderr|stdout|slurm|nohup)[^/]*)$"
 )
 """Names of files in a folder that may be logs."""
+_ERROR = re.compile(r"rror\b|xception\b|FATAL|CRITICAL|[Kk]illed|[Aa]borted|[Ff]ailed\b|\bXid\b|[Tt]imed out|\breset\b")
 _MOST_FILES = 20_000
 _DEPTH = 6
 
@@ -163,6 +165,8 @@ def _why_unknown(attempt: Attempt) -> str:
     if not (attempt.is_torchrun or attempt.told or any(stream.progress for stream in streams)):
         return "nothing in it tells of a training or of a failure"
     last = max(streams, key=lambda stream: stream.tail[-1].number, default=None)
+    if last is not None and _ERROR.search(last.tail[-1].text):
+        return f"whether it failed is not told; its last line is {one_line(last.tail[-1].text, 100)!r}"
     if last is not None and last.progress is not None and last.progress.number == last.tail[-1].number:
         at = f"{last.progress.what} {last.progress.step}"
         return f"no line tells of a failure; it ends at {at}: the job may run on, or was killed"

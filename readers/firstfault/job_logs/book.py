@@ -271,8 +271,9 @@ class Book:
             attempt.told[-1] = (*attempt.told[-1][:2], with_code_below(attempt.told[-1][2], text))
         for told in told_by(said.number, text):
             is_told = True
-            if said.owner.rank is not None and not (told.ranks or told.tasks):
-                told = replace(told, ranks=(said.owner.rank,))  # noqa: PLW2901 - its prefix names it
+            if not (told.ranks or told.tasks or told.local_rank is not None):  # its prefix may name it
+                ranks, tasks = ((one,) if one is not None else () for one in (said.owner.rank, said.owner.label))
+                told = replace(told, ranks=ranks, tasks=() if ranks else tasks)  # noqa: PLW2901
             attempt = self._after_restart(attempt, told, where, boundaries)
             attempt.told.append((*where, told))
             boundaries.restarted |= told.about is About.RESTARTED

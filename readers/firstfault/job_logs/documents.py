@@ -8,15 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import classify
 from firstfault.exceptions.fingerprint import normalized
-from firstfault.exceptions.stderr import last_printed, native_lines, text_of_death
-from firstfault.exceptions.tracebacks import format_exception, is_library, short_name
+from firstfault.exceptions.stderr import last_printed
+from firstfault.exceptions.tracebacks import is_library, short_name
 from firstfault.job_logs.launchers import About
-from firstfault.job_logs.lines import TELLS
 from firstfault.job_logs.processes import (
-    ABORTS,
     FEW,
     HANDLED,
     LATER,
@@ -31,6 +27,7 @@ from firstfault.job_logs.processes import (
     Processes,
     exception_in,
 )
+from firstfault.job_logs.words import Words, last_words, uncaught
 from firstfault.model import (
     TIME_LIMIT,
     DocumentRef,
@@ -43,7 +40,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import CTRL_C, DIED, fatal_error
+from firstfault.model.failure import CTRL_C, DIED
 from firstfault.text import clean, clean_end
 
 if TYPE_CHECKING:
@@ -129,30 +126,34 @@ class Documents:
         lines = sorted((said for stream in process.streams for said in stream.tail), key=lambda said: said.number)
         process.text = "\n".join(said.text for said in lines)
         by_torch = [said for stream in process.streams for said in stream.by_torch]
-        own = "\n".join(said.text for said in by_torch)
-        if "Traceback (most recent call last)" in own and process.raised is None:
-            at = next(said for said in reversed(by_torch) if "Traceback (most" in said.text)
-            found = _uncaught(own)
-            if found is not None:
-                process.raised, process.raised_text, process.uncaught = found, format_exception(found), True
-                process.time_ns = process.time_ns or at.time_ns
-                process.lines.add((process.streams[0].file, at.number, by_torch[-1].number))
+        if process.raised is None:
+            self._take_words(process, uncaught(by_torch, process.text))
         if not process.has_ended and process.raised is None:
-            signal = fatal_error(process.text)[1] or ("SIGABRT" if ABORTS.search(process.text) else "")
-            if signal:
-                process.signal, process.tells = signal, True
-            elif excerpts := [found for stream in process.streams for found in _raised_in(stream)]:
-                last = excerpts[-1]
+            excerpts = [found for stream in process.streams for found in _raised_in(stream)]
+            last = excerpts[-1] if excerpts else None
+            if last is not None:
                 steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
                 went_on = any(step is not None and step.number > last.lines[1] for step in steps)
                 if last.after <= LATER and not (went_on or last.is_handled or last.is_mixed):
-                    process.raised, process.raised_text = last.exception, last.text
-                    process.lines.add((last.stream.file, *last.lines))
+                    self._give(process, last)
+            if process.raised is None and not process.stopped:
+                self._take_words(process, last_words(lines))
         telling = [said for said in lines if said.time_ns is not None]
         if process.time_ns is None and telling:
             process.time_ns = telling[-1].time_ns
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
+
+    @staticmethod
+    def _take_words(process: Process, words: Words) -> None:
+        """Take what a process tells about its end."""
+        if not words.text:
+            return
+        process.raised, process.signal = words.raised, process.signal or words.signal
+        process.raised_text = words.text if words.raised is not None else ""
+        process.told = "" if words.raised is not None or words.signal else words.text
+        process.tells, process.uncaught = bool(words.signal), words.uncaught
+        process.lines.add((process.streams[0].file, *words.lines))
 
     def _is_of_launcher(self, found: _Raised) -> bool:
         """Whether a traceback is a launcher's; if it tells about a process, take it."""
@@ -262,7 +263,9 @@ class Documents:
             if len(ended) == 1 and ended[0].raised is None and not ended[0].text.strip():
                 ended[0].text = text
                 ended[0].lines |= {(stream.file, before[-1].number, before[-1].number)} if before else set()
-            elif not self.processes.all and not self.attempt.is_torchrun and (process := _alone(stream, text)):
+            elif not self.processes.all and not self.attempt.is_torchrun and (words := last_words(before)).text:
+                process = Process(node=node, text=text, streams=[stream])
+                self._take_words(process, words)
                 self.processes.all.append(process)
 
     # --- how processes ended ------------------------------------------------------------------------------------------
@@ -278,18 +281,7 @@ class Documents:
         """Return what a process printed last about a failure, if nothing tells how it ended."""
         if process.has_ended or process.raised is not None or process.stopped:
             return ""
-        if process.told is None:
-            process.told = self._last_words(process)
-        return process.told
-
-    @staticmethod
-    def _last_words(process: Process) -> str:
-        if process.said:
-            return process.said  # no code, and no signal
-        native = native_lines(process.text.splitlines()) if TELLS.search(process.text) is not None else []
-        text = "\n".join(native[-40:])
-        found = classify(text) if text else None
-        return text if found is not None and (found.role is not Role.AMBIGUOUS or found.category == "hang") else ""
+        return process.said or process.told  # its launcher's words have no code, and no signal
 
     def _stop_the_rest(self, failed: Sequence[Process]) -> None:
         processes, told, known = self.processes, self.attempt.told, set(map(id, failed))
@@ -405,14 +397,6 @@ def _references(lines: Iterable[tuple[str, int, int]]) -> Iterator[DocumentRef]:
         yield DocumentRef(f"{file}:{first}" + (f"-{last}" if last > first else ""), file)
 
 
-def _uncaught(text: str) -> ExceptionInfo | None:
-    """Return the exception of the traceback that torch printed last, with those that it was raised from."""
-    printed = last_printed(text)
-    return (
-        printed.exception if printed is not None else exception_in(text[text.rindex("Traceback (most") :], whole=True)
-    )
-
-
 def _raised_in(stream: Stream) -> Iterator[_Raised]:
     for excerpt in stream.excerpts:
         if (found := _of_excerpt(stream, excerpt)) is not None:
@@ -442,14 +426,3 @@ def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
         excerpt.is_mixed,
         next(iter(later), ""),
     )
-
-
-def _alone(stream: Stream, text: str) -> Process | None:
-    """Return the only process of a job, if what it printed last tells that it failed; None: it does not."""
-    signal = fatal_error(text)[1] or ("SIGABRT" if ABORTS.search(text) else "")
-    last = text_of_death("\n".join(text.splitlines()[-20:]), signal or "SIGABRT")
-    found = classify(last) if last else None
-    if not signal and (found is None or found.role is not Role.PRIMARY or found.category in {"unknown", "user_code"}):
-        return None
-    number = stream.tail[-1].number
-    return Process(node=stream.owner.node, signal=signal, text=text, lines={(stream.file, number, number)}, tells=True)

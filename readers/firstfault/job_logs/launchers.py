@@ -146,6 +146,7 @@ STATEMENTS = (
     _made(About.OOM, r"(?:Memory cgroup out of memory|Out of memory): Kill(?:ed)? process (?P<pid>\d+)"),
     _made(About.OOM, r"oom-kill:[^\n]*\bpid=(?P<pid>\d+)"),
     _made(About.ENDED, rf"line \d+:\s+(?P<pid>\d+) (?P<signal>{_DIES})\b"),
+    _made(About.ENDED, rf"^(?P<signal>{_DIES})(?: \(core dumped\))?$"),
     # Kubernetes
     _made(About.OOM, r"[Rr]eason:? ?\"?OOMKilled"),
     _made(
@@ -160,7 +161,8 @@ STATEMENTS = (
     ),
 )
 _HINT = Pattern(
-    r"exitcode|closing signal|Unable to shutdown|estart(?:ing)? worker group|attempts left|death signal"
+    r"^(?:Killed|Aborted|Bus error|Segmentation fault)"
+    r"|exitcode|closing signal|Unable to shutdown|estart(?:ing)? worker group|attempts left|death signal"
     r"|got signal|CANCELLED|srun: |: tasks? [\d\[]|slurmstepd|exited on signal|Process name:|RANK \d"
     r"|job to be terminated|terminated normally|MPI_ABORT|sigkill_handler|exits successfully"
     r"|Child process with PID|ProcessExited|status code|worker died or|Memory on the node|marked dead"

@@ -42,6 +42,8 @@ _KNOWN = re.compile(
     re.VERBOSE,
 )
 """What torch, mpirun, SageMaker, torchrun, kubectl, Ray and compose put before each line."""
+_OF_TORCH = re.compile(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]: ?")
+_NEAR = 100
 _RANK_OF_ACTOR = re.compile(r"\brank[ =:]{1,2}(?P<rank>\d{1,6})")
 _LABELS = (
     re.compile(r"\s{0,5}(?P<label>\d{1,5}): ?"),
@@ -110,6 +112,8 @@ class Prefixes:
     """Whether labels are numbers of tasks."""
     year: int = 0
     """For times that have none; 0: not known."""
+    is_learned: bool = False
+    """Whether these are all prefixes of the log."""
 
     def said(self, number: int, line: str, inherited: Owner) -> Iterable[Said]:
         """Yield a line without its prefixes; a line of JSON may have several lines.
@@ -143,13 +147,20 @@ class Prefixes:
                 text = text[found.end() :]
                 continue
             break
-        if time_ns is None and text[:2].lstrip("[")[:1] in "EWFI" and (glog := _GLOG.match(text)) and self.year:
-            date = f"{self.year}-{int(glog['month']):02}-{glog['day']}"
-            time_ns = _time_of(date, glog["time"], glog["part"], None)
+        if self.is_learned and not by_torch and "[rank" in text[:_NEAR]:
+            owner, text, by_torch = _behind_others(owner, text)
+        time_ns = time_ns or self._glogs(text)
         if text.startswith("{") and text.rstrip().endswith("}") and (fields := _json(text)):
             yield from _of_json(number, fields, owner, time_ns)
         else:
             yield Said(number, text, owner, time_ns, by_torch)
+
+    def _glogs(self, text: str) -> int | None:
+        """Return the time in a line of native code, which has no year."""
+        found = _GLOG.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
+        if found is None:
+            return None
+        return _time_of(f"{self.year}-{int(found['month']):02}-{found['day']}", found["time"], found["part"], None)
 
     def _labelled(self, owner: Owner, label: str) -> Owner:
         if self.is_number:
@@ -180,8 +191,16 @@ def learned(lines: Sequence[str]) -> Prefixes:
     rests = [rest for rest in rests if rest.strip(" |+") and not _NO_PREFIX.match(rest)]
     for label in _LABELS:
         if _fits(label, bare, rests):
-            return replace(known, label=label, is_number=label in _LABELS[:2])
-    return replace(known, label=_skeleton([_outer(rest) for rest in rests]))
+            return replace(known, is_learned=True, label=label, is_number=label in _LABELS[:2])
+    return replace(known, is_learned=True, label=_skeleton([_outer(rest) for rest in rests]))
+
+
+def _behind_others(owner: Owner, text: str) -> tuple[Owner, str, bool]:
+    """Find torch's own prefix behind one that is too rare to be learned."""
+    found = _OF_TORCH.search(text[: _NEAR + 20])
+    if found is None:
+        return owner, text, False
+    return owner._replace(rank=int(found["rank"])), text[found.end() :], True
 
 
 def _is_stamped(text: str) -> bool:

@@ -27,7 +27,6 @@ LAUNCHER = re.compile(
 )
 """Files of launchers, in the outermost frames of what they raise themselves."""
 SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
-ABORTS = re.compile(r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted")
 HANDLED = re.compile(r"\b(?:re-?try|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SILENT = "the log does not tell how it ended; its launcher probably ended it"
@@ -65,8 +64,8 @@ class Process:
     """The end of what it printed."""
     said: str = ""
     """What its launcher printed about its end."""
-    told: str | None = None
-    """What it printed last about a failure; None: not looked at yet."""
+    told: str = ""
+    """What it printed last about a failure."""
     tells: bool = False
     """Whether it printed itself how it ended."""
     time_ns: int | None = None

@@ -1,0 +1,92 @@
+"""What a process printed last, if nobody tells how it ended: an exception, the words of native code, an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault.exceptions.stderr import last_printed, native_lines
+from firstfault.exceptions.tracebacks import format_exception
+from firstfault.job_logs.lines import TELLS
+from firstfault.model import ExceptionInfo
+from firstfault.model.failure import fatal_error
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.owners import Said
+
+_TRACEBACK = "Traceback (most recent call last)"
+_ABORTS = re.compile(r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted")
+_EXCEPTION = re.compile(
+    r"^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))"
+    r"(?:: (?P<message>\S.*))?$"
+)
+"""The last line of a traceback, the rest of which may be missing."""
+_LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
+_HANDLED = re.compile(r"\b(?:re-?try|trying again|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
+_AT_EXIT = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
+"""Functions in which Python cleans up after a program that has ended."""
+_LAST = 3
+"""Lines after an error that may still belong to the end."""
+_NATIVE = 40
+
+
+class Words(NamedTuple):
+    """What tells that a process failed; empty: nothing does."""
+
+    raised: ExceptionInfo | None = None
+    text: str = ""
+    signal: str = ""
+    lines: tuple[int, int] = (0, 0)
+    """The first and the last one."""
+    uncaught: bool = False
+    """Whether torch printed it because nothing had caught it."""
+
+
+def uncaught(by_torch: Sequence[Said], text: str) -> Words:
+    """Return the exception that torch printed with the process's rank: nothing had caught it."""
+    own = "\n".join(said.text for said in by_torch)
+    lines = [said for said in by_torch if _TRACEBACK in said.text or _EXCEPTION.match(said.text)]
+    if not lines:
+        return Words()
+    printed = last_printed(own) or (last_printed(text) if _TRACEBACK in own else None)
+    raised = printed.exception if printed is not None else None
+    if raised is None and (named := _EXCEPTION.match(lines[-1].text)):
+        raised = ExceptionInfo(named["type"], named["message"] or "")
+    if raised is None or (raised.frames and raised.frames[0].function in _AT_EXIT):
+        return Words()
+    first = next((said for said in reversed(lines) if _TRACEBACK in said.text), lines[-1])
+    last = max(lines[-1], first, key=lambda said: said.number)
+    return Words(raised, format_exception(raised), lines=(first.number, last.number), uncaught=True)
+
+
+def last_words(lines: Sequence[Said]) -> Words:
+    """Return what a process printed last about a failure."""
+    text = "\n".join(said.text for said in lines)
+    if not lines or TELLS.search(text) is None:
+        return Words()
+    end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
+    if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORTS.search(text) else ""):
+        return Words(None, text, signal, at)
+    native = "\n".join(native_lines(text.splitlines())[-_NATIVE:])
+    if native and _is_telling(native):
+        return Words(None, native, lines=at)
+    for said in reversed(end):
+        named = _EXCEPTION.match(said.text)
+        if named is not None and not _HANDLED.search(said.text):
+            raised = ExceptionInfo(named["type"], named["message"] or "")
+            return Words(raised, said.text, lines=(said.number, said.number))
+    last = "\n".join(said.text for said in end)
+    if not _HANDLED.search(last) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
+        return Words(None, last, lines=(end[0].number, end[-1].number))
+    return Words()
+
+
+def _is_telling(text: str, *, own: bool = False) -> bool:
+    """Whether a text tells of a failure; `own`: of one of the process that printed it."""
+    found = classify(text)
+    if own:
+        return found.role is Role.PRIMARY and found.category not in {"unknown", "user_code"}
+    return found.role is not Role.AMBIGUOUS or found.category == "hang"
