@@ -199,7 +199,9 @@ def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     a GPU's driver reported a hardware fault, in an exception from native code or torch, or in the log of a crash.
     """
     root = verdict.root
-    memory = root.resources if root is not None and verdict.category == "host_oom" else None
+    # a log does not tell the job's own limit, at which schedulers have it killed
+    has_limit = root is not None and root.place.engine != "log"
+    memory = root.resources if root is not None and has_limit and verdict.category == "host_oom" else None
     if memory is not None and memory.oom_kill and _is_below_its_limit(memory):
         return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
     if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):

@@ -158,6 +158,25 @@ def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], wh
     assert found["verdict"]["headline"].startswith(f"{what},")
 
 
+def test_an_oom_kill_of_a_scheduler(show: Show) -> None:
+    """It was at the job's own limit, as far as the log tells: the same memory would be needed again."""
+    code, found = show([*of("[rank0]: ", LOST), "srun: error: n2: task 1: Out Of Memory"])
+    assert (code, found["verdict"]["category"]) == (EXIT.ROOT_CAUSE, "host_oom")
+
+
+def test_the_last_line_may_be_all(show: Show) -> None:
+    """An exception's line without its traceback counts at the end, also before torch's advice; a wait is no success."""
+    last = "RuntimeError: CUDA error: misaligned address"
+    advice = ["CUDA kernel errors might be asynchronously reported.", "For debugging consider CUDA_LAUNCH_BLOCKING=1"]
+    _, found = show([*of("0: ", STEPS), f"1: {last}", *of("1: ", advice)])
+    assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "RuntimeError")
+    waited = (
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 10 milliseconds"
+    )
+    code, _ = show([*of("0: ", STEPS), f"1: {waited} before timing out."])
+    assert code in {EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE}
+
+
 def test_the_box_is_not_the_verdict(show: Show) -> None:
     """Torch's first observed failure is a victim here, and its launcher's own traceback is nobody's fault."""
     _, found = show([*of("[rank1]: ", LOST), *of("[rank3]: ", RAISED), *box((1, 1), (3, 1), (2, -15))])

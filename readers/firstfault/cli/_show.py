@@ -166,7 +166,7 @@ def _of_stdin(options: ReaderOptions) -> ReadAttempt:
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
 
     if sys.stdin is None or sys.stdin.isatty():
-        raise click.UsageError("nothing is piped to stdin; for example: firstfault show - < error.pb, or < nohup.out")
+        raise click.UsageError("stdin is neither a document nor a log; pipe one into it: firstfault show - < error.pb")
     buffer = sys.stdin.buffer
     stdin = buffer if isinstance(buffer, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", buffer))
     begin = stdin.peek(1)

@@ -62,7 +62,7 @@ _NO_PREFIX = re.compile(r"\s*(?:Original|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO
 _MOST = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
-_LEAST_LINES = 4
+_LEAST_LINES, _FEW_LINES = 4, 2
 _TRACEBACK = "Traceback (most recent call last):"
 _BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
 RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
@@ -211,12 +211,13 @@ def _fits(label: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]
     """Whether a form of label stands before most lines, or before the lines of tracebacks."""
     matches = [match for line in lines if line.strip() and (match := label.match(line))]
     labels = Counter(match["label"] for match in matches if not _NO_LABEL.search(match["label"]))
-    count, enough = labels.total(), max(_LEAST_LINES, _MOST * sum(bool(line.strip()) for line in lines))
+    is_of_each_rank = label in _LABELS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
+    least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
+    count, enough = labels.total(), max(least, _MOST * sum(bool(line.strip()) for line in lines))
     if of_frames:
         found = [(text, match) for text in of_frames if (match := label.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
         return len(before) * 2 > len(of_frames) and not any(_NO_LABEL.search(match["label"]) for match in before)
-    is_of_each_rank = label in _LABELS[:2] and count >= _NEARLY_ALL * len(lines)
     return count >= enough and (is_of_each_rank or len(labels) * 2 <= count)
 
 

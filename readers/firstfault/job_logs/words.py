@@ -10,6 +10,7 @@ from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.exceptions.stderr import last_printed, native_lines
 from firstfault.exceptions.tracebacks import format_exception
+from firstfault.job_logs.book import progress_in
 from firstfault.job_logs.lines import TELLS
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
@@ -28,8 +29,14 @@ _LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
 _HANDLED = re.compile(r"\b(?:re-?try|trying again|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
 _AT_EXIT = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
 """Functions in which Python cleans up after a program that has ended."""
+_WAITS = re.compile(
+    r"caught collective operation timeout|watchdog detected operation timeout|ran for \d+ milliseconds before"
+)
+"""What the watchdogs of collectives print."""
 _LAST = 3
 """Lines after an error that may still belong to the end."""
+_ADVICE = 6
+"""The same, with what torch advises below an exception."""
 _NATIVE = 40
 
 
@@ -73,9 +80,12 @@ def last_words(lines: Sequence[Said]) -> Words:
     native = "\n".join(native_lines(text.splitlines())[-_NATIVE:])
     if native and _is_telling(native):
         return Words(None, native, lines=at)
-    for said in reversed(end):
-        named = _EXCEPTION.match(said.text)
-        if named is not None and not _HANDLED.search(said.text):
+    if waits := [said for said in lines if _WAITS.search(said.text)]:
+        return Words(None, "\n".join(said.text for said in waits[-_LAST:]), lines=(waits[0].number, waits[-1].number))
+    last_few = lines[-_ADVICE:]
+    for at_end, said in enumerate(last_few):
+        named, later = _EXCEPTION.match(said.text), last_few[at_end:]
+        if named is not None and not any(_HANDLED.search(line.text) or progress_in(line) for line in later):
             raised = ExceptionInfo(named["type"], named["message"] or "")
             return Words(raised, said.text, lines=(said.number, said.number))
     last = "\n".join(said.text for said in end)
