@@ -12,17 +12,12 @@ import os
 import signal
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.s3_server import ServerError, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.s3_server import S3
+from tests.s3_server import S3, ServerError, serving
 
 _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 """Prefixes of variables that change what is tested; xdist sets COLUMNS."""

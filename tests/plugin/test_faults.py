@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from tests.plugin.running import Ended, await_exit, running
 from tests.waiting import beside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
 
 FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs

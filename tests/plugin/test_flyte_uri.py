@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,10 +20,6 @@ from firstfault.cli import EXIT, main
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from flytekitplugins.firstfault import flyteadmin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _N, _T = core.NodeExecution, core.TaskExecution
 

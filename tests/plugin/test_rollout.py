@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TASKS = """
 from flytekit import task, workflow

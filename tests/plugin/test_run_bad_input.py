@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from flytekit import task
@@ -25,10 +27,6 @@ from firstfault.cli import EXIT, main
 from flytekitplugins.firstfault import Elastic
 from flytekitplugins.firstfault.local import command, pods
 from flytekitplugins.firstfault.local.loading import read_inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 TASKS = """
 from flytekit import task

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 
 from firstfault import model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _BIG = st.integers(0, 2**64 - 1)
 _TIME = st.none() | st.integers(1, 2**64 - 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
+    JobErrors,
     LogTail,
     NodePresence,
     Phase,
@@ -31,11 +33,6 @@ from firstfault.model import (
 from firstfault.model.job import nodes_done, pods_live
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, digest_of
 from firstfault.testing import START_NS, make_error, make_presence
-
-if TYPE_CHECKING:
-    import random
-
-    from firstfault.model import JobErrors
 
 _KILLED = {"writer": Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
 

@@ -9,8 +9,9 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import click
 import pytest
@@ -23,14 +24,9 @@ from firstfault.runs import MARK, begin_run
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
 from tests.readers.commands import Ran
+from tests.readers.conftest import Attempt
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    from conftest import Attempt
-
-    Run: TypeAlias = Callable[..., Ran]
+Run: TypeAlias = Callable[..., Ran]
 
 
 # --- exit codes -----------------------------------------------------------------------------------------------------

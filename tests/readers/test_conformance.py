@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firstfault import strategies as registry
 from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
+from firstfault.model import JobErrors, Verdict
 from firstfault.store import open_store
 from firstfault.store._fsspec import FsspecStore
 from firstfault.strategies import (
@@ -23,13 +26,6 @@ from firstfault.strategies import (
     unregister_strategy,
 )
 from firstfault.testing import StoreTests, StrategyTests, make_error, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import JobErrors, Verdict
-
 
 _BUILT_IN = ("evidence", "earliest")
 

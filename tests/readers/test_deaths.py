@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,18 +15,18 @@ from firstfault.model import (
     CollectiveProgress,
     ExceptionInfo,
     FrameInfo,
+    JobErrors,
     Resources,
     Scope,
     SentSignal,
     StackDump,
+    Verdict,
+    WorkerError,
     Writer,
 )
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 from tests.readers.scenes import timed_out
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, Verdict, WorkerError
 
 OWN, EXIT = FailureClass.OWN_FAULT, FailureClass.OWN_EXIT
 UNCLEAR, VICTIM = FailureClass.UNCLEAR, FailureClass.CONSEQUENCE

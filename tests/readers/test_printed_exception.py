@@ -5,26 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stderr import last_printed, without_traceback
 from firstfault.exceptions.tracebacks import short_name
-from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Writer
+from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Verdict, WorkerError, Writer
 from firstfault.report import report_of
 from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
 from tests.readers.scenes import PEER, died, done, own, stopped, victim
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from firstfault.model import Verdict, WorkerError
-
 
 _STEP = """
 import asyncio, logging, os, sys, threading, traceback

@@ -15,7 +15,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,11 +26,8 @@ from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.server import Uploads
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, is_gone
+from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, Gate, Out, Start, is_gone
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.readers.recorders import Gate, Out, Start
 
 _CLIENTS = 8
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault.conclude import (
+    Conclusion,
     RestartContext,
     conclude,
     decide_restart,
@@ -25,14 +27,9 @@ from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, nev
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
+from tests.readers.commands import Ran
+from tests.readers.conftest import Attempt
 from tests.seals import RECORD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.conclude import Conclusion
-    from tests.readers.commands import Ran
-    from tests.readers.conftest import Attempt
 
 CONTEXT = RestartContext(round=0, restarts_left=3)
 BUG = make_error(3)

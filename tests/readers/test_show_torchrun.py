@@ -8,24 +8,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 from firstfault.cli import EXIT
 from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
 from firstfault.testing import make_error
+from tests.readers.conftest import Attempt
+
+Show: TypeAlias = Callable[[Path], tuple[int, dict[str, Any]]]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import TypeAlias
-
-    from conftest import Attempt
-
     from tests.readers.commands import Ran
-
-    Show: TypeAlias = Callable[[Path], tuple[int, dict[str, Any]]]
 
 pytest.importorskip("torch", reason="the folders are torchrun's")
 

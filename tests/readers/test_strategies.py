@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,12 +37,6 @@ from firstfault.strategies.earliest import clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from tests.readers.scenes import done, own, victim
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from firstfault.model import WorkerError
-
 
 _STOPPED = {"exception": None, "writer": Writer.AGENT, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
 _PEER = {"exception": "RuntimeError", "message": "Connection closed by peer"}

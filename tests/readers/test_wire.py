@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import string
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
@@ -32,14 +33,9 @@ from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.readers.any_failure import failures_and_entries
+from tests.readers.conftest import Attempt
 from tests.reports.every_field import filled
 from tests.seals import RECORD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Attempt
-
 
 _REF = model.DocumentRef("e1-document.pb", "s3://bucket/e1-document.pb", 17, 400)
 _NANO = 1_000_000_000

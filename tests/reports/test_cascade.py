@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.model import Phase, SentSignal, Subject, Unopened, Victims, Writer
-from firstfault.render.drawings import node_map, timeline_of
-from firstfault.report import flyte_message
-from firstfault.report.cascade import Event, cascade_of
+from firstfault.model import JobErrors, Phase, SentSignal, Subject, Unopened, Verdict, Victims, WorkerError, Writer
+from firstfault.render.drawings import Timeline, node_map, timeline_of
+from firstfault.report import Report, flyte_message
+from firstfault.report.cascade import Cascade, Event, cascade_of
 from firstfault.report.data import AttemptSummary, changes_between, summary_of, with_attempts
 from firstfault.report.words import State, duration, ranks_text, short_names
 from firstfault.retry import decide
@@ -21,12 +21,6 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.all_forms import FORMS
 from tests.reports.scenes import SCENES, report_on
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, Verdict, WorkerError
-    from firstfault.render.drawings import Timeline
-    from firstfault.report import Report
-    from firstfault.report.cascade import Cascade
 
 _MS = 1_000_000
 _CHARACTER = 7.4

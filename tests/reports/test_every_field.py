@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from firstfault.model import Coverage, JobErrors, Scope
-from firstfault.report import report_of
+from firstfault.report import Report, report_of
 from firstfault.retry import decide
 from firstfault.strategies import undetermined
 from tests.all_forms import FORMS
@@ -21,8 +21,6 @@ from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
-
-    from firstfault.report import Report
 
 _STEERING = (
     "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x1bP1$r\x9b31m\x08\x0b\x0c\x7f\x85\r\x00\ufeff"

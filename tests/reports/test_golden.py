@@ -6,21 +6,17 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.model import CATEGORIES, Scope
 from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
+from firstfault.report import Report
 from firstfault.report.words import CATEGORY_WORDS, State
 from tests.all_forms import printed
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.report import Report
 
 _FOLDER = Path(__file__).parent / "golden"
 _PAGE = Path(__file__).parents[2] / "docs" / "report.md"

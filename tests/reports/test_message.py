@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,10 +39,6 @@ from firstfault.testing import make_error, make_job, make_presence
 from tests.cascades.replay import RECORDED, load
 from tests.readers import scenes as readers
 from tests.reports import scenes
-
-if TYPE_CHECKING:
-    from firstfault.report import Report
-
 
 _LIST_WIDTH = 51
 _FIRST_LINE = 89

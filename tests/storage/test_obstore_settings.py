@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import obstore
@@ -13,16 +15,10 @@ import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
-from firstfault.store import CLIENT_VARIABLE, open_store
+from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.store._fsspec import FsspecStore
 from firstfault.store._obstore import ObstoreStore, client_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from firstfault.store import Store
-    from tests.s3_server import S3
+from tests.s3_server import S3
 
 _KEYS = {"key": "k", "secret": "s"}
 

@@ -11,10 +11,11 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -54,6 +55,7 @@ from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.reporter import (
     Death,
     KeptException,
+    NodeReport,
     Observation,
     Stop,
     Traces,
@@ -68,12 +70,7 @@ from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.worker.in_flight import Moment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from firstfault_torch.agent.reporter import NodeReport
-    from tests.prefix import Prefix
+from tests.prefix import Prefix
 
 # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has hardly any when it forks
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

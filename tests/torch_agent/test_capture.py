@@ -5,19 +5,16 @@ from __future__ import annotations
 import builtins
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import firstfault_torch
 from firstfault.exceptions.tracebacks import all_links, format_exception
+from firstfault.model import ExceptionInfo
 from firstfault_torch.capture import before_exit, capture, qualified_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.model import ExceptionInfo
 
 MEGABYTES_10 = 10 * 1024 * 1024
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +26,6 @@ from firstfault_torch.context import (
     versions,
     worker_place,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IDENTITY = Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
 RECORDING = Recording("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")

@@ -8,17 +8,20 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.layout import ERROR_FILE
-from firstfault.model import DocumentRef, Origin, Scope, Seal
+from firstfault.model import DocumentRef, Origin, Receipt, Scope, Seal, WorkerError
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode
 from firstfault_torch import Options, engine
 from firstfault_torch import verdict as verdicts
+from firstfault_torch.context import Recording
 from firstfault_torch.node.document_writer import (
     document_path,
     node_recorder,
@@ -31,16 +34,11 @@ from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
 from tests.nodes import Job
 from tests.processes import kill
 from tests.recordings import RetryingEngine, concluded, recording_at, sealed
+from tests.s3_server import S3
 from tests.torch_agent import trainings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import Receipt, WorkerError
     from firstfault.recorder.folder import SpooledDocument
-    from firstfault_torch.context import Recording
-    from tests.s3_server import S3
 
 DEADLINE_S = 1.0
 SLACK_S = 30.0

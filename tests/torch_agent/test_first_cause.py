@@ -7,8 +7,9 @@ import concurrent.futures
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,6 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
 from firstfault_torch.capture import capture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 PEER = "Connection closed by peer [10.0.0.1]:4211"
 _CACHE: dict[str, Any] = {}

@@ -6,7 +6,8 @@ import functools
 import multiprocessing
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -14,9 +15,6 @@ from torch.distributed import destroy_process_group as bound_before
 from torch.distributed import distributed_c10d as c10d
 
 from firstfault_torch.worker.in_flight import InFlight, Moment, Unwinding, moment_of, unwinding_of, watch_process_groups
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

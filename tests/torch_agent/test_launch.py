@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -25,6 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault import MultiErrorFileOutputReader
+from firstfault.conclude import Conclusion
 from firstfault.layout import ROSTER
 from firstfault.model import Phase
 from firstfault.render.plain import flyte_message
@@ -36,11 +38,6 @@ from firstfault_torch.node import stderr_relay
 from tests.nodes import Job
 from tests.torch_agent.trainings import prints_and_leaves, prints_and_raises
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from firstfault import Conclusion
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -14,7 +14,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,14 +29,11 @@ from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import liveness
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
+from tests.prefix import Prefix
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from firstfault_torch.rounds.failure_broadcast import RoundStore
-    from tests.prefix import Prefix
 
 LONG_S = 60.0
 QUIET_S = 0.6

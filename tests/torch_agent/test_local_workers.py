@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import LogsDest
@@ -27,13 +29,8 @@ from firstfault_torch.agent.local_workers import DeathWatch, LocalWorkers, stop_
 from firstfault_torch.agent.reporter import Death, Reporter, Stop, signal_name
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
+from tests.prefix import Prefix
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-
-    from tests.prefix import Prefix
 
 _ONLY_ITS_MAIN_THREAD_EXITS = """
 import ctypes, threading, time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +20,18 @@ from firstfault_torch import run
 from firstfault_torch import verdict as verdicts
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
 from firstfault_torch.options import Options
 from firstfault_torch.verdict import torch_error_data
+from tests.prefix import Prefix
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
+from tests.s3_server import S3
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from firstfault.conclude import Conclusion
-    from firstfault_torch.context import Recording
-    from tests.prefix import Prefix
-    from tests.s3_server import S3
 
 LONG_S = 60.0
 

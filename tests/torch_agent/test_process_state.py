@@ -10,9 +10,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure
+from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure, Verdict
 from firstfault.report import report_of
 from firstfault.report.words import FaultOwner
 from firstfault.retry import decide
@@ -38,12 +40,6 @@ from firstfault_torch.worker.process_state import (
     thread_failures,
     watch_threads,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import Verdict
 
 _GIB = 1 << 30
 _EIO = "[Errno 5] Input/output error"

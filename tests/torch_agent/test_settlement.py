@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

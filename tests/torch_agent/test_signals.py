@@ -10,18 +10,16 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
 
 import pytest
 from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault_torch.agent.signals import HANDLED, SignalReceived, SignalWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-    from types import FrameType
 
 # Python 3.12 and later warn of a fork beside threads; a pod's agent is a process of its own, these are forked
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

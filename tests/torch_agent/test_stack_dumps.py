@@ -11,16 +11,14 @@ import re
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
 from firstfault_torch.node.channel import ask_for_stacks, register_stacks, write_unasked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,6 @@ from tests.cascades.programs import complaints_of, files_of, run_program
 from tests.torchrun.nodes import Job, run_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from firstfault.conclude import Conclusion
 
 pytestmark = pytest.mark.jobs
