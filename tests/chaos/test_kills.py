@@ -23,17 +23,7 @@ import pytest
 from firstfault import MultiErrorFileOutputReader
 from firstfault.cli import EXIT
 from firstfault.model import JobErrors
-from tests.chaos.steps import (
-    CASES,
-    EXIT_CODE,
-    NO_HALF,
-    NOTHING_LEFT,
-    SAME_VERDICT,
-    STEPS,
-    TELLING,
-    TEXT_KEPT,
-    Case,
-)
+from tests.chaos.steps import CASES, EXIT_CODE, NO_HALF, NOTHING_LEFT, SAME_VERDICT, STEPS, TELLING, TEXT_KEPT, Case
 from tests.chaos.training import FAULTY, TEXT
 from tests.plugin.running import DEADLINE_S, Running, running
 

@@ -95,10 +95,7 @@ def test_no_rank_is_active() -> None:
 
 
 def test_hooks_that_fail(waits: dict[str, Future[Run]]) -> None:
-    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue.
-
-    An error of a hook's own store is not taken for the loss of the ranks' store.
-    """
+    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue."""
     ended = waits["test_hooks_that_fail"].result()
     assert ended.values("done") == {0: (0, 2), 1: (1, 2)}
     told = {rank: event.value[:2] for rank, event in ended.of("raised").items()}

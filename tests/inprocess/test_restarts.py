@@ -43,10 +43,7 @@ def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_all_ranks_go_on_after_exceptions() -> None:
-    """All four ranks call the function again, with the same ranks, after two exceptions in one iteration.
-
-    One of them cannot be copied. A third one, before the process group of the second iteration, interrupts that too.
-    """
+    """All four ranks call the function again, with the same ranks, after two exceptions in one iteration."""
     ended = run("again and again", initialize=FEW, **FAST)
     # the third one may interrupt ranks that are only about to enter
     assert set(ended.of("enter", 1)) <= set(ended.of("enter", 2)) == ALL

@@ -69,10 +69,7 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
 
 
 def test_a_success(tmp_path: Path) -> None:
-    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist.
-
-    A pod that is terminated while it waits for them writes no error, because the job has succeeded.
-    """
+    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist."""
     with running(FAULTS, "handled", tmp_path, {"seconds": 3.0}) as run:
         waiting, terminated = (run.mark(rank)["agent"] for rank in ("1", "2"))
         run.mark("pickling")

@@ -487,10 +487,7 @@ def _task_of(module: Any, configuration: str, option: str) -> Any:
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_the_template_is_kfpytorchs(configuration: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task's template is identical to kfpytorch's, except for one environment variable.
-
-    So is that of our task type with kfpytorch's configuration.
-    """
+    """The task's template is identical to kfpytorch's, except for one environment variable."""
     ours, theirs = (_task_of(module, configuration, option) for module in (plugin, stock))
     for config, kind in ((stock.Elastic, plugin.ElasticFunctionTask), (stock.PyTorch, plugin.PyTorchFunctionTask)):
         monkeypatch.setitem(TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS, config, kind)

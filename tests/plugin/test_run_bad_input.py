@@ -238,11 +238,7 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
     [
         ("gopher://bucket/runs", EXIT.USAGE, "gopher"),
         ("{folder}/file", EXIT.TOOL_FAILED, "cannot write {folder}/file/"),
-        (
-            "s3://bucket/runs",
-            EXIT.TOOL_FAILED,
-            "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        ),
+        ("s3://bucket/runs", EXIT.TOOL_FAILED, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     ],
 )
 def test_a_bad_store(store: str, code: int, line: str, say: Callable[..., Said], tmp_path: Path) -> None:

@@ -82,9 +82,7 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
         caused_by=cause,
         expired=st.none() | any_(model.ExpiredDeadline),
         system=any_(
-            model.SystemState,
-            file_systems=_some(any_(model.FileSystem, **space)),
-            limits=_some(st.tuples(text, _BIG)),
+            model.SystemState, file_systems=_some(any_(model.FileSystem, **space)), limits=_some(st.tuples(text, _BIG))
         ),
     )
     entries = any_(

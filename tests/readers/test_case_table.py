@@ -118,10 +118,7 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
 
 # --- late document --------------------------------------------------------------------------------------------------
 
-_ONE_OF_TWO = (
-    make_presence(node="w-0", nodes=2),
-    make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
-)
+_ONE_OF_TWO = (make_presence(node="w-0", nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2))
 
 
 @pytest.mark.parametrize(("settle_seconds", "message", "listings"), [(30, "late", 3), (None, "early", 1)])

@@ -137,10 +137,7 @@ def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
     ],
 )
 def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, reason: str) -> None:
-    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work.
-
-    If two distributions offer the same name, neither is taken, and both are named.
-    """
+    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work."""
     installed(theirs=value)
     with pytest.raises(StrategyError, match=f"'theirs' of {value} {reason}"):
         get_strategy("theirs")

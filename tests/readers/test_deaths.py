@@ -155,9 +155,7 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
             3, LOGGED_PEER + "Misc: shm.cc NCCL WARN Error: failed to extend /dev/shm/nccl-Ab to 9 bytes\n", "SIGBUS"
         )
     },
-    (OWN, "disk_full"): {
-        "a full disk": left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n"),
-    },
+    (OWN, "disk_full"): {"a full disk": left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n")},
 }
 """By class and category, the ends that have them."""
 

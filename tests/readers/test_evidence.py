@@ -320,9 +320,7 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "an exit with success": done(own(3, 0, "SystemExit", "0"), victim(0), stopped(1)),
         "an exit without a text": done(died(3, "", 7), victim(0), stopped(1)),
     },
-    "rank 3 medium: user_code, own-fault": {
-        "an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1)),
-    },
+    "rank 3 medium: user_code, own-fault": {"an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1))},
     "rank 2 high: user_code, own-fault": {
         "ranks that tell of another rank": done(
             SHARD, *(own(rank, 0, "RuntimeError", "another rank failed, stopping") for rank in (0, 1, 3))

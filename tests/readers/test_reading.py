@@ -348,10 +348,7 @@ def test_another_writers_document_is_not_missed(name: str) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [
-        root(3, at_ms=1, in_flight=True, sent_signals=(SentSignal("SIGTERM", "x"),)),
-        stopped(3, at_ms=0),
-    ],
+    [root(3, at_ms=1, in_flight=True, sent_signals=(SentSignal("SIGTERM", "x"),)), stopped(3, at_ms=0)],
     ids=["in flight", "stopped"],
 )
 def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> None:

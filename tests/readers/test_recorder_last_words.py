@@ -133,10 +133,7 @@ def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out:
 
 
 def test_bytes_that_are_no_document(agent: StartAgent, out: Out, capfd: pytest.CaptureFixture[str]) -> None:
-    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other.
-
-    Before an agent's first round there is none about it, and no roster entry.
-    """
+    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other."""
     dying = agent(out.uri)
     write_last_words(dying.folder)
     dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")

@@ -241,10 +241,7 @@ def test_signals_do_not_end_it(start: Start, out: Out, up: bool) -> None:
 
 
 def test_the_end(start: Start, out: Out) -> None:
-    """`end` removes process and folder and uploads no spooled document; a second call does nothing.
-
-    The folder is private, and neither start nor requests leave a thread or an open file in the caller, which may fork.
-    """
+    """`end` removes process and folder and uploads no spooled document; a second call does nothing."""
     descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
     process = start(out.uri)
     assert process.alive()

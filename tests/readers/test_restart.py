@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 
-from firstfault.conclude import (
-    Conclusion,
-    RestartContext,
-    conclude,
-    decide_restart,
-    record_of,
-    with_unused_restarts,
-)
+from firstfault.conclude import Conclusion, RestartContext, conclude, decide_restart, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.render.plain import flyte_message
@@ -112,10 +105,7 @@ def test_restarts_that_were_not_used(used: int) -> None:
     root = replace(BUG, place=replace(BUG.place, restart_count=used))
     found = _concluded(root, CONTEXT)
     own, unused = found.decision.reason, f"{3 - used} of 3 restarts (max_restarts) were not used"
-    for reason, told in (
-        ("not again", f"{own}; {unused}: not again"),
-        (own, f"{own}; for the same reason, {unused}"),
-    ):
+    for reason, told in (("not again", f"{own}; {unused}: not again"), (own, f"{own}; for the same reason, {unused}")):
         record = replace(RECORD, restart=False, reason=reason)
         again = with_unused_restarts(found.decision, found.verdict, record, 3)
         assert again == replace(found.decision, reason=told)

@@ -63,10 +63,7 @@ def _torchrun(folder: Path, *options: str, fault: str, recorded: str = "recorded
     command = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(folder / "logs"), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*command, str(script), fault, recorded],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
+        [*command, str(script), fault, recorded], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
 
 
@@ -161,10 +158,7 @@ def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[..., Path]) -> None:
-    """The folders of the nodes of one run are read together; an earlier run with the same id is not.
-
-    Without error.json the traceback at the end of stderr tells the exception and its cause.
-    """
+    """The folders of the nodes of one run are read together; an earlier run with the same id is not."""
     (earlier,) = logs(fault="SIGKILL").iterdir()
     old = tmp_path / "logs" / "job_abcd1234"
     shutil.copytree(earlier, old)

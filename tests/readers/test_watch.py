@@ -101,10 +101,7 @@ def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.Monk
 def test_an_answer_as_soon_as_it_is_known_and_corrected(
     attempt: Attempt, watching: Watch, options: tuple[str, ...]
 ) -> None:
-    """The first document gives an answer at once, which is not decided; a later one corrects it.
-
-    With --json each answer is an object on its own line.
-    """
+    """The first document gives an answer at once, which is not decided; a later one corrects it."""
     code, out, err = watching(
         lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
         lambda: attempt.write(later()),

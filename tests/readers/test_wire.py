@@ -51,10 +51,7 @@ _ERRORS, _PRESENCES = failures_and_entries(_TEXT, st.integers(0, 2**32 - 1))
 @settings(max_examples=50)
 @given(_ERRORS)
 def test_a_failure_comes_back(error: WorkerError) -> None:
-    """Every field survives the round trip, also through a program that knows only flyteidl's messages.
-
-    That program reads the same code, message, kind, origin, time and worker.
-    """
+    """Every field survives the round trip, also through a program that knows only flyteidl's messages."""
     data = encode(error)
     assert decode(data, _REF) == replace(error, documents=(_REF,))
     flytes = ErrorDocument.FromString(data)

@@ -288,10 +288,7 @@ def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
 
 
 def test_a_histogram_counts_every_failure() -> None:
-    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale.
-
-    Fewer have a line each.
-    """
+    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale."""
     lines, bars = (_drawn(_killed(*((rank, rank) for rank in range(4, end))).cascade) for end in (35, 36))
     assert (len(lines.lanes), len(lines.bars), len(bars.lanes)) == (32, 0, 0)
     cascade = SCENES["a-thousand-ranks"]().cascade

@@ -75,10 +75,7 @@ def test_every_form_of_every_text(root: str, scope: Scope) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_control_characters(form: str) -> None:
-    """No form has escape sequences, other control characters or marks that change the direction of text.
-
-    JSON is one line of ASCII, so that no text in it can end the line.
-    """
+    """No form has escape sequences, other control characters or marks that change the direction of text."""
     control = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
     for text in EVIL.values():
         drawn = FORMS[form](_report(text))

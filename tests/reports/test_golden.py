@@ -98,10 +98,7 @@ def test_the_documented_first_lines() -> None:
 
 
 def test_each_scope_and_category_has_a_scene() -> None:
-    """Each scope and category has a scene, whose verdict has that scope or category, and each category has advice.
-
-    Every golden file belongs to a scene. Every state has its own ASCII character.
-    """
+    """Each scope and category has a scene, whose verdict has that scope or category, and each category has advice."""
     assert {file.name for file in _FOLDER.iterdir()} == set(_files())
     assert set(CATEGORY_WORDS) == set(CATEGORIES)
     marks = [state.mark for state in State]

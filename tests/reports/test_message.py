@@ -85,11 +85,7 @@ def _of_rank_3(**fields: Any) -> Verdict:
             _of_rank_3(exception="FlyteRecoverableException", category="recoverable"),
             "recoverable rank 3 w-1 retry spent: bad",
         ),
-        (
-            _NO,
-            _of_rank_3(exception="FlyteRecoverableException"),
-            "FlyteRecoverableException rank 3 w-1 no retry: bad",
-        ),
+        (_NO, _of_rank_3(exception="FlyteRecoverableException"), "FlyteRecoverableException rank 3 w-1 no retry: bad"),
         (_NO, _of_rank_3(node=""), "ValueError rank 3 no retry: bad"),
         (
             _NO,
@@ -414,10 +410,7 @@ def _commands(report: Report) -> list[str]:
 
 @pytest.mark.parametrize(("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)])
 def test_the_engine_is_the_documents(name: str, engine: object) -> None:
-    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine.
-
-    Without error documents, the engine's name comes from the roster.
-    """
+    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine."""
     assert _report(name).engine is engine
     job = make_job(roster=(make_presence(node="w-0", engine=name),))
     assert engine_of(job, run_strategy(get_strategy("earliest"), job)) is engine

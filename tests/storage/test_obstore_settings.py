@@ -86,10 +86,7 @@ _USER = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "ref
 def test_settings_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, environment: dict[str, Any], is_supported: bool
 ) -> None:
-    """Flytekit's variables, an emulator and a key file are enough for obstore; for others, fsspec is used.
-
-    A value that is not a text is a file's content.
-    """
+    """Flytekit's variables, an emulator and a key file are enough for obstore; for others, fsspec is used."""
     for name, value in environment.items():
         file = tmp_path / "content.json"
         file.write_text(json.dumps(value))

@@ -60,10 +60,7 @@ def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_worker_place() -> None:
-    """A worker's ranks are torch elastic's, its round and incarnation are the agent's.
-
-    A process that torch elastic did not start has no ranks, and the number of nodes that its task knows.
-    """
+    """A worker's ranks are torch elastic's, its round and incarnation are the agent's."""
     environment = {
         "RANK": "3",
         "LOCAL_RANK": "1",

@@ -157,10 +157,7 @@ def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_lost_store(told: bool, node: Callable[..., Node]) -> None:
-    """When the node that hosts the store dies, the others are woken and know that the store is lost.
-
-    What they had heard before stays; then the connections are lost when they are used.
-    """
+    """When the node that hosts the store dies, the others are woken and know that the store is lost."""
     with hosted() as (process, client):
         store = Waited(client)
         nodes = [node(0, store), node(1, store)]

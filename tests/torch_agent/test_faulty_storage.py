@@ -149,10 +149,7 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_uploads(s3: S3, recording: Recording, uploads: dict[str, tuple[Uploads, Receipt]], what: str) -> None:
-    """An upload is given up in time and its document stays in the spool; the agent uploads it when the storage is back.
-
-    That holds with the node's recorder and without, also while the connection of the first upload still hangs.
-    """
+    """An upload is given up in time; its document stays in the spool until the agent can upload it."""
     (found, receipt), read = uploads[what], stored(s3, recording.output_prefix)
     assert found.seconds < SLACK_S
     for path, is_durable in found.told:
@@ -249,10 +246,7 @@ def job(proxy: FaultyProxy, tmp_path: Path) -> Iterator[Job]:
 
 @pytest.mark.jobs
 def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy, job: Job) -> None:
-    """The other node, alone and with its own findings, names the rank of which its agent was told.
-
-    The node that fails hosts the agents' store.
-    """
+    """The other node, alone and with its own findings, names the rank of which its agent was told."""
     workers = {rank: job.told(f"rank-{rank}-0") for rank in range(2)}
     rank = job.host({number: worker["agent"] for number, worker in workers.items()})
     other, before = f"{1 - rank:07d}", len(proxy.requests)

@@ -218,10 +218,7 @@ def _rename(error: Exception) -> None:
 
 
 FALLBACKS["another way"] = _another_way
-OTHER_WAYS: dict[str, Callable[[Exception], None]] = {
-    "for any error": _for_any_error,
-    "rename": _rename,
-}
+OTHER_WAYS: dict[str, Callable[[Exception], None]] = {"for any error": _for_any_error, "rename": _rename}
 """The error was raised in place of what had failed. An error about a peer there would not tell which was first."""
 
 

@@ -173,10 +173,7 @@ def test_a_machine(machine: str, folder: Path) -> None:
 
 
 def test_a_full_disk(folder: Path) -> None:
-    """A training that fills the disk for temporary files succeeds; if it fails, the report is uploaded directly.
-
-    Nothing but temporary files and the store can be written.
-    """
+    """A training that fills the disk for temporary files succeeds; if it fails, the report is uploaded directly."""
     healthy = _job(folder, "full disk", "read-only")
     assert (healthy.results, healthy.warnings) == ({0: 0, 1: 1}, [])
     assert _job(folder, "full disk", "read-only", fails=True).results is None

@@ -110,10 +110,7 @@ def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
 
 
 def test_redirected_and_teed_output(tmp_path: Path) -> None:
-    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same.
-
-    Rank 0's streams are redirected, rank 1's are teed, rank 2's are shown, rank 3's are filtered out.
-    """
+    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same."""
     logs = DefaultLogsSpecs(f"{tmp_path}/logs", {0: Std.ALL}, {1: Std.ALL}, local_ranks_filter={0, 1, 2})
     prefix = "[${node} ${group_rank} $$ ${role_name}${rank}] "
     fields = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 4, "role": "trainer", "logs_specs": logs}
@@ -296,10 +293,7 @@ MOST = 2 * 1024
 
 @pytest.mark.jobs
 def test_a_failed_worker_has_its_log(tmp_path: Path) -> None:
-    """The failure has the last lines before the traceback, redacted and bounded, and the report quotes them once.
-
-    They came in the node's last roster entry, of which the bundle has a copy, and no object was written for them.
-    """
+    """The failure has the last lines before the traceback, redacted and bounded, and the report quotes them once."""
     fields = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
     with Job(tmp_path, prints_and_raises, config=fields).start() as job:
         ended = job.end()

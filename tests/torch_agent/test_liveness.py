@@ -387,10 +387,7 @@ def test_patience(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None
 def test_an_earlier_run_in_the_same_prefix(
     joined: list[tuple[int, int]], look: Callable[..., queue.Queue[int]], prefix: Prefix
 ) -> None:
-    """A failure of an earlier run, in a round of the same number, is not reported; a new one is.
-
-    The entries of this run may come late, and the clocks of the nodes may differ.
-    """
+    """A failure of an earlier run, in a round of the same number, is not reported; a new one is."""
     for group_rank in (0, OWN):
         enter(prefix, Phase.JOINED, group_rank)
         enter(prefix, Phase.FAILED, group_rank)

@@ -111,10 +111,7 @@ def test_they_are_stopped(  # noqa: PLR0917
     start: Callable[..., list[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The signal ends processes at once; one that ignores it is killed after the time limit.
-
-    A failed worker gets no signal, and its exit handlers have more time than stopped workers.
-    """
+    """The signal ends processes at once; one that ignores it is killed after the time limit."""
     monkeypatch.setattr(workers, "EXIT_S", 2.0)
     processes = start(*works)
     began = time.monotonic()
@@ -258,10 +255,7 @@ def _noted(watch: DeathWatch, index: int = 0) -> int:
 
 
 def test_deaths(doomed: Callable[..., _Worker]) -> None:
-    """Deaths are noted in their order, with local rank, pid, exit code, signal and the moment by both clocks.
-
-    A process that exits with 0 has not died, and the watch ends with its last process.
-    """
+    """Deaths are noted in their order, with local rank, pid, exit code, signal and the moment by both clocks."""
     workers = [doomed() for _ in range(4)]
     watch = DeathWatch([worker.process for worker in workers])
     assert _deaths(watch) == []

@@ -282,10 +282,7 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 @pytest.mark.parametrize(("age_s", "stays"), [(None, False), (0, True), (3600, False)])
 def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, last_resort: Callable[[], None]) -> None:
-    """A node without time to read replaces no verdict of a node that had it, but one that is older than this failure.
-
-    Without another node's verdict it leaves its own.
-    """
+    """A node without time to read replaces an outdated verdict, but none of a node that had time."""
     document = b""
     if age_s is not None:
         other = sealed_of(_settled(prefix.recording(), _failure(1, message="another")), prefix.recording())

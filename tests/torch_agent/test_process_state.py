@@ -444,10 +444,7 @@ def test_a_recorder_that_counts_from_0(
 
 
 def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorders of the backends that the process's groups have are read; those of NCCL also without a group.
-
-    Each backend but gloo's is aborted, once.
-    """
+    """The recorders of the backends that the process's groups have are read; those of NCCL also without a group."""
     abort = Mock()
     backend = SimpleNamespace(name=lambda: "own", abort=abort)
     gloo = SimpleNamespace(name=lambda: "gloo", abort=Mock(side_effect=AssertionError))
@@ -549,10 +546,7 @@ def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) 
     ],
 )
 def test_the_gpus_uuid(properties: Any, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written as nvidia-smi writes it; older versions of torch do not tell it.
-
-    The current device belongs to a thread: in another one it is the first GPU.
-    """
+    """It is written as nvidia-smi writes it; older versions of torch do not tell it."""
     assert gpu_uuid() == "", "CUDA is not initialised for the question"
     asked: list[int] = []
     current = threading.local()

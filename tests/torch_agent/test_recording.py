@@ -183,10 +183,7 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("alive", [True, False], ids=["recorder lives", "recorder has ended"])
 def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
-    """Documents and roster entries are durable with the node's recorder, and without it if it has ended.
-
-    Its folder goes with it, and nobody who is late makes it again.
-    """
+    """Documents and roster entries are durable with the node's recorder, and without it if it has ended."""
     failure, entry = _failure(), make_presence(Phase.JOINED)
     with node_recorder(prefix.recording()) as recording:
         folder = Path(recording.node_folder)

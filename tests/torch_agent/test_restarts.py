@@ -241,10 +241,7 @@ class _LateEvent(threading.Event):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_fatal_failure_meanwhile(late: bool, agents: Callable[..., list[Agent]]) -> None:
-    """A node that fails for good ends the wait for the decision; then all settle on the verdict on the attempt.
-
-    An agent whose peer ended the decision looks why: it does not restart, and keeps no record.
-    """
+    """A node that fails for good ends the wait for the decision; then all settle on the verdict on the attempt."""
     made = agents(3)
     if late:
         made[1].peers.broadcast._ended = _LateEvent()

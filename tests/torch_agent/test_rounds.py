@@ -21,12 +21,7 @@ from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.rounds import failure_broadcast as rounds
-from firstfault_torch.rounds.failure_broadcast import (
-    FirstFailure,
-    Rendezvous,
-    RoundOutcome,
-    begin_round,
-)
+from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, RoundOutcome, begin_round
 from firstfault_torch.rounds.peers import Peers
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on

@@ -152,10 +152,7 @@ def test_the_verdict_of_another_node_ends_the_wait(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("terminated", [False, True])
 def test_the_turn_comes(terminated: bool) -> None:
-    """If there is no verdict, the wait ends when the turn comes, or soon after the process got a signal.
-
-    A node whose turn it is looks once.
-    """
+    """If there is no verdict, the wait ends when the turn comes, or soon after the process got a signal."""
     give_up = threading.Event()
     began = time.monotonic()
     if terminated:

@@ -133,10 +133,7 @@ def test_where_a_process_hangs(
     start: Callable[..., multiprocessing.process.BaseProcess],
     tmp_path: Path,
 ) -> None:
-    """The stack names file, line and function, also where no Python code can run; the process continues.
-
-    It is there within a fraction of a second, whatever the limit is.
-    """
+    """The stack names file, line and function, also where no Python code can run; the process continues."""
     process = start(where)
     began = time.monotonic()
     stacks = _ask_until(tmp_path, {0: process.pid}, where.__name__)

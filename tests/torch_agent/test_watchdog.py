@@ -217,10 +217,7 @@ def test_the_wall_clock_does_not_count() -> None:
 
 
 def test_torchs_client(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
-    """A deadline that torch's own client writes is converted when it is read, and its release ends it.
-
-    One that asks for no signal does not end a worker.
-    """
+    """A deadline that torch's own client writes is converted when it is read, and its release ends it."""
     expired.start()
     client = FileTimerClient(str(expired.server.path))
     client.acquire("torch's", time.time() + NEVER_S)
