@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,8 +13,6 @@ from firstfault.render.plain import flyte_message, json_report, markdown, termin
 from firstfault.render.terminal import print_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from firstfault.report import Report
 
 __all__ = ["FORMS", "printed"]

@@ -12,17 +12,12 @@ import os
 import signal
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.s3_server import ServerError, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.s3_server import S3
+from tests.s3_server import S3, ServerError, serving
 
 _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 """Prefixes of variables that change what is tested; xdist sets COLUMNS."""
@@ -40,21 +35,11 @@ _MASK = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""
-_LAYERS = {
-    "core": "firstfault",
-    "torch": "torch",
-    "flyte": "flytekit",
-}
+_LAYERS = {"core": "firstfault", "torch": "torch", "flyte": "flytekit"}
 """Layers of tests, each with the package that it needs beside those of the layers before it."""
 _FOLDERS = {
     "torch": ("generated", "inprocess", "torchrun", "readers/test_show_torchrun.py", "torch_agent"),
-    "flyte": (
-        "chaos",
-        "examples",
-        "frameworks",
-        "plugin",
-        "storage/test_stock_files.py",
-    ),
+    "flyte": ("chaos", "examples", "frameworks", "plugin", "storage/test_stock_files.py"),
 }
 """The layers of folders and files; all others belong to the core. A single test joins Flyte's layer by its mark."""
 _SLOW = (

@@ -21,18 +21,17 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import io
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    import io
-    from collections.abc import Iterator
-
     from tests.s3_server import S3
 
 FAULTS = ("500", "503", "403", "refused", "drop", "reset", "truncate", "half", "stall", "trickle", "twice")

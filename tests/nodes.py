@@ -11,7 +11,10 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +22,16 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault_torch import NodeFailedError, PlainEngine, launch
+from firstfault.conclude import Conclusion
+from firstfault_torch import NodeFailedError, Options, PlainEngine, launch
 from tests.plugin.running import DEADLINE_S, short_folder
 from tests.processes import kill, left_of, running_of
 from tests.s3_server import listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.context import ForkServerContext
-    from multiprocessing.process import BaseProcess
-
     from typing_extensions import Self
 
-    from firstfault import Conclusion
     from firstfault.model import JobErrors, Verdict, WorkerError
-    from firstfault_torch import Options
 
 _LOADED = ("torch.distributed.run", "tests.nodes", "tests.torchrun.nodes", "tests.inprocess.training")
 

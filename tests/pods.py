@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.store import join
 from flytekitplugins.firstfault.local.loading import serialized_command
-from flytekitplugins.firstfault.local.pods import elastic_environment, end_all, free_port, start_pod
+from flytekitplugins.firstfault.local.pods import Pod, elastic_environment, end_all, free_port, start_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from flyteidl.core.literals_pb2 import LiteralMap
-
-    from flytekitplugins.firstfault.local.pods import Pod
 
 NODES = 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,6 @@ from firstfault.wire.documents import decode, decode_presence
 from tests.recordings import recording_at
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from firstfault_torch.context import Recording
 
 

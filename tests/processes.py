@@ -6,11 +6,8 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 LEFT_S = 30.0
 """How long a process may outlive its agent."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout import error_key_for
 from firstfault.model.job import pods_live
 from firstfault.wire.documents import encode
-from firstfault_torch.context import Recording
-from firstfault_torch.engine import PlainEngine
+from firstfault_torch.context import Identity, Recording
+from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.options import Options
 from firstfault_torch.verdict import NodeConclusion, Wait, conclude_on_node, seal_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, WorkerError
-    from firstfault_torch.context import Identity
-    from firstfault_torch.engine import SealedVerdict
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 

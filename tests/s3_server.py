@@ -15,16 +15,14 @@ import subprocess
 import sysconfig
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _BUCKET = "documents-bucket"
 _LOOPBACK = "127.0.0.1"

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
-from firstfault.model import ExceptionInfo, FrameInfo, Phase, Receipt
+from firstfault.model import ExceptionInfo, FrameInfo, Phase, Receipt, WorkerError
 from firstfault.store import open_store
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from firstfault.model import WorkerError
 
 _PER_NODE = 8
 _PARALLEL = 64

@@ -17,9 +17,10 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyteidl.core.literals_pb2 import LiteralMap
 
@@ -28,9 +29,6 @@ from firstfault.store import is_remote, open_store
 from firstfault.sync import run_sync
 from flytekitplugins.firstfault.local.pods import JobState, error_seen, job_state
 from tests.pods import started
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FAILING = ("ours_default", "stock_fast", "stock_default")
 SUCCEEDING = ("ours_good", "stock_good")

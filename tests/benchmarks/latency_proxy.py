@@ -14,10 +14,7 @@ import json
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 Limits = tuple[int, int]
 """The most requests in one second that read (GET, HEAD, LIST) and that write (PUT, POST, DELETE); 0 is no limit."""

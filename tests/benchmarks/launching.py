@@ -12,16 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from tests.benchmarks.soak import processes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NODES = 2
 TORCHS = ("-m", "torch.distributed.run")

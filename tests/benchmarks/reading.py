@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,6 @@ from tests.benchmarks.growth import svg
 from tests.benchmarks.latency_proxy import LatencyProxy, latency_proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from tests.s3_server import S3
 
 COPIED = "evidence, copies beside"

@@ -26,12 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "tests" / "plugin" / "jobs" / "soaking.py"

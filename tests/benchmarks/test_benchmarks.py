@@ -7,7 +7,6 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -15,9 +14,7 @@ import pytest
 from firstfault.store import open_store
 from tests.benchmarks import reading
 from tests.benchmarks.latency_proxy import latency_proxy
-
-if TYPE_CHECKING:
-    from tests.s3_server import S3
+from tests.s3_server import S3
 
 
 def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from tests.benchmarks import soak
 from tests.benchmarks.soak import Execution, Fault, Held, Outcome, Run
 from tests.plugin.running import short_folder
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NODES = {0: "node-0", 1: "node-1"}
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import datetime as dt
 import functools
 import json
 import mmap
@@ -32,7 +33,8 @@ import threading
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,10 +51,6 @@ from tests.cascades.nccl_words import (
     printed_at_stuck_watchdog,
     raised_after,
 )
-
-if TYPE_CHECKING:
-    import datetime as dt
-    from pathlib import Path
 
 POLL_S = 0.1
 DUMP_S = 1.0

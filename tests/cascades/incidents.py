@@ -11,17 +11,13 @@ import json
 import re
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from firstfault.evidence import Role, classify
-from firstfault.model import ExceptionInfo, Scope, SentSignal, Subject, Writer
+from firstfault.model import ExceptionInfo, JobErrors, Scope, SentSignal, Subject, Verdict, WorkerError, Writer
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from firstfault.model import JobErrors, Verdict, WorkerError
 
 _RANKS = re.compile(r"\branks? (?P<list>\d[\d, \-]*)")
 _NODE = re.compile(r"\bnode (?P<node>\w+)|\b(?P<agent>agent \d+)")

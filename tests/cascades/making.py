@@ -7,8 +7,9 @@ import json
 import random
 import zipfile
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout import error_key_for
@@ -16,9 +17,6 @@ from firstfault.model import CausedBy, DocumentRef, NodePresence, Phase, Place, 
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.wire.documents import decode, decode_presence
 from tests.cascades.replay import RECORDED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 RANKS_PER_NODE = 8
 _S = 1_000_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.errors import ObjectNotFoundError
@@ -11,17 +12,14 @@ from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
 from firstfault.reading.attempt import Patience, Request, look
 from firstfault.reading.listing import Wish
 from firstfault.store import ObjectInfo, Page
-from firstfault.strategies import get_strategy, reads_of
+from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
 from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from typing_extensions import Self
 
     from firstfault.model import JobErrors
     from firstfault.reading.assemble import Snapshot
-    from firstfault.strategies import AggregationStrategy
 
 _SIZE = 4000
 """Of each object, as it is listed."""

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.layout import is_bundle
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.wire.documents import unpack
-from tests.cascades.cases import NCCL
+from tests.cascades.cases import NCCL, Case
 from tests.cascades.injecting import clock_variables
-from tests.cascades.replay import is_decided_right, job_of, judge, on_own_machines
+from tests.cascades.replay import Files, is_decided_right, job_of, judge, on_own_machines
 from tests.torchrun.nodes import Job, run_job
-
-if TYPE_CHECKING:
-    from tests.cascades.cases import Case
-    from tests.cascades.replay import Files
 
 HERE = Path(__file__).parent
 _KILLED_AGENTS = ("agent-killed", "store-killed", "node-killed")

@@ -14,7 +14,7 @@ import zipfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, Origin, Phase, Scope, Subject, Verdict
@@ -24,10 +24,8 @@ from firstfault.strategies import undetermined as nothing_said
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
+from firstfault.model import WorkerError
 from tests.cascades.cases import NCCL, NOT_KNOWN, PROGRAMS
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
 
 RECORDED = Path(__file__).parent / "recorded"
 OF_PROGRAMS = RECORDED / "torchrun"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from firstfault.retry import decide
 from tests.cascades.cases import CASES, NOT_KNOWN, PROGRAMS
 from tests.cascades.replay import OF_PROGRAMS, RECORDED, is_decided_right, judge, load, main, right_decision, verdict_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILES = sorted(RECORDED.glob("*.zip"))
 FILES_OF_PROGRAMS = sorted(OF_PROGRAMS.glob("*.zip"))

@@ -13,33 +13,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.cli import EXIT
-from tests.chaos.steps import (
-    CASES,
-    EXIT_CODE,
-    NO_HALF,
-    NOTHING_LEFT,
-    SAME_VERDICT,
-    STEPS,
-    TELLING,
-    TEXT_KEPT,
-    Case,
-)
+from firstfault.model import JobErrors
+from tests.chaos.steps import CASES, EXIT_CODE, NO_HALF, NOTHING_LEFT, SAME_VERDICT, STEPS, TELLING, TEXT_KEPT, Case
 from tests.chaos.training import FAULTY, TEXT
-from tests.plugin.running import DEADLINE_S, running
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from firstfault.model import JobErrors
-    from tests.plugin.running import Running
+from tests.plugin.running import DEADLINE_S, Running, running
 
 HERE = Path(__file__).parent
 FAULTS = HERE.parent / "plugin" / "jobs" / "faults.py"

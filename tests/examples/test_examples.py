@@ -10,19 +10,17 @@ import difflib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
 from tests.waiting import beside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,17 +6,15 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyteidl.core.literals_pb2 import LiteralMap
 
 from flytekitplugins.firstfault.local.loading import read_inputs, show_outputs
 from tests.pods import NODES, started
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HERE = Path(__file__).parent
 LONGEST_S = 90.0

@@ -34,10 +34,7 @@ LAUNCHERS = {
         *["accelerate", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"],
         *["--dynamo_backend=no", "--main_process_port={port}", SCRIPT],
     ],
-    "fabric": [
-        *["fabric", "run", "--accelerator=cpu", "--strategy=ddp", "--devices=2", "--main-port={port}"],
-        SCRIPT,
-    ],
+    "fabric": [*["fabric", "run", "--accelerator=cpu", "--strategy=ddp", "--devices=2", "--main-port={port}"], SCRIPT],
     "torchx": ["torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--script", SCRIPT, "--"],
     "kfpytorch": ["python", str(HERE / "stock_local.py")],
 }

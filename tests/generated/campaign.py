@@ -17,18 +17,14 @@ from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 os.environ.setdefault("RES_OPTIONS", "attempts:0")  # torch's stores ask the name service for each connection
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
-from tests.generated.program import TIMEOUT_S, plan_of
+from collections.abc import Iterable, Iterator
+
+from tests.generated.program import TIMEOUT_S, Plan, plan_of
 from tests.generated.running import Outcome, judged, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.generated.program import Plan
 
 _ROOT = Path(__file__).parents[2]
 _RESULTS = ("right", "partial", "story", "undetermined", "wrong", "stuck")

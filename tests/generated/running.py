@@ -18,14 +18,13 @@ from torch.distributed.launcher.api import LaunchConfig
 
 import firstfault_torch.capture
 from firstfault import MultiErrorFileOutputReader
-from firstfault.model import Scope
+from firstfault.model import Scope, Verdict
 from firstfault_torch import NodeFailedError, PlainEngine, launch
 from tests.generated import tries
 from tests.generated.program import NODES, TIMEOUT_S, WORKERS, Plan, plan_of, source_of
 from tests.processes import kill, left_of, running_of
 
 if TYPE_CHECKING:
-    from firstfault.model import Verdict
     from tests.generated.faults import Fault
 
 _CLOCK = Path(__file__).parent / "clock"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -12,16 +14,9 @@ import torch.distributed as dist
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
 from firstfault_torch.inprocess.store import TCPStore
-from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, run
+from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, Run, run
 from tests.nodes import forkserver
 from tests.waiting import beside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-
-    from tests.inprocess.training import Run
-
 
 pytestmark = pytest.mark.jobs
 
@@ -100,10 +95,7 @@ def test_no_rank_is_active() -> None:
 
 
 def test_hooks_that_fail(waits: dict[str, Future[Run]]) -> None:
-    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue.
-
-    An error of a hook's own store is not taken for the loss of the ranks' store.
-    """
+    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue."""
     ended = waits["test_hooks_that_fail"].result()
     assert ended.values("done") == {0: (0, 2), 1: (1, 2)}
     told = {rank: event.value[:2] for rank, event in ended.of("raised").items()}

@@ -6,7 +6,8 @@ import dataclasses
 import datetime as dt
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -36,9 +37,6 @@ from firstfault_torch.inprocess.rank_assignment import (
     Mode,
     State,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STATE = FrozenState(rank=3, world_size=4, active_rank=1, active_world_size=2, mode=Mode.ACTIVE)
 SHORT = dt.timedelta(seconds=0.05)

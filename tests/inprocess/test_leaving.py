@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +18,6 @@ from firstfault_torch.inprocess.monitor import Phase, Progress, Watcher, positio
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from firstfault_torch.inprocess.wrap import CallWrapper
 
 OPTIONS = inprocess.InProcessRestart(last_call_wait=0.01)

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -27,9 +28,6 @@ from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.recording import WorkerMonitor
 from tests.inprocess.training import run
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.jobs
 

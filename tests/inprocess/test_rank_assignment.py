@@ -6,9 +6,10 @@ import dataclasses
 import datetime as dt
 import random
 import time
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -29,11 +30,6 @@ from firstfault_torch.inprocess.rank_assignment import (
 )
 from firstfault_torch.inprocess.store import Iteration
 from tests.waiting import SOON_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from firstfault_torch.inprocess.rank_assignment import RankAssignment
 
 
 class World:

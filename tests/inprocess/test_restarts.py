@@ -6,10 +6,12 @@ import datetime as dt
 import re
 import socket
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,15 +19,9 @@ from firstfault.model import RestartKind
 from firstfault_torch import Options, inprocess
 from firstfault_torch.inprocess import InProcessRestart, initialize
 from firstfault_torch.inprocess.store import TCPStore
-from tests.inprocess.training import BLOCKED, FAST, FAULTY, on_nodes, run
+from tests.inprocess.training import BLOCKED, FAST, FAULTY, Run, on_nodes, run
 from tests.nodes import Ended, Job
 from tests.waiting import beside, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
-    from tests.inprocess.training import Run
 
 pytestmark = pytest.mark.jobs
 
@@ -47,10 +43,7 @@ def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_all_ranks_go_on_after_exceptions() -> None:
-    """All four ranks call the function again, with the same ranks, after two exceptions in one iteration.
-
-    One of them cannot be copied. A third one, before the process group of the second iteration, interrupts that too.
-    """
+    """All four ranks call the function again, with the same ranks, after two exceptions in one iteration."""
     ended = run("again and again", initialize=FEW, **FAST)
     # the third one may interrupt ranks that are only about to enter
     assert set(ended.of("enter", 1)) <= set(ended.of("enter", 2)) == ALL

@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,6 @@ import torch.distributed as dist
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess import current_call
 from tests.nodes import forkserver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["BLOCKED", "FAST", "Event", "Run", "on_nodes", "run"]
 

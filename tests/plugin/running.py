@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from firstfault import MultiErrorFileOutputReader
 from tests.processes import running_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from firstfault.model import JobErrors, WorkerError
 
 __all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "running", "short_folder"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from flytekit import task
@@ -18,9 +19,6 @@ from firstfault.errors import UsageError
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import parse_nnodes
 from flytekitplugins.firstfault.elastic import _launch_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OF_TORCHRUN = (
     *("log_dir", "redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),

@@ -6,8 +6,10 @@ import html
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -28,14 +30,9 @@ from firstfault_torch.worker.recording import WorkerMonitor
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints
 from flytekitplugins.firstfault.deck import DeckKeeper, elected, leave_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
+from tests.prefix import Prefix
 from tests.recordings import recording_at
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.prefix import Prefix
 
 LONG_S = 60.0
 

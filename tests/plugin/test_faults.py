@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from tests.plugin.running import Ended, await_exit, running
 from tests.waiting import beside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
 
 FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs
@@ -71,10 +69,7 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
 
 
 def test_a_success(tmp_path: Path) -> None:
-    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist.
-
-    A pod that is terminated while it waits for them writes no error, because the job has succeeded.
-    """
+    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist."""
     with running(FAULTS, "handled", tmp_path, {"seconds": 3.0}) as run:
         waiting, terminated = (run.mark(rank)["agent"] for rank in ("1", "2"))
         run.mark("pickling")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faulty_proxy import faulty_proxy_before
 from tests.plugin.running import DEADLINE_S, running
+from tests.s3_server import S3
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.s3_server import S3
 
 pytestmark = pytest.mark.jobs
 

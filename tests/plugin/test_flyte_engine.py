@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserException
@@ -32,14 +32,10 @@ from flytekitplugins.firstfault.flyte_engine import (
     node_name,
     sealed_name,
 )
+from tests.prefix import Prefix
 from tests.recordings import concluded, sealed
+from tests.s3_server import S3
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tests.prefix import Prefix
-    from tests.s3_server import S3
 
 LONG_S = 60.0
 SOON_S = 30.0

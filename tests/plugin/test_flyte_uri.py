@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,10 +20,6 @@ from firstfault.cli import EXIT, main
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from flytekitplugins.firstfault import flyteadmin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _N, _T = core.NodeExecution, core.TaskExecution
 
@@ -168,10 +166,7 @@ def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_
 
 def test_nodes_within_nodes(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
     """A failed subworkflow leads to its failed node, a failed launch plan to the execution that it launched."""
-    admin.nodes = [
-        _node("n0", is_parent_node=True),
-        _node("dn0", execution="f4b0"),
-    ]
+    admin.nodes = [_node("n0", is_parent_node=True), _node("dn0", execution="f4b0")]
     admin.within = {"n0": [_node("n0-0-n0", _N.SUCCEEDED), _node("n0-0-n1", launched="f4b0")]}
     admin.tasks = [_task("dn0", 0, error_uri=_attempt(tmp_path / "dn0" / "0", 7), execution="f4b0")]
     ran = show("flyte://flytesnacks/development/f3a9")

@@ -17,10 +17,7 @@ FOLDER = Path(__file__).parent / "jobs"
 
 
 def test_a_worker_is_killed(tmp_path: Path) -> None:
-    """The agent reports rank, node, signal and exit code; the deck has the report, then the killed rank 0's deck.
-
-    The variable of torchrun's jobs changes nothing in a task.
-    """
+    """The agent reports rank, node, signal and exit code; the deck has the report, then the killed rank 0's deck."""
     options = ("--env", "FLYTE_SDK_LOGGING_LEVEL=20", "--env", "FIRSTFAULT=1")
     with running(FOLDER / "decks.py", "train", tmp_path, {}, *options) as run:
         killed = run.end()

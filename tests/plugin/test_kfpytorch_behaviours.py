@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,14 +47,11 @@ from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.entrypoints import WorkerResult
 from flytekitplugins.firstfault.flytekit_classes import RecoverableVerdictSealedError
+from tests.prefix import Prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from flyteidl.core.tasks_pb2 import TaskTemplate
     from flytekit.models.literals import LiteralMap
-
-    from tests.prefix import Prefix
 
 pytestmark = [
     # Python 3.12 warns of a fork beside threads; pytest has threads, a pod's agent has none yet when it forks
@@ -489,10 +487,7 @@ def _task_of(module: Any, configuration: str, option: str) -> Any:
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_the_template_is_kfpytorchs(configuration: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task's template is identical to kfpytorch's, except for one environment variable.
-
-    So is that of our task type with kfpytorch's configuration.
-    """
+    """The task's template is identical to kfpytorch's, except for one environment variable."""
     ours, theirs = (_task_of(module, configuration, option) for module in (plugin, stock))
     for config, kind in ((stock.Elastic, plugin.ElasticFunctionTask), (stock.PyTorch, plugin.PyTorchFunctionTask)):
         monkeypatch.setitem(TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS, config, kind)

@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from rich.text import Text
 
 from firstfault.cli import EXIT
 from firstfault.layout import error_key_for, roster_key_for
-from firstfault.model import Phase, SentSignal
+from firstfault.model import NodePresence, Phase, SentSignal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -36,11 +37,7 @@ from tests.plugin.running import short_folder
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from typing_extensions import Self
-
-    from firstfault.model import NodePresence, WorkerError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _DEADLINE_S = 150

@@ -6,16 +6,13 @@ CI runs two of the 24 combinations; ``make matrix`` runs all and prints their ti
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.plugin.running import running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TRAINING = Path(__file__).parent / "jobs" / "raises.py"
 KINDS = ("plain", "recoverable", "subclass", "hostile")

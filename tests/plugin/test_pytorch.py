@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import click
 import flytekit
@@ -19,7 +21,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.layout import error_key_for, roster_key_for
-from firstfault.model import Phase
+from firstfault.model import NodePresence, Phase
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.notifiers import WEBHOOK_VARIABLE
@@ -30,13 +32,7 @@ from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError, expect_missing_checkpoint
 from flytekitplugins.firstfault.pytorch import run_in_pod
 from tests.http_receiver import receiving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import NodePresence
-    from tests.prefix import Prefix
+from tests.prefix import Prefix
 
 CONFIG = PyTorch(worker=Worker(replicas=1), settle_seconds=0.2, increase_shared_mem=False)
 

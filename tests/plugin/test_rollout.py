@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TASKS = """
 from flytekit import task, workflow
@@ -58,10 +55,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize("first", ["flytekit", "flytekitplugins.kfpytorch"])
 def test_by_the_image(run: Run, tmp_path: Path, first: str) -> None:
-    """A package with an entry point does it for every process that imports flytekit, whatever is imported first.
-
-    `with_overrides` takes kfpytorch's configuration, and the options that kfpytorch lacks have our defaults.
-    """
+    """A package with an entry point does it for every process that imports flytekit, whatever is imported first."""
     info = tmp_path / "our_platform-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-platform\nVersion: 1.0\n")

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from flytekit import task
@@ -25,10 +27,6 @@ from firstfault.cli import EXIT, main
 from flytekitplugins.firstfault import Elastic
 from flytekitplugins.firstfault.local import command, pods
 from flytekitplugins.firstfault.local.loading import read_inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 TASKS = """
 from flytekit import task
@@ -240,11 +238,7 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
     [
         ("gopher://bucket/runs", EXIT.USAGE, "gopher"),
         ("{folder}/file", EXIT.TOOL_FAILED, "cannot write {folder}/file/"),
-        (
-            "s3://bucket/runs",
-            EXIT.TOOL_FAILED,
-            "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        ),
+        ("s3://bucket/runs", EXIT.TOOL_FAILED, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     ],
 )
 def test_a_bad_store(store: str, code: int, line: str, say: Callable[..., Said], tmp_path: Path) -> None:

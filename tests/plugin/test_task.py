@@ -7,9 +7,10 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import click
@@ -25,16 +26,12 @@ from flytekit.models.literals import LiteralMap
 from flytekitplugins import firstfault as plugin
 
 from firstfault_torch import run as run_module
+from firstfault_torch.context import Recording
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.elastic import pickled
 from flytekitplugins.firstfault.flyte_engine import Published
 from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from firstfault_torch.context import Recording
 
 ELASTIC = Elastic(increase_shared_mem=False)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 
 from firstfault import model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _BIG = st.integers(0, 2**64 - 1)
 _TIME = st.none() | st.integers(1, 2**64 - 1)
@@ -84,9 +82,7 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
         caused_by=cause,
         expired=st.none() | any_(model.ExpiredDeadline),
         system=any_(
-            model.SystemState,
-            file_systems=_some(any_(model.FileSystem, **space)),
-            limits=_some(st.tuples(text, _BIG)),
+            model.SystemState, file_systems=_some(any_(model.FileSystem, **space)), limits=_some(st.tuples(text, _BIG))
         ),
     )
     entries = any_(

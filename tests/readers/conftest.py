@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
@@ -11,16 +12,12 @@ from flyteidl.core.execution_pb2 import ExecutionError
 from hypothesis import settings
 
 from firstfault.layout import error_key_for, roster_key_for
+from firstfault.model import NodePresence, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store._fsspec import FsspecStore
 from firstfault.wire.documents import encode, encode_presence
 from tests.readers.commands import run
 from tests.readers.recorders import agent, gate, out, short, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from firstfault.model import NodePresence, WorkerError
 
 __all__ = ["agent", "gate", "out", "run", "short", "start"]
 

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TypeAlias
 
 import pytest
 
@@ -22,12 +23,8 @@ from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.wire.documents import decode, decode_presence
 from tests.waiting import until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import IO, TypeAlias
-
-    Start: TypeAlias = Callable[..., RecorderProcess]
-    StartAgent: TypeAlias = Callable[..., "Agent"]
+Start: TypeAlias = Callable[..., "RecorderProcess"]
+StartAgent: TypeAlias = Callable[..., "Agent"]
 
 HANG_S = 60.0
 """Longest wait for an expected event."""

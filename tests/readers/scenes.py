@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from firstfault.model import Collective, CollectiveProgress, Phase, SentSignal, StackDump, Subject, Writer
+from firstfault.model import (
+    Collective,
+    CollectiveProgress,
+    JobErrors,
+    Phase,
+    SentSignal,
+    StackDump,
+    Subject,
+    WorkerError,
+    Writer,
+)
 from firstfault.testing import make_error, make_job, make_presence
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, WorkerError
 
 BOOT = "0f0f"
 PEER = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.{}]:4711"

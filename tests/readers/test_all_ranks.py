@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.model import ExceptionInfo
+from firstfault.model import ExceptionInfo, WorkerError
 from firstfault.strategies.rules import evidence
 from tests.readers.scenes import agent, died, done, own, stopped, victim
 from tests.readers.test_evidence import BUG, GLOO, IN_FINALISER, TRACE, raised, told
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
 
 INTERRUPTED = {
     "external worker-1 high: interrupted, terminated-node": {

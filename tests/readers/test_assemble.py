@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
+    JobErrors,
     LogTail,
     NodePresence,
     Phase,
@@ -31,11 +33,6 @@ from firstfault.model import (
 from firstfault.model.job import nodes_done, pods_live
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, digest_of
 from firstfault.testing import START_NS, make_error, make_presence
-
-if TYPE_CHECKING:
-    import random
-
-    from firstfault.model import JobErrors
 
 _KILLED = {"writer": Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
 
@@ -94,10 +91,7 @@ def test_the_name_of_an_unreadable_document(judged: int, named: int, count: int)
 
 
 def test_a_worker_and_its_agent_are_merged() -> None:
-    """The agent's fields are added to the worker's; the worker's own fields stay. A fingerprint is never missing.
-
-    A signalled process without an exception was stopped by its agent; one with an exception was not.
-    """
+    """The agent's fields are added to the worker's; the worker's own fields stay. A fingerprint is never missing."""
     sent = (SentSignal("SIGTERM", "stopped because rank 0 failed"),)
     word = make_error(3, message="mine", at_ms=5, log_tail="")
     told = {"log_tail": "tail", "category": "signal", "resources": Resources(1), "sent_signals": sent}
@@ -233,10 +227,7 @@ def _handled(**fields: Any) -> WorkerError:
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("judged", [1, 2])
 def test_a_withdrawn_document_says_nothing(phase: Phase, judged: int) -> None:
-    """A withdrawn document of the last round or an earlier one is no failure, no history, and not counted.
-
-    That of the last round may tell why a program tried again.
-    """
+    """A withdrawn document of the last round or an earlier one is no failure, no history, and not counted."""
     entries = (
         make_presence(phase, node="a", round=1, receipts=(_TAKEN_BACK,)),
         make_presence(Phase.FAILED, node="a", round=judged),
@@ -449,10 +440,7 @@ def test_seals_are_in_the_order_of_what_they_rest_on() -> None:
 def test_documents_alone_count_nodes(
     documents: list[dict[str, Any]], told: int | None, expected: int, reported: int
 ) -> None:
-    """Nodes are counted by name, else by group rank; a nameless file of Flyte's own counts for itself.
-
-    The caller's number of nodes is expected, else that in the documents.
-    """
+    """Nodes are counted by name, else by group rank; a nameless file of Flyte's own counts for itself."""
     coverage = _job(*(make_error(**{"rank": None, **fields}) for fields in documents), expected_nodes=told).coverage
     assert (coverage.expected, coverage.reported, coverage.complete) == (expected, reported, expected == reported)
 

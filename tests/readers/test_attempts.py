@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +13,9 @@ from firstfault.errors import AccessDeniedError
 from firstfault.layout import attempt_of
 from firstfault.model import JobErrors, Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.report.data import changes_between
+from firstfault.report.data import AttemptSummary, changes_between
 from firstfault.testing import make_error, make_presence
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from firstfault.report.data import AttemptSummary
-    from tests.readers.conftest import Attempt
+from tests.readers.conftest import Attempt
 
 
 def _fails(attempt: Attempt, number: int, rank: int = 3) -> None:

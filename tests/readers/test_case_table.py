@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,14 +10,11 @@ from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableErr
 from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.store import ObjectInfo
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
-
-if TYPE_CHECKING:
-    from conftest import Attempt
-
-    from firstfault.store import ObjectInfo
+from tests.readers.conftest import Attempt
 
 _S = 1_000_000_000
 
@@ -121,10 +118,7 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
 
 # --- late document --------------------------------------------------------------------------------------------------
 
-_ONE_OF_TWO = (
-    make_presence(node="w-0", nodes=2),
-    make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
-)
+_ONE_OF_TWO = (make_presence(node="w-0", nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2))
 
 
 @pytest.mark.parametrize(("settle_seconds", "message", "listings"), [(30, "late", 3), (None, "early", 1)])

@@ -9,8 +9,9 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import click
 import pytest
@@ -23,14 +24,9 @@ from firstfault.runs import MARK, begin_run
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
 from tests.readers.commands import Ran
+from tests.readers.conftest import Attempt
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    from conftest import Attempt
-
-    Run: TypeAlias = Callable[..., Ran]
+Run: TypeAlias = Callable[..., Ran]
 
 
 # --- exit codes -----------------------------------------------------------------------------------------------------
@@ -124,10 +120,7 @@ def test_a_usage_error(
 
 @pytest.mark.parametrize("path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"])
 def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
-    """Without documents and outputs the exit code is 3, and one line names the folder.
-
-    Outputs do not excuse a folder of errors that is empty.
-    """
+    """Without documents and outputs the exit code is 3, and one line names the folder."""
     if path == "/firstfault/errors":
         (attempt.folder / "firstfault" / "errors").mkdir(parents=True)
         attempt.put("outputs.pb")
@@ -145,10 +138,7 @@ def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
 
 @pytest.mark.parametrize("last", ["failed", "succeeded", "behind a gap"])
 def test_the_folder_of_all_attempts(attempt: Attempt, run: Run, last: str) -> None:
-    """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started.
-
-    If no attempt failed, the last one's outputs are the answer.
-    """
+    """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started."""
     attempt.at(0).put("outputs.pb")
     assert run("show", attempt.uri).code == EXIT.OK
     _attempts(attempt)
@@ -267,10 +257,7 @@ def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...
 
 
 def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -> None:
-    """With --html FILE the page is in the file, its path is printed, and no other file is left.
-
-    The output of another form on stdout stays the same.
-    """
+    """With --html FILE the page is in the file, its path is printed, and no other file is left."""
     attempt.write(make_error(3, node="w-1", message="caf\u00e9 <b>"))
     file = tmp_path / "pages" / "report.html"
     file.parent.mkdir()

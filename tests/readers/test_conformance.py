@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firstfault import strategies as registry
 from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
+from firstfault.model import JobErrors, Verdict
 from firstfault.store import open_store
 from firstfault.store._fsspec import FsspecStore
 from firstfault.strategies import (
@@ -23,13 +26,6 @@ from firstfault.strategies import (
     unregister_strategy,
 )
 from firstfault.testing import StoreTests, StrategyTests, make_error, make_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import JobErrors, Verdict
-
 
 _BUILT_IN = ("evidence", "earliest")
 
@@ -141,10 +137,7 @@ def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
     ],
 )
 def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, reason: str) -> None:
-    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work.
-
-    If two distributions offer the same name, neither is taken, and both are named.
-    """
+    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work."""
     installed(theirs=value)
     with pytest.raises(StrategyError, match=f"'theirs' of {value} {reason}"):
         get_strategy("theirs")

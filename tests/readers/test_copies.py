@@ -5,27 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firstfault import MultiErrorFileOutputReader
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.layout import Layout, bundle_name, error_key_for, is_bundle, roster_key_for
+from firstfault.model import Verdict
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence, pack, unpack
 from tests.cascades.objects import Objects
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from firstfault import MultiErrorFileOutputReader
-    from firstfault.model import Verdict
-    from tests.readers.conftest import Attempt
+from tests.readers.conftest import Attempt
 
 # --- a bundle -------------------------------------------------------------------------------------------------------
 

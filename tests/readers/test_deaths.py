@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,18 +15,18 @@ from firstfault.model import (
     CollectiveProgress,
     ExceptionInfo,
     FrameInfo,
+    JobErrors,
     Resources,
     Scope,
     SentSignal,
     StackDump,
+    Verdict,
+    WorkerError,
     Writer,
 )
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 from tests.readers.scenes import timed_out
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, Verdict, WorkerError
 
 OWN, EXIT = FailureClass.OWN_FAULT, FailureClass.OWN_EXIT
 UNCLEAR, VICTIM = FailureClass.UNCLEAR, FailureClass.CONSEQUENCE
@@ -155,9 +155,7 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
             3, LOGGED_PEER + "Misc: shm.cc NCCL WARN Error: failed to extend /dev/shm/nccl-Ab to 9 bytes\n", "SIGBUS"
         )
     },
-    (OWN, "disk_full"): {
-        "a full disk": left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n"),
-    },
+    (OWN, "disk_full"): {"a full disk": left(LOGGED_PEER + TRACEBACK + "OSError: [Errno 28] No space left\n")},
 }
 """By class and category, the ends that have them."""
 

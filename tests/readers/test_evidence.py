@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,11 +16,15 @@ from firstfault.model import (
     DocumentRef,
     ExceptionInfo,
     FrameInfo,
+    JobErrors,
+    NodePresence,
     Phase,
     Receipt,
     SentSignal,
     StackDump,
     ThreadFailure,
+    Verdict,
+    WorkerError,
 )
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_job, make_presence
@@ -47,9 +51,6 @@ from tests.readers.scenes import (
     waited,
     waiting,
 )
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, NodePresence, Verdict, WorkerError
 
 RAISED = FrameInfo("/app/train.py", 12, "step")
 IN_FINALISER = STACK.format("/x/site-packages/torch/utils/data/dataloader.py", "__del__")
@@ -319,9 +320,7 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "an exit with success": done(own(3, 0, "SystemExit", "0"), victim(0), stopped(1)),
         "an exit without a text": done(died(3, "", 7), victim(0), stopped(1)),
     },
-    "rank 3 medium: user_code, own-fault": {
-        "an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1)),
-    },
+    "rank 3 medium: user_code, own-fault": {"an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1))},
     "rank 2 high: user_code, own-fault": {
         "ranks that tell of another rank": done(
             SHARD, *(own(rank, 0, "RuntimeError", "another rank failed, stopping") for rank in (0, 1, 3))

@@ -87,10 +87,7 @@ _ELSEWHERE = {"node": "worker-7", "attempt": 3, "at_ms": 17, "code": "other", "p
 
 
 def test_what_does_not_count() -> None:
-    """The same exception on another rank, node, attempt or moment has the same fingerprint.
-
-    Folders, lines and the outermost frames, which depend on how the training was started, do not count either.
-    """
+    """The same exception on another rank, node, attempt or moment has the same fingerprint."""
     for name, value in (*_ELSEWHERE.items(), ("rank", 7), ("log_tail", "lines")):
         assert fingerprint_of(make_error(**{name: value})) == fingerprint_of(make_error()), name
     moved = [replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5) for frame in _FRAMES]

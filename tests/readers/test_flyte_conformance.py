@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
@@ -13,9 +11,7 @@ from firstfault.model import Origin
 from firstfault.output_reader import ExecutionError
 from firstfault.store import open_store
 from firstfault.sync import run_sync
-
-if TYPE_CHECKING:
-    from conftest import Attempt
+from tests.readers.conftest import Attempt
 
 
 @pytest.mark.parametrize(

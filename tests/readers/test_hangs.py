@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -45,10 +45,6 @@ from tests.readers.scenes import (
     victim,
     waiting,
 )
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
-
 
 # --- where a stopped process stood, by its stack ----------------------------------------------------------------------
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from firstfault.conclude import conclude
+from firstfault.conclude import Conclusion, conclude
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import CausedBy, NodePresence, Phase, Receipt, SentSignal, StackDump, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import round_of
-from firstfault.report import report_of
+from firstfault.report import Report, report_of
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
 from tests.readers.any_failure import failures_and_entries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from firstfault.conclude import Conclusion
-    from firstfault.report import Report
 
 _YEAR_9999 = 253_402_300_799
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,11 @@ from firstfault.wire.json_schemas import (
 )
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
+from tests.readers.conftest import Attempt
 from tests.reports.every_field import KINDS_OF_ROOT, filled
 from tests.seals import DECISION, RECORD, VERDICT, sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from conftest import Attempt
     from google.protobuf.message import Message
 
 _MISSING = object()

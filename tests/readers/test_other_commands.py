@@ -8,7 +8,8 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -21,14 +22,8 @@ from firstfault.model import Kind
 from firstfault.runs import MARK, begin_run
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
+from tests.readers.commands import Ran
 from tests.seals import sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.readers.commands import Ran
-
 
 # --- classify: JSON lines in, JSON lines out, and one line for an error -----------------------------------------------
 

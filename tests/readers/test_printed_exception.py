@@ -5,26 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stderr import last_printed, without_traceback
 from firstfault.exceptions.tracebacks import short_name
-from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Writer
+from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Verdict, WorkerError, Writer
 from firstfault.report import report_of
 from firstfault.report.words import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
 from tests.readers.scenes import PEER, died, done, own, stopped, victim
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from firstfault.model import Verdict, WorkerError
-
 
 _STEP = """
 import asyncio, logging, os, sys, threading, traceback
@@ -175,10 +170,7 @@ def test_the_last_line_of_an_exit(program: str, why: str, tmp_path: Path) -> Non
 
 
 def test_a_line_before_sys_exit() -> None:
-    """A program that prints its reason and calls `sys.exit` is told by that reason; its exit is the second fact.
-
-    One that comes to its end too early has no exception and no text: the headline says what that means.
-    """
+    """A program that prints its reason and calls `sys.exit` is told by that reason; its exit is the second fact."""
     for message in ("", "0"):
         verdict = evidence(make_job(make_error(1, exception=ExceptionInfo("SystemExit", message), category="exit")))
         assert verdict.headline == "SystemExit, rank 1 on worker-0: it ended by itself, without an error"
@@ -440,8 +432,7 @@ def _gave_up(rank: int, text: str, printed: str, **more: Any) -> WorkerError:
 
 
 @pytest.mark.parametrize(
-    ("text", "tries"),
-    [("step 4 failed 3 times", 1), ("gave up after 3 attempts", 1), ("the training is unstable", 2)],
+    ("text", "tries"), [("step 4 failed 3 times", 1), ("gave up after 3 attempts", 1), ("the training is unstable", 2)]
 )
 def test_a_program_that_gave_up(text: str, tries: int) -> None:
     """Ranks that raise the same after their tries are told apart by what they had printed of each try."""

@@ -6,12 +6,14 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
 
+from firstfault.conclude import Conclusion
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, UsageError
 from firstfault.layout import error_key_for
 from firstfault.model import Decision, JobErrors, Kind, Origin, Verdict
@@ -20,14 +22,8 @@ from firstfault.retry import RetryContext, decide, never
 from firstfault.strategies import get_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
+from tests.readers.conftest import Attempt
 from tests.seals import sealed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import Attempt
-
-    from firstfault.conclude import Conclusion
 
 _OUTPUTS = LiteralMap(literals={"loss": Literal(scalar=Scalar(primitive=Primitive(integer=7)))})
 

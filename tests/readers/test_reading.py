@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,20 +19,15 @@ from firstfault.model import (
     Scope,
     SentSignal,
     StackDump,
+    Verdict,
     WorkerError,
     Writer,
 )
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble
-from firstfault.strategies import Reads, get_strategy, reads, run_strategy
+from firstfault.store import ObjectInfo, Page
+from firstfault.strategies import AggregationStrategy, Reads, get_strategy, reads, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from tests.cascades.objects import Objects, looked_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from firstfault.model import Verdict
-    from firstfault.store import ObjectInfo, Page
-    from firstfault.strategies import AggregationStrategy
 
 MANY = 600
 """More than are all opened."""
@@ -353,10 +348,7 @@ def test_another_writers_document_is_not_missed(name: str) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [
-        root(3, at_ms=1, in_flight=True, sent_signals=(SentSignal("SIGTERM", "x"),)),
-        stopped(3, at_ms=0),
-    ],
+    [root(3, at_ms=1, in_flight=True, sent_signals=(SentSignal("SIGTERM", "x"),)), stopped(3, at_ms=0)],
     ids=["in flight", "stopped"],
 )
 def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> None:

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,14 +21,8 @@ from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder,
 from firstfault.recorder.left_behind import end_left_processes, left_processes
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Out, add_modules
+from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Gate, Out, StartAgent, add_modules
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.readers.recorders import Gate, StartAgent
 
 
 def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
@@ -138,10 +133,7 @@ def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out:
 
 
 def test_bytes_that_are_no_document(agent: StartAgent, out: Out, capfd: pytest.CaptureFixture[str]) -> None:
-    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other.
-
-    Before an agent's first round there is none about it, and no roster entry.
-    """
+    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other."""
     dying = agent(out.uri)
     write_last_words(dying.folder)
     dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")

@@ -6,17 +6,13 @@ import contextlib
 import threading
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from firstfault.model import Receipt, Resources
 from firstfault.recorder.folder import NodeFolder, Spool
 from firstfault.recorder.server import MemoryWatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # --- the spool --------------------------------------------------------------------------------------------------------
 

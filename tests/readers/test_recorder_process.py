@@ -15,7 +15,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,11 +26,8 @@ from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.server import Uploads
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, is_gone
+from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, Gate, Out, Start, is_gone
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.readers.recorders import Gate, Out, Start
 
 _CLIENTS = 8
 
@@ -245,10 +241,7 @@ def test_signals_do_not_end_it(start: Start, out: Out, up: bool) -> None:
 
 
 def test_the_end(start: Start, out: Out) -> None:
-    """`end` removes process and folder and uploads no spooled document; a second call does nothing.
-
-    The folder is private, and neither start nor requests leave a thread or an open file in the caller, which may fork.
-    """
+    """`end` removes process and folder and uploads no spooled document; a second call does nothing."""
     descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
     process = start(out.uri)
     assert process.alive()

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from firstfault.model import CATEGORIES, Coverage, Decision, Kind, Origin, Scope, Suspect, Verdict, Victims
 from firstfault.testing import START_NS, make_error
-from firstfault.wire.json_schemas import (
-    format_timestamp,
-    from_json,
-    parse_timestamp,
-    to_json,
-    verdict_to_dict,
-)
+from firstfault.wire.json_schemas import format_timestamp, from_json, parse_timestamp, to_json, verdict_to_dict
 from tests.seals import DECISION, VERDICT
 
 _TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028\udc80"), max_size=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,7 +15,7 @@ from firstfault.model import ExceptionInfo, FrameInfo, Kind, Phase, Scope, SentS
 from firstfault.render.html import page
 from firstfault.render.plain import terminal_text
 from firstfault.render.terminal import print_report
-from firstfault.report import markdown, report_of
+from firstfault.report import Report, markdown, report_of
 from firstfault.report.data import summary_of, with_attempts
 from firstfault.report.words import first_line
 from firstfault.retry import decide
@@ -23,9 +23,6 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
 from tests.reports.scenes import HARD_SCENES, cascade, process, report_on
-
-if TYPE_CHECKING:
-    from firstfault.report import Report
 
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),

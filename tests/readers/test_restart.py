@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from firstfault.conclude import (
-    RestartContext,
-    conclude,
-    decide_restart,
-    record_of,
-    with_unused_restarts,
-)
+from firstfault.conclude import Conclusion, RestartContext, conclude, decide_restart, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.render.plain import flyte_message
@@ -25,14 +20,9 @@ from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, nev
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
+from tests.readers.commands import Ran
+from tests.readers.conftest import Attempt
 from tests.seals import RECORD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.conclude import Conclusion
-    from tests.readers.commands import Ran
-    from tests.readers.conftest import Attempt
 
 CONTEXT = RestartContext(round=0, restarts_left=3)
 BUG = make_error(3)
@@ -115,10 +105,7 @@ def test_restarts_that_were_not_used(used: int) -> None:
     root = replace(BUG, place=replace(BUG.place, restart_count=used))
     found = _concluded(root, CONTEXT)
     own, unused = found.decision.reason, f"{3 - used} of 3 restarts (max_restarts) were not used"
-    for reason, told in (
-        ("not again", f"{own}; {unused}: not again"),
-        (own, f"{own}; for the same reason, {unused}"),
-    ):
+    for reason, told in (("not again", f"{own}; {unused}: not again"), (own, f"{own}; for the same reason, {unused}")):
         record = replace(RECORD, restart=False, reason=reason)
         again = with_unused_restarts(found.decision, found.verdict, record, 3)
         assert again == replace(found.decision, reason=told)

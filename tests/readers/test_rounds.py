@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault.conclude import conclude
 from firstfault.layout import error_key_for
-from firstfault.model import DocumentRef, Phase, Receipt, RestartKind, RestartRecord, WorkerError
+from firstfault.model import (
+    DocumentRef,
+    JobErrors,
+    NodePresence,
+    Phase,
+    Receipt,
+    RestartKind,
+    RestartRecord,
+    Verdict,
+    WorkerError,
+)
 from firstfault.reading.assemble import Snapshot
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.cascades.objects import Objects, looked_at
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, NodePresence, Verdict
 
 _STARTED = 5
 """The incarnation of both nodes."""

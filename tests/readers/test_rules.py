@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from firstfault.evidence.diagnosis import diagnose
+from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.evidence.faults import with_faults
 from firstfault.model import (
     TERMINATED_ALONE,
     ExceptionInfo,
     FrameInfo,
+    JobErrors,
     Phase,
     Receipt,
     RestartKind,
     RestartRecord,
     SentSignal,
     StackDump,
+    Verdict,
+    WorkerError,
 )
-from firstfault.strategies.rules import CONFIDENCES, RULES, as_markdown, judge
+from firstfault.strategies.rules import CONFIDENCES, RULES, Rule, as_markdown, judge
 from firstfault.testing import make_job, make_presence
 from tests.cascades.replay import RECORDED, load
 from tests.readers.scenes import (
@@ -39,11 +42,6 @@ from tests.readers.scenes import (
     victim,
     waited,
 )
-
-if TYPE_CHECKING:
-    from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import JobErrors, Verdict, WorkerError
-    from firstfault.strategies.rules import Rule
 
 STRATEGIES = Path(__file__).parents[2] / "docs" / "strategies.md"
 BOX = "ChildFailedError: {} FAILED. Root Cause (first observed failure): rank : {} exitcode : 1"

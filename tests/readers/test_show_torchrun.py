@@ -8,24 +8,21 @@ import shutil
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 from firstfault.cli import EXIT
 from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
 from firstfault.testing import make_error
+from tests.readers.conftest import Attempt
+
+Show: TypeAlias = Callable[[Path], tuple[int, dict[str, Any]]]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import TypeAlias
-
-    from conftest import Attempt
-
     from tests.readers.commands import Ran
-
-    Show: TypeAlias = Callable[[Path], tuple[int, dict[str, Any]]]
 
 pytest.importorskip("torch", reason="the folders are torchrun's")
 
@@ -66,10 +63,7 @@ def _torchrun(folder: Path, *options: str, fault: str, recorded: str = "recorded
     command = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(folder / "logs"), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*command, str(script), fault, recorded],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
+        [*command, str(script), fault, recorded], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
 
 
@@ -164,10 +158,7 @@ def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[..., Path]) -> None:
-    """The folders of the nodes of one run are read together; an earlier run with the same id is not.
-
-    Without error.json the traceback at the end of stderr tells the exception and its cause.
-    """
+    """The folders of the nodes of one run are read together; an earlier run with the same id is not."""
     (earlier,) = logs(fault="SIGKILL").iterdir()
     old = tmp_path / "logs" / "job_abcd1234"
     shutil.copytree(earlier, old)

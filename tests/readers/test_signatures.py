@@ -5,21 +5,15 @@ from __future__ import annotations
 import random
 import re
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from firstfault.errors import SignatureError
 from firstfault.evidence import Role, built_in_signatures, classify, load_signatures
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.evidence.signatures import Pattern, parse_signatures
+from firstfault.evidence.signatures import Pattern, Signature, parse_signatures
 from firstfault.testing import make_error, make_job
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from firstfault.evidence.signatures import Signature
-
 
 PATIENCE_S = 30.0
 """A pattern that backtracks takes minutes."""

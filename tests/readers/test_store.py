@@ -6,7 +6,9 @@ import asyncio
 import datetime as dt
 import errno
 import resource
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -17,13 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 from firstfault.errors import AccessDeniedError, ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import CLIENT_VARIABLE, is_remote, join, open_store, split_name
 from firstfault.store._base import storage_options
+from firstfault.store._fsspec import FsspecStore
 from firstfault.sync import run_sync
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.store._fsspec import FsspecStore
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,12 +37,6 @@ from firstfault.strategies.earliest import clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from tests.readers.scenes import done, own, victim
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from firstfault.model import WorkerError
-
 
 _STOPPED = {"exception": None, "writer": Writer.AGENT, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
 _PEER = {"exception": "RuntimeError", "message": "Connection closed by peer"}
@@ -226,10 +221,7 @@ def test_many_ranks_and_exceptions_in_a_headline(count: int, more: str) -> None:
 
 
 def test_victims_are_listed_by_rank() -> None:
-    """Victims come by rank with what they raised, those that were stopped with why; without a rank they only count.
-
-    Two nodes that claim the same rank share its line, and of many victims the first hundred are listed.
-    """
+    """Victims come by rank with what they raised, those that were stopped with why; without a rank they only count."""
     root, first, *others = _CASCADE
     first = replace(first, message="Traceback (most recent call last): ...")
     verdict = _verdict("earliest", root, first, *others, make_error(None, node="w-9", at_ms=40, **_PEER))
@@ -328,10 +320,7 @@ def test_a_clock_that_is_wrong(wrong_s: int) -> None:
 @pytest.mark.parametrize("uuids", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("last_stored_ms", [3005, 9000])
 def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> None:
-    """One process wrote of a moment in flight and again later: each document is compared with its own times.
-
-    They may come in any order, and an upload that had hung may store one again.
-    """
+    """One process wrote of a moment in flight and again later: each document is compared with its own times."""
     final, documents, receipts = own(1), [], []
     assert final.timestamp_ns is not None
     for in_flight, letter, began_ms, stored_ms in ((True, uuids[0], 10, 15), (False, uuids[1], 3000, last_stored_ms)):

@@ -13,10 +13,7 @@ _ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 @given(_ANY_TEXT, st.integers(0, 80))
 def test_eliding_keeps_the_limit(text: str, limit: int) -> None:
-    """The result is never longer than the limit, and a short text is not touched.
-
-    Both ends of a long text stay, with the number of characters left out between them.
-    """
+    """The result is never longer than the limit, and a short text is not touched."""
     short = elide(text, limit)
     assert len(short) <= limit
     assert short == text if len(text) <= limit else short != text

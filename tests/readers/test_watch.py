@@ -7,31 +7,25 @@ import itertools
 import json
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import pytest
 
 from firstfault.cli import EXIT
 from firstfault.cli._watch import _Progress
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
-from firstfault.model import Kind, Phase
+from firstfault.model import JobErrors, Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
+from tests.readers.commands import Ran
+from tests.readers.conftest import Attempt
 from tests.seals import sealed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    from conftest import Attempt
-
-    from firstfault.model import JobErrors
-    from tests.readers.commands import Ran
-
-    Watch: TypeAlias = Callable[..., tuple[int, str, str]]
+Watch: TypeAlias = Callable[..., tuple[int, str, str]]
 
 
 SOON = ("--interval", "0.005")
@@ -107,10 +101,7 @@ def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.Monk
 def test_an_answer_as_soon_as_it_is_known_and_corrected(
     attempt: Attempt, watching: Watch, options: tuple[str, ...]
 ) -> None:
-    """The first document gives an answer at once, which is not decided; a later one corrects it.
-
-    With --json each answer is an object on its own line.
-    """
+    """The first document gives an answer at once, which is not decided; a later one corrects it."""
     code, out, err = watching(
         lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
         lambda: attempt.write(later()),

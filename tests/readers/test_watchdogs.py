@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from firstfault.model import ExceptionInfo, FrameInfo, Kind, Scope, SentSignal, Unopened
+from firstfault.model import ExceptionInfo, FrameInfo, Kind, Scope, SentSignal, Unopened, Verdict, WorkerError
 from firstfault.render.plain import terminal_text
 from firstfault.report import report_of
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, STACK, count, died, done, own, stopped, victim, waited
-
-if TYPE_CHECKING:
-    from firstfault.model import Verdict, WorkerError
 
 KEY = "wait timeout after 60000ms, keys: /default_pg/0//my/ready"
 STUCK = stopped(0, IN_SLEEP, **count(3, completed=3))

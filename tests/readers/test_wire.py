@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import string
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
@@ -32,14 +33,9 @@ from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.readers.any_failure import failures_and_entries
+from tests.readers.conftest import Attempt
 from tests.reports.every_field import filled
 from tests.seals import RECORD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Attempt
-
 
 _REF = model.DocumentRef("e1-document.pb", "s3://bucket/e1-document.pb", 17, 400)
 _NANO = 1_000_000_000
@@ -55,10 +51,7 @@ _ERRORS, _PRESENCES = failures_and_entries(_TEXT, st.integers(0, 2**32 - 1))
 @settings(max_examples=50)
 @given(_ERRORS)
 def test_a_failure_comes_back(error: WorkerError) -> None:
-    """Every field survives the round trip, also through a program that knows only flyteidl's messages.
-
-    That program reads the same code, message, kind, origin, time and worker.
-    """
+    """Every field survives the round trip, also through a program that knows only flyteidl's messages."""
     data = encode(error)
     assert decode(data, _REF) == replace(error, documents=(_REF,))
     flytes = ErrorDocument.FromString(data)

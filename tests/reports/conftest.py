@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,6 @@ from firstfault.render.html import page
 from tests.reports.scenes import PAGE_SCENES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from playwright.sync_api import Browser, Page
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.model import (
     TERMINATED,
@@ -13,6 +14,7 @@ from firstfault.model import (
     DocumentRef,
     ExceptionInfo,
     FrameInfo,
+    JobErrors,
     Kind,
     NodeSetup,
     Origin,
@@ -22,6 +24,7 @@ from firstfault.model import (
     SentSignal,
     StackDump,
     Subject,
+    Verdict,
     WorkerError,
     Writer,
 )
@@ -31,11 +34,6 @@ from firstfault.report.data import AttemptSummary, summary_of, with_attempts
 from firstfault.retry import RetryContext, decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import START_NS, make_error, make_job, make_presence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.model import JobErrors, Verdict
 
 URI = "s3://bucket/metadata/propeller/project-development-a7xk2m9qp4vd8wz3hj6t/n0/data/0"
 _NODES = tuple(f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{index}" for index in range(4))

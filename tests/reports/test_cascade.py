@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.model import Phase, SentSignal, Subject, Unopened, Victims, Writer
-from firstfault.render.drawings import node_map, timeline_of
-from firstfault.report import flyte_message
-from firstfault.report.cascade import Event, cascade_of
+from firstfault.model import JobErrors, Phase, SentSignal, Subject, Unopened, Verdict, Victims, WorkerError, Writer
+from firstfault.render.drawings import Timeline, node_map, timeline_of
+from firstfault.report import Report, flyte_message
+from firstfault.report.cascade import Cascade, Event, cascade_of
 from firstfault.report.data import AttemptSummary, changes_between, summary_of, with_attempts
 from firstfault.report.words import State, duration, ranks_text, short_names
 from firstfault.retry import decide
@@ -21,12 +21,6 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.all_forms import FORMS
 from tests.reports.scenes import SCENES, report_on
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, Verdict, WorkerError
-    from firstfault.render.drawings import Timeline
-    from firstfault.report import Report
-    from firstfault.report.cascade import Cascade
 
 _MS = 1_000_000
 _CHARACTER = 7.4
@@ -294,10 +288,7 @@ def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
 
 
 def test_a_histogram_counts_every_failure() -> None:
-    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale.
-
-    Fewer have a line each.
-    """
+    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale."""
     lines, bars = (_drawn(_killed(*((rank, rank) for rank in range(4, end))).cascade) for end in (35, 36))
     assert (len(lines.lanes), len(lines.bars), len(bars.lanes)) == (32, 0, 0)
     cascade = SCENES["a-thousand-ranks"]().cascade

@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from firstfault.model import Coverage, JobErrors, Scope
-from firstfault.report import report_of
+from firstfault.report import Report, report_of
 from firstfault.retry import decide
 from firstfault.strategies import undetermined
 from tests.all_forms import FORMS
@@ -21,8 +21,6 @@ from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
-
-    from firstfault.report import Report
 
 _STEERING = (
     "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x1bP1$r\x9b31m\x08\x0b\x0c\x7f\x85\r\x00\ufeff"
@@ -77,10 +75,7 @@ def test_every_form_of_every_text(root: str, scope: Scope) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_control_characters(form: str) -> None:
-    """No form has escape sequences, other control characters or marks that change the direction of text.
-
-    JSON is one line of ASCII, so that no text in it can end the line.
-    """
+    """No form has escape sequences, other control characters or marks that change the direction of text."""
     control = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
     for text in EVIL.values():
         drawn = FORMS[form](_report(text))

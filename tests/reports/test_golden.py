@@ -6,21 +6,17 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.model import CATEGORIES, Scope
 from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
+from firstfault.report import Report
 from firstfault.report.words import CATEGORY_WORDS, State
 from tests.all_forms import printed
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.report import Report
 
 _FOLDER = Path(__file__).parent / "golden"
 _PAGE = Path(__file__).parents[2] / "docs" / "report.md"
@@ -102,10 +98,7 @@ def test_the_documented_first_lines() -> None:
 
 
 def test_each_scope_and_category_has_a_scene() -> None:
-    """Each scope and category has a scene, whose verdict has that scope or category, and each category has advice.
-
-    Every golden file belongs to a scene. Every state has its own ASCII character.
-    """
+    """Each scope and category has a scene, whose verdict has that scope or category, and each category has advice."""
     assert {file.name for file in _FOLDER.iterdir()} == set(_files())
     assert set(CATEGORY_WORDS) == set(CATEGORIES)
     marks = [state.mark for state in State]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,10 +39,6 @@ from firstfault.testing import make_error, make_job, make_presence
 from tests.cascades.replay import RECORDED, load
 from tests.readers import scenes as readers
 from tests.reports import scenes
-
-if TYPE_CHECKING:
-    from firstfault.report import Report
-
 
 _LIST_WIDTH = 51
 _FIRST_LINE = 89
@@ -89,11 +85,7 @@ def _of_rank_3(**fields: Any) -> Verdict:
             _of_rank_3(exception="FlyteRecoverableException", category="recoverable"),
             "recoverable rank 3 w-1 retry spent: bad",
         ),
-        (
-            _NO,
-            _of_rank_3(exception="FlyteRecoverableException"),
-            "FlyteRecoverableException rank 3 w-1 no retry: bad",
-        ),
+        (_NO, _of_rank_3(exception="FlyteRecoverableException"), "FlyteRecoverableException rank 3 w-1 no retry: bad"),
         (_NO, _of_rank_3(node=""), "ValueError rank 3 no retry: bad"),
         (
             _NO,
@@ -418,10 +410,7 @@ def _commands(report: Report) -> list[str]:
 
 @pytest.mark.parametrize(("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)])
 def test_the_engine_is_the_documents(name: str, engine: object) -> None:
-    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine.
-
-    Without error documents, the engine's name comes from the roster.
-    """
+    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine."""
     assert _report(name).engine is engine
     job = make_job(roster=(make_presence(node="w-0", engine=name),))
     assert engine_of(job, run_strategy(get_strategy("earliest"), job)) is engine

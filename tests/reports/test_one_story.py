@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from firstfault.conclude import conclude
 from firstfault.model import Kind, NodeSetup, Origin, Phase, Scope, Subject, Writer
 from firstfault.render.plain import json_report
+from firstfault.report import Report
 from firstfault.report.data import AttemptSummary, report_of, sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
@@ -23,10 +24,6 @@ from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import from_json
 from tests.all_forms import FORMS
 from tests.reports.scenes import SCENES, report_on
-
-if TYPE_CHECKING:
-    from firstfault.report import Report
-
 
 _NOBODYS = {FaultOwner.UNKNOWN, FaultOwner.TRANSIENT, FaultOwner.NONE}
 _OWNERS = [owner.value for owner in FaultOwner if owner not in _NOBODYS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from tests.reports.conftest import page_of
 from tests.reports.scenes import PAGE_SCENES, report_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from playwright.sync_api import Page
 
 
@@ -123,10 +122,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
 
 
 def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
-    """An error on a later page of the table, and a text in another attempt's tab, are shown when they are chosen.
-
-    A letter whose small form is longer does not end the search.
-    """
+    """An error on a later page of the table, and a text in another attempt's tab, are shown when they are chosen."""
     error = make_error(3, message="\u0130" * 6 + " error in shard 3", exception="ValueError")
     grown = open_page(page(report_on(make_job(error))))
     grown.fill("#ff-search", "shard 3")

@@ -6,26 +6,22 @@ import asyncio
 import contextlib
 import socket
 import threading
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
 import stamina
 
 from firstfault.layout import ERRORS, error_key_for
+from firstfault.model import WorkerError
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.wire.documents import encode
-from tests.faulty_proxy import faulty_proxy_before
+from tests.faulty_proxy import FaultyProxy, faulty_proxy_before
 from tests.readers.commands import run
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import WorkerError
-    from tests.faulty_proxy import FaultyProxy
-    from tests.s3_server import S3
+from tests.s3_server import S3
 
 __all__ = ["run"]
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import stamina
 
 from firstfault.errors import StoreError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import CLIENT_VARIABLE, _base, _fsspec
+from firstfault.store import CLIENT_VARIABLE, Store, _base, _fsspec
 from firstfault.testing import make_error
-from tests.faulty_proxy import FAULTS, faulty_proxy_before
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from firstfault.store import Store
-    from tests.faulty_proxy import FaultyProxy
-    from tests.s3_server import S3
+from tests.faulty_proxy import FAULTS, FaultyProxy, faulty_proxy_before
+from tests.s3_server import S3
 
 FIRST = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)
 SECOND = make_error(0, node="worker-0", at_ms=900, exception="RuntimeError", message="peer is gone")

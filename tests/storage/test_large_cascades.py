@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from firstfault.layout import ERRORS, ErrorKey
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import attempt as reading
-from firstfault.reading.listing import list_everything
+from firstfault.reading.listing import Listing, list_everything
+from firstfault.store import Store
 from tests.benchmarks.cascade import Cascade, put_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.reading.listing import Listing
-    from firstfault.store import Store
-    from tests.faulty_proxy import FaultyProxy
-    from tests.s3_server import S3
-    from tests.storage.conftest import Peer
+from tests.faulty_proxy import FaultyProxy
+from tests.s3_server import S3
+from tests.storage.conftest import Peer
 
 WORKERS = 1_040
 CULPRIT = Cascade(WORKERS).culprit

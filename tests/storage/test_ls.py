@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -15,22 +17,15 @@ from fsspec.implementations.local import LocalFileSystem
 from firstfault.conclude import conclude
 from firstfault.failed_attempts import FailedAttempt, failed_attempts, grouped
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
-from firstfault.model import DocumentRef, Phase, Seal
+from firstfault.model import DocumentRef, Phase, Seal, WorkerError
 from firstfault.report.words import first_line
-from firstfault.store import open_store
+from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
 from tests.benchmarks.latency_proxy import latency_proxy
+from tests.readers.commands import Ran
+from tests.s3_server import S3
 from tests.seals import sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from firstfault.model import WorkerError
-    from firstfault.store import Store
-    from tests.readers.commands import Ran
-    from tests.s3_server import S3
 
 _NOW_MS = 1_800_000_000_000
 _HOUR_MS = 3_600_000

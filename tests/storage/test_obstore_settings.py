@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import obstore
@@ -13,16 +15,10 @@ import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
-from firstfault.store import CLIENT_VARIABLE, open_store
+from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.store._fsspec import FsspecStore
 from firstfault.store._obstore import ObstoreStore, client_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from firstfault.store import Store
-    from tests.s3_server import S3
+from tests.s3_server import S3
 
 _KEYS = {"key": "k", "secret": "s"}
 
@@ -90,10 +86,7 @@ _USER = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "ref
 def test_settings_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, environment: dict[str, Any], is_supported: bool
 ) -> None:
-    """Flytekit's variables, an emulator and a key file are enough for obstore; for others, fsspec is used.
-
-    A value that is not a text is a file's content.
-    """
+    """Flytekit's variables, an emulator and a key file are enough for obstore; for others, fsspec is used."""
     for name, value in environment.items():
         file = tmp_path / "content.json"
         file.write_text(json.dumps(value))

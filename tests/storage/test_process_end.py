@@ -6,18 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.readers.commands import Ran
-    from tests.s3_server import S3
-
+from tests.readers.commands import Ran
+from tests.s3_server import S3
 
 # --- right after a request: obstore's threads are not cut off ---------------------------------------------------------
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import Store, _base
-from tests.faulty_proxy import Fault
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tests.faulty_proxy import FaultyProxy
-    from tests.s3_server import S3
-    from tests.storage.conftest import SilentServer
+from tests.faulty_proxy import Fault, FaultyProxy
+from tests.s3_server import S3
+from tests.storage.conftest import SilentServer
 
 pytestmark = pytest.mark.usefixtures("client")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import fsspec
 import pytest
@@ -13,12 +14,8 @@ import pytest
 from firstfault.store import Store, open_store
 from firstfault.sync import run_sync
 from firstfault.testing import StoreTests
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.s3_server import S3
-    from tests.storage.conftest import Peer
+from tests.s3_server import S3
+from tests.storage.conftest import Peer
 
 pytestmark = pytest.mark.usefixtures("client")
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tests.s3_server import listening
-
-if TYPE_CHECKING:
-    from tests.s3_server import S3
+from tests.s3_server import S3, listening
 
 
 def test_only_this_machine_can_reach_it(s3: S3) -> None:

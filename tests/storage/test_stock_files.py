@@ -7,18 +7,16 @@ import re
 import subprocess
 import sysconfig
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from flyteidl.core.errors_pb2 import ErrorDocument
 
 from firstfault.model import Kind, Origin, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SECOND = 1_000_000_000
 WORKER = "run-n0-0-worker-1"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import TCPStore
 
 from firstfault_torch.rounds.failure_broadcast import RoundStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
 
 Host = tuple[multiprocessing.process.BaseProcess, RoundStore]
 """The process that hosts a store, and the store as another one sees it."""

@@ -11,10 +11,11 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -54,6 +55,7 @@ from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.reporter import (
     Death,
     KeptException,
+    NodeReport,
     Observation,
     Stop,
     Traces,
@@ -68,12 +70,7 @@ from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.worker.in_flight import Moment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from firstfault_torch.agent.reporter import NodeReport
-    from tests.prefix import Prefix
+from tests.prefix import Prefix
 
 # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has hardly any when it forks
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -117,10 +114,7 @@ def _verdict_of(*failures: WorkerError) -> Any:
 def test_a_death(  # noqa: PLR0917
     exit_code: int, stopped: str, kept: KeptException | None, code: str, category: str, message: str
 ) -> None:
-    """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept.
-
-    An exception that torch kept of a worker that its agent stopped is what the training made of the signal.
-    """
+    """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept."""
     death = _death(1, exit_code)
     stop = Stop(stopped, death.monotonic_ns - 1) if stopped else None
     failure = about_death(death, PLACE, stop=stop, traces=Traces(kept))
@@ -154,10 +148,7 @@ def test_a_death(  # noqa: PLR0917
     ],
 )
 def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns: int, by_us: bool) -> None:
-    """A stop ended the workers that ended after it began, also by a crash in the clean-up; not those that failed first.
-
-    The first to fail are its reason, however late their processes end.
-    """
+    """A stop ended all that ended after it began, also by a crash in the clean-up; not those that failed first."""
     death = _death(1, exit_code)
     assert Stop(STOPPED, death.monotonic_ns - after_ns, first=frozenset(first)).ended(death) is by_us
 
@@ -175,10 +166,7 @@ def test_a_kill_by_the_kernel(oom_kill: bool | None, stopped: bool, category: st
 
 
 def test_what_was_seen_before_a_stop() -> None:
-    """What the agent learned from a worker before it stopped it is in the document; a fatal signal's stack counts more.
-
-    So is whose failure was the reason.
-    """
+    """The document tells what the agent learned of a worker before the stop; a fatal signal's stack counts more."""
     death = _death(1, -15)
     seen = Observation("where it stood", (CollectiveProgress("default_pg", "allreduce", 7, 6),))
     cause = CausedBy(0, "worker-0", "e1-the-root.pb")
@@ -345,10 +333,7 @@ def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 def test_who_was_stopped(
     half: str, start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
 ) -> None:
-    """The document of the other worker says that it was stopped; that of the dead worker, torch's result, does not.
-
-    A worker that ended while torch wrote its file about it does not make the agent fail.
-    """
+    """The document of the other worker says that it was stopped; that of the dead worker, torch's result, does not."""
     agent = start()
     if half:
         for file in agent._pcontext.error_files.values():  # type: ignore[union-attr]
@@ -395,10 +380,7 @@ def test_the_answer_to_being_stopped(
 
 
 def test_a_report_ends_with_its_roster_entry(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """When the node announces its failure, its documents are uploaded, with a receipt for each.
-
-    Two workers that died before the stop do not count as stopped.
-    """
+    """When the node announces its failure, its documents are uploaded, with a receipt for each."""
     agent = start()
     _kill(agent, 0, 1)
     _look(agent)
@@ -425,10 +407,7 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
 
 @pytest.mark.parametrize("withdrawn", [False, True])
 def test_a_spooled_document(withdrawn: bool, start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """The agent uploads a worker's spooled document unchanged, and writes no other for that worker.
-
-    A withdrawn document is not uploaded; the roster says so, and the agent documents the death.
-    """
+    """The agent uploads a worker's spooled document unchanged, and writes no other for that worker."""
     agent = start()
     name, data = _spooled(agent, 1)
     if withdrawn:

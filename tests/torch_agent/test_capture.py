@@ -5,19 +5,16 @@ from __future__ import annotations
 import builtins
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import firstfault_torch
 from firstfault.exceptions.tracebacks import all_links, format_exception
+from firstfault.model import ExceptionInfo
 from firstfault_torch.capture import before_exit, capture, qualified_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from firstfault.model import ExceptionInfo
 
 MEGABYTES_10 = 10 * 1024 * 1024
 
@@ -242,10 +239,7 @@ def _three() -> None:
     ids=["none", "cause", "context", "from None", "three"],
 )
 def test_causes(call: Callable[[], None], chain: list[tuple[str, str]]) -> None:
-    """The chain is the one that Python prints: a cause, else the context; nearest first.
-
-    A context that was suppressed is not printed, but kept: it tells a victim from a culprit.
-    """
+    """The chain is the one that Python prints: a cause, else the context; nearest first."""
     captured = capture(_raised(call))
     assert ("KeyError" in format_exception(captured)) is any(relation != "suppressed" for _, relation in chain)
     assert [(cause.type, cause.relation) for cause in captured.causes] == chain
@@ -264,10 +258,7 @@ def _exit_after(error: BaseException | None) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("bad batch"), None], ids=repr)
 def test_what_came_before_an_exit(error: BaseException | None) -> None:
-    """An exit that the program made of an exception is about that exception; another exit is about itself.
-
-    Handlers may be nested; two exits that are each other's context end the search.
-    """
+    """An exit that the program made of an exception is about that exception; another exit is about itself."""
     left = _raised(lambda: _exit_after(error))
     assert isinstance(left, SystemExit)
     assert before_exit(left) is (error or left)

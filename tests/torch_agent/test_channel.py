@@ -9,18 +9,16 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node import channel
 from firstfault_torch.node.channel import AgentChannel, WorkerChannel, await_siblings, starting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -9,7 +9,7 @@ import subprocess
 import time
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +26,6 @@ from firstfault_torch.context import (
     versions,
     worker_place,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IDENTITY = Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
 RECORDING = Recording("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
@@ -63,10 +60,7 @@ def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_worker_place() -> None:
-    """A worker's ranks are torch elastic's, its round and incarnation are the agent's.
-
-    A process that torch elastic did not start has no ranks, and the number of nodes that its task knows.
-    """
+    """A worker's ranks are torch elastic's, its round and incarnation are the agent's."""
     environment = {
         "RANK": "3",
         "LOCAL_RANK": "1",

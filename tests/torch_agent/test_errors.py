@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from firstfault_torch.capture import (
     read_traceback,
     write_error_file,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NANO = 1_000_000_000
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed import DistNetworkError
@@ -13,9 +14,6 @@ from torch.distributed import DistNetworkError
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundStore
 from tests.torch_agent.stores import hosted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Python 3.12 and later warn of a fork beside threads; the store's host forks before it has any
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -159,10 +157,7 @@ def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_lost_store(told: bool, node: Callable[..., Node]) -> None:
-    """When the node that hosts the store dies, the others are woken and know that the store is lost.
-
-    What they had heard before stays; then the connections are lost when they are used.
-    """
+    """When the node that hosts the store dies, the others are woken and know that the store is lost."""
     with hosted() as (process, client):
         store = Waited(client)
         nodes = [node(0, store), node(1, store)]

@@ -10,8 +10,9 @@ import os
 import signal
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from firstfault_torch import Options, Watchdog
 from tests.nodes import DEADLINE_S, Ended, Job
 from tests.torch_agent import trainings
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.jobs
 

@@ -8,17 +8,20 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.layout import ERROR_FILE
-from firstfault.model import DocumentRef, Origin, Scope, Seal
+from firstfault.model import DocumentRef, Origin, Receipt, Scope, Seal, WorkerError
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode
 from firstfault_torch import Options, engine
 from firstfault_torch import verdict as verdicts
+from firstfault_torch.context import Recording
 from firstfault_torch.node.document_writer import (
     document_path,
     node_recorder,
@@ -31,16 +34,11 @@ from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
 from tests.nodes import Job
 from tests.processes import kill
 from tests.recordings import RetryingEngine, concluded, recording_at, sealed
+from tests.s3_server import S3
 from tests.torch_agent import trainings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import Receipt, WorkerError
     from firstfault.recorder.folder import SpooledDocument
-    from firstfault_torch.context import Recording
-    from tests.s3_server import S3
 
 DEADLINE_S = 1.0
 SLACK_S = 30.0
@@ -151,10 +149,7 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_uploads(s3: S3, recording: Recording, uploads: dict[str, tuple[Uploads, Receipt]], what: str) -> None:
-    """An upload is given up in time and its document stays in the spool; the agent uploads it when the storage is back.
-
-    That holds with the node's recorder and without, also while the connection of the first upload still hangs.
-    """
+    """An upload is given up in time; its document stays in the spool until the agent can upload it."""
     (found, receipt), read = uploads[what], stored(s3, recording.output_prefix)
     assert found.seconds < SLACK_S
     for path, is_durable in found.told:
@@ -251,10 +246,7 @@ def job(proxy: FaultyProxy, tmp_path: Path) -> Iterator[Job]:
 
 @pytest.mark.jobs
 def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy, job: Job) -> None:
-    """The other node, alone and with its own findings, names the rank of which its agent was told.
-
-    The node that fails hosts the agents' store.
-    """
+    """The other node, alone and with its own findings, names the rank of which its agent was told."""
     workers = {rank: job.told(f"rank-{rank}-0") for rank in range(2)}
     rank = job.host({number: worker["agent"] for number, worker in workers.items()})
     other, before = f"{1 - rank:07d}", len(proxy.requests)

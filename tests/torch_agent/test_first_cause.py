@@ -7,8 +7,9 @@ import concurrent.futures
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,6 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
 from firstfault_torch.capture import capture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 PEER = "Connection closed by peer [10.0.0.1]:4211"
 _CACHE: dict[str, Any] = {}
@@ -221,10 +218,7 @@ def _rename(error: Exception) -> None:
 
 
 FALLBACKS["another way"] = _another_way
-OTHER_WAYS: dict[str, Callable[[Exception], None]] = {
-    "for any error": _for_any_error,
-    "rename": _rename,
-}
+OTHER_WAYS: dict[str, Callable[[Exception], None]] = {"for any error": _for_any_error, "rename": _rename}
 """The error was raised in place of what had failed. An error about a peer there would not tell which was first."""
 
 

@@ -9,15 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from firstfault_torch import guard
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LONG_S = 60.0
 SOON_S = 30.0

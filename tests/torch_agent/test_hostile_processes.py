@@ -15,9 +15,10 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -26,10 +27,6 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault_torch import NodeFailedError, PlainEngine, launch
 from tests.torch_agent.hostile import HABITS, MACHINES, MEGABYTES, NotAllowedError
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.connection import Connection
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = [
@@ -176,10 +173,7 @@ def test_a_machine(machine: str, folder: Path) -> None:
 
 
 def test_a_full_disk(folder: Path) -> None:
-    """A training that fills the disk for temporary files succeeds; if it fails, the report is uploaded directly.
-
-    Nothing but temporary files and the store can be written.
-    """
+    """A training that fills the disk for temporary files succeeds; if it fails, the report is uploaded directly."""
     healthy = _job(folder, "full disk", "read-only")
     assert (healthy.results, healthy.warnings) == ({0: 0, 1: 1}, [])
     assert _job(folder, "full disk", "read-only", fails=True).results is None

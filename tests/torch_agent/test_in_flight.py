@@ -6,7 +6,8 @@ import functools
 import multiprocessing
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -14,9 +15,6 @@ from torch.distributed import destroy_process_group as bound_before
 from torch.distributed import distributed_c10d as c10d
 
 from firstfault_torch.worker.in_flight import InFlight, Moment, Unwinding, moment_of, unwinding_of, watch_process_groups
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -148,10 +146,7 @@ def _without_a_group() -> None:
     ],
 )
 def test_moment(call: Callable[[], None], early: bool, documents: Documents) -> None:
-    """An exception's time is that of the first clean-up of a process group with it, or with its cause, in flight.
-
-    It is recorded there, once.
-    """
+    """An exception's time is that of the first clean-up of a process group with it, or with its cause, in flight."""
     error, before = _left(call)
     assert len(documents.recorded) == (call is not _without_a_group)
     assert _is_early(error, before) is early
@@ -425,10 +420,7 @@ def test_a_handler_that_ends_a_process_group(documents: Documents) -> None:
 
 
 def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
-    """If one document cannot be withdrawn, the others are; that of the exception that left stays.
-
-    An exception that could not be recorded has no document.
-    """
+    """If one document cannot be withdrawn, the others are; that of the exception that left stays."""
     errors = [_left(_finally)[0] for _ in range(3)]
     documents.in_flight._record = lambda _: ""
     _left(_finally)

@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -25,6 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault import MultiErrorFileOutputReader
+from firstfault.conclude import Conclusion
 from firstfault.layout import ROSTER
 from firstfault.model import Phase
 from firstfault.render.plain import flyte_message
@@ -36,11 +38,6 @@ from firstfault_torch.node import stderr_relay
 from tests.nodes import Job
 from tests.torch_agent.trainings import prints_and_leaves, prints_and_raises
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from firstfault import Conclusion
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -113,10 +110,7 @@ def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
 
 
 def test_redirected_and_teed_output(tmp_path: Path) -> None:
-    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same.
-
-    Rank 0's streams are redirected, rank 1's are teed, rank 2's are shown, rank 3's are filtered out.
-    """
+    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same."""
     logs = DefaultLogsSpecs(f"{tmp_path}/logs", {0: Std.ALL}, {1: Std.ALL}, local_ranks_filter={0, 1, 2})
     prefix = "[${node} ${group_rank} $$ ${role_name}${rank}] "
     fields = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 4, "role": "trainer", "logs_specs": logs}
@@ -299,10 +293,7 @@ MOST = 2 * 1024
 
 @pytest.mark.jobs
 def test_a_failed_worker_has_its_log(tmp_path: Path) -> None:
-    """The failure has the last lines before the traceback, redacted and bounded, and the report quotes them once.
-
-    They came in the node's last roster entry, of which the bundle has a copy, and no object was written for them.
-    """
+    """The failure has the last lines before the traceback, redacted and bounded, and the report quotes them once."""
     fields = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
     with Job(tmp_path, prints_and_raises, config=fields).start() as job:
         ended = job.end()

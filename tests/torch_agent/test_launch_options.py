@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
@@ -22,10 +24,6 @@ from firstfault_torch.options import (
     parse_streams,
     with_node,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 WORKERS = 12
 

@@ -14,7 +14,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,14 +29,11 @@ from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import liveness
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
+from tests.prefix import Prefix
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from firstfault_torch.rounds.failure_broadcast import RoundStore
-    from tests.prefix import Prefix
 
 LONG_S = 60.0
 QUIET_S = 0.6
@@ -388,10 +387,7 @@ def test_patience(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None
 def test_an_earlier_run_in_the_same_prefix(
     joined: list[tuple[int, int]], look: Callable[..., queue.Queue[int]], prefix: Prefix
 ) -> None:
-    """A failure of an earlier run, in a round of the same number, is not reported; a new one is.
-
-    The entries of this run may come late, and the clocks of the nodes may differ.
-    """
+    """A failure of an earlier run, in a round of the same number, is not reported; a new one is."""
     for group_rank in (0, OWN):
         enter(prefix, Phase.JOINED, group_rank)
         enter(prefix, Phase.FAILED, group_rank)

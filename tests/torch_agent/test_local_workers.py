@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import LogsDest
@@ -27,13 +29,8 @@ from firstfault_torch.agent.local_workers import DeathWatch, LocalWorkers, stop_
 from firstfault_torch.agent.reporter import Death, Reporter, Stop, signal_name
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
+from tests.prefix import Prefix
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-
-    from tests.prefix import Prefix
 
 _ONLY_ITS_MAIN_THREAD_EXITS = """
 import ctypes, threading, time
@@ -114,10 +111,7 @@ def test_they_are_stopped(  # noqa: PLR0917
     start: Callable[..., list[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The signal ends processes at once; one that ignores it is killed after the time limit.
-
-    A failed worker gets no signal, and its exit handlers have more time than stopped workers.
-    """
+    """The signal ends processes at once; one that ignores it is killed after the time limit."""
     monkeypatch.setattr(workers, "EXIT_S", 2.0)
     processes = start(*works)
     began = time.monotonic()
@@ -261,10 +255,7 @@ def _noted(watch: DeathWatch, index: int = 0) -> int:
 
 
 def test_deaths(doomed: Callable[..., _Worker]) -> None:
-    """Deaths are noted in their order, with local rank, pid, exit code, signal and the moment by both clocks.
-
-    A process that exits with 0 has not died, and the watch ends with its last process.
-    """
+    """Deaths are noted in their order, with local rank, pid, exit code, signal and the moment by both clocks."""
     workers = [doomed() for _ in range(4)]
     watch = DeathWatch([worker.process for worker in workers])
     assert _deaths(watch) == []

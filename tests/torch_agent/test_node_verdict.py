@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +20,18 @@ from firstfault_torch import run
 from firstfault_torch import verdict as verdicts
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
 from firstfault_torch.options import Options
 from firstfault_torch.verdict import torch_error_data
+from tests.prefix import Prefix
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
+from tests.s3_server import S3
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from firstfault.conclude import Conclusion
-    from firstfault_torch.context import Recording
-    from tests.prefix import Prefix
-    from tests.s3_server import S3
 
 LONG_S = 60.0
 
@@ -283,10 +282,7 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 @pytest.mark.parametrize(("age_s", "stays"), [(None, False), (0, True), (3600, False)])
 def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, last_resort: Callable[[], None]) -> None:
-    """A node without time to read replaces no verdict of a node that had it, but one that is older than this failure.
-
-    Without another node's verdict it leaves its own.
-    """
+    """A node without time to read replaces an outdated verdict, but none of a node that had time."""
     document = b""
     if age_s is not None:
         other = sealed_of(_settled(prefix.recording(), _failure(1, message="another")), prefix.recording())

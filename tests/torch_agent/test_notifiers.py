@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -24,25 +25,22 @@ from firstfault_torch import run
 from firstfault_torch import verdict as verdicts
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.engine import PlainEngine
+from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
 from firstfault_torch.verdict import notify
 from tests.http_receiver import Receiver, receiving
+from tests.prefix import Prefix
 from tests.recordings import concluded, sealed
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
     from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 
     from firstfault.report import Report
-    from firstfault_torch.engine import SealedVerdict
-    from tests.prefix import Prefix
 
 PATH = "T0/B0/not-for-the-log"
 LONG_S = 60.0

@@ -10,9 +10,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure
+from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure, Verdict
 from firstfault.report import report_of
 from firstfault.report.words import FaultOwner
 from firstfault.retry import decide
@@ -38,12 +40,6 @@ from firstfault_torch.worker.process_state import (
     thread_failures,
     watch_threads,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from firstfault.model import Verdict
 
 _GIB = 1 << 30
 _EIO = "[Errno 5] Input/output error"
@@ -448,10 +444,7 @@ def test_a_recorder_that_counts_from_0(
 
 
 def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorders of the backends that the process's groups have are read; those of NCCL also without a group.
-
-    Each backend but gloo's is aborted, once.
-    """
+    """The recorders of the backends that the process's groups have are read; those of NCCL also without a group."""
     abort = Mock()
     backend = SimpleNamespace(name=lambda: "own", abort=abort)
     gloo = SimpleNamespace(name=lambda: "gloo", abort=Mock(side_effect=AssertionError))
@@ -553,10 +546,7 @@ def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) 
     ],
 )
 def test_the_gpus_uuid(properties: Any, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written as nvidia-smi writes it; older versions of torch do not tell it.
-
-    The current device belongs to a thread: in another one it is the first GPU.
-    """
+    """It is written as nvidia-smi writes it; older versions of torch do not tell it."""
     assert gpu_uuid() == "", "CUDA is not initialised for the question"
     asked: list[int] = []
     current = threading.local()

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed
@@ -39,13 +40,9 @@ from firstfault_torch.node.document_writer import (
 )
 from firstfault_torch.worker import recording as worker
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, recorded, run_recorded
+from tests.prefix import Prefix
 from tests.recordings import recording_at
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.prefix import Prefix
 
 TOLERANCE_S = 30.0
 """How much longer than its deadline a recording may take on a busy machine; what hangs, hangs for longer."""
@@ -186,10 +183,7 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("alive", [True, False], ids=["recorder lives", "recorder has ended"])
 def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
-    """Documents and roster entries are durable with the node's recorder, and without it if it has ended.
-
-    Its folder goes with it, and nobody who is late makes it again.
-    """
+    """Documents and roster entries are durable with the node's recorder, and without it if it has ended."""
     failure, entry = _failure(), make_presence(Phase.JOINED)
     with node_recorder(prefix.recording()) as recording:
         folder = Path(recording.node_folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +18,6 @@ from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
 from firstfault_torch.capture import capture
 from tests.torch_agent.remote_failures import WAYS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.model import RestartKind, RestartRecord
+from firstfault.model import Place, RestartKind, RestartRecord
 from firstfault_torch.agent.node_round import AgentSettings, Restarts
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import SignalWatch
@@ -25,11 +27,7 @@ from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlem
 from tests.torch_agent.stores import group_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from firstfault.conclude import RestartContext
-    from firstfault.model import Place
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -243,10 +241,7 @@ class _LateEvent(threading.Event):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_fatal_failure_meanwhile(late: bool, agents: Callable[..., list[Agent]]) -> None:
-    """A node that fails for good ends the wait for the decision; then all settle on the verdict on the attempt.
-
-    An agent whose peer ended the decision looks why: it does not restart, and keeps no record.
-    """
+    """A node that fails for good ends the wait for the decision; then all settle on the verdict on the attempt."""
     made = agents(3)
     if late:
         made[1].peers.broadcast._ended = _LateEvent()

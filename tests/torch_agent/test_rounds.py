@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -20,21 +21,11 @@ from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.rounds import failure_broadcast as rounds
-from firstfault_torch.rounds.failure_broadcast import (
-    FirstFailure,
-    Rendezvous,
-    RoundOutcome,
-    begin_round,
-)
+from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, RoundOutcome, begin_round
 from firstfault_torch.rounds.peers import Peers
+from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
-    from tests.prefix import Prefix
 
 SOON_S = 30.0
 LONG_S = 60.0

@@ -6,19 +6,15 @@ import contextlib
 import os
 import signal
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault_torch import Options
 from tests.nodes import DEADLINE_S, Job
+from tests.s3_server import S3
 from tests.torch_agent import trainings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.s3_server import S3
 
 pytestmark = pytest.mark.jobs
 

@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,15 +18,11 @@ from firstfault.model import Kind, Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
+from firstfault_torch.context import Recording
 from firstfault_torch.verdict import VERDICT, await_turn, leave_verdict, previous_attempt, retries_left, turn_of
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from firstfault_torch.context import Recording
-    from tests.s3_server import S3
+from tests.s3_server import S3
 
 SOON_S = 30.0
 LONG_S = 60.0
@@ -155,10 +152,7 @@ def test_the_verdict_of_another_node_ends_the_wait(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("terminated", [False, True])
 def test_the_turn_comes(terminated: bool) -> None:
-    """If there is no verdict, the wait ends when the turn comes, or soon after the process got a signal.
-
-    A node whose turn it is looks once.
-    """
+    """If there is no verdict, the wait ends when the turn comes, or soon after the process got a signal."""
     give_up = threading.Event()
     began = time.monotonic()
     if terminated:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -126,10 +124,7 @@ def _documents(agents: list[Agent]) -> set[bytes | None]:
 @pytest.mark.parametrize("store", [True, False], ids=["libuv", "no libuv"], indirect=True)
 @pytest.mark.parametrize("durable", [True, False])
 def test_the_lowest_one_concludes_for_all(durable: bool, agents: Callable[..., list[Agent]]) -> None:
-    """It gets the reports of all, publishes once, and the others take its verdict; no agent waits for a limit.
-
-    Each learns whether the verdict is durable: otherwise it publishes it, too.
-    """
+    """It gets the reports of all, publishes once, and the others take its verdict; no agent waits for a limit."""
     made = agents(5, durable={0: durable})
     _run(made)
     assert {agent.settled for agent in made} == {SettledDocument(b"sealed by 0", durable)}

@@ -10,18 +10,16 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
 
 import pytest
 from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault_torch.agent.signals import HANDLED, SignalReceived, SignalWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-    from types import FrameType
 
 # Python 3.12 and later warn of a fork beside threads; a pod's agent is a process of its own, these are forked
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -169,10 +167,7 @@ def _say_when_inside(thread: int, say: Callable[..., None]) -> None:
     ids=[*(number.name for number in HANDLED), "swallowed", "torch's handlers"],
 )
 def test_in_python(work: Any, number: signal.Signals, start: Callable[..., Agent]) -> None:
-    """A main thread in Python gets torch's exception; the signal is reported, and the pod is not ended.
-
-    It comes at once; to a main thread that swallows it, once more in time.
-    """
+    """A main thread in Python gets torch's exception; the signal is reported, and the pod is not ended."""
     agent = start(work)
     assert agent.next() == ("ready",)
     agent.send(number)
@@ -339,10 +334,7 @@ def _hearing() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("error", [None, KeyError("the user's")], ids=["result", "error"])
 def test_it_leaves_nothing_behind(error: Exception | None) -> None:
-    """After a local call, whatever its end, handlers and wakeup descriptor are the caller's, and no thread is left.
-
-    A process that was forked meanwhile may live on.
-    """
+    """After a local call, whatever its end, handlers and wakeup descriptor are the caller's, and no thread is left."""
 
     def own(*_: object) -> None:
         """Be a caller's handler."""

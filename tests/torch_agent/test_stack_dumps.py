@@ -11,16 +11,14 @@ import re
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
 from firstfault_torch.node.channel import ask_for_stacks, register_stacks, write_unasked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -135,10 +133,7 @@ def test_where_a_process_hangs(
     start: Callable[..., multiprocessing.process.BaseProcess],
     tmp_path: Path,
 ) -> None:
-    """The stack names file, line and function, also where no Python code can run; the process continues.
-
-    It is there within a fraction of a second, whatever the limit is.
-    """
+    """The stack names file, line and function, also where no Python code can run; the process continues."""
     process = start(where)
     began = time.monotonic()
     stacks = _ask_until(tmp_path, {0: process.pid}, where.__name__)

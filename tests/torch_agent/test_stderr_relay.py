@@ -13,7 +13,9 @@ import subprocess
 import sys
 import termios
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +27,6 @@ from firstfault_torch.node.channel import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 from tests.nodes import forkserver
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.timer import FileTimerClient
@@ -25,10 +27,6 @@ from firstfault_torch.agent.timers import TimerServer, open_timers, watchdog_of
 from firstfault_torch.watchdog import Timer, parse_line, timer_line
 from tests.plugin.running import short_folder
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -219,10 +217,7 @@ def test_the_wall_clock_does_not_count() -> None:
 
 
 def test_torchs_client(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
-    """A deadline that torch's own client writes is converted when it is read, and its release ends it.
-
-    One that asks for no signal does not end a worker.
-    """
+    """A deadline that torch's own client writes is converted when it is read, and its release ends it."""
     expired.start()
     client = FileTimerClient(str(expired.server.path))
     client.acquire("torch's", time.time() + NEVER_S)

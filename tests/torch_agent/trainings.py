@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from firstfault.retry import explicit, on_category, same_fault_again
+from firstfault.retry import RetryContext, Vote, explicit, on_category, same_fault_again
 from firstfault_torch import RecoverableError, watchdog
 from tests.nodes import await_file, mark
 
 if TYPE_CHECKING:
     from firstfault.model import Verdict
-    from firstfault.retry import RetryContext, Vote
 
 FAULT_STEP = 3
 LONG_S = 1000.0

@@ -9,7 +9,10 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
@@ -19,10 +22,6 @@ from tests.nodes import forkserver
 from tests.processes import kill, left_of, running_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from multiprocessing.process import BaseProcess
-    from pathlib import Path
-
     from tests.cascades.cases import Way
 
 __all__ = ["LONGEST_S", "Job", "Node", "run_job"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
@@ -16,10 +17,6 @@ from firstfault_torch.torchrun.agent import stand_in
 from firstfault_torch.torchrun.job import add_options, drop_invalid, options_of, set_variables
 from tests.cascades.cases import Way
 from tests.torchrun.nodes import run_job
-
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
 
 NESTS = """
 import subprocess, sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,6 @@ from tests.cascades.programs import complaints_of, files_of, run_program
 from tests.torchrun.nodes import Job, run_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from firstfault.conclude import Conclusion
 
 pytestmark = pytest.mark.jobs
@@ -129,10 +128,7 @@ time.sleep(300)
 
 @pytest.mark.parametrize("lost", [1, 0])
 def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
-    """The other node says which one is lost, also if that one hosted the store, and with it all that they share.
-
-    The workers ignore SIGTERM, and end nevertheless.
-    """
+    """The other node says which one is lost, also if that one hosted the store, and with it all that they share."""
     impatient = {node: {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"} for node in range(2)}
     words = ["--no-python", sys.executable, "-c", KILLS, str(lost)]
     job = run_job(tmp_path, words, FORKED, options=ONE_EACH, environments=impatient)
@@ -151,10 +147,7 @@ def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("case", "begins"), CASCADES, ids=[case.name for case, _ in CASCADES])
 def test_a_cascade(case: Case, begins: str | tuple[str, ...], jobs: dict[str, Future[Job]]) -> None:
-    """All nodes end with the same few lines, which name the injector's truth, with exit code 1, and leave no process.
-
-    If each node has a folder of its own, each has the complete report.
-    """
+    """All nodes end with the same few lines, which name the injected fault, and code 1, and leave no process."""
     job = jobs[case.name].result()
     assert complaints_of(case, job, files_of(job)) == []
     for node in job.alive:

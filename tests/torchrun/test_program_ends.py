@@ -5,13 +5,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAM = """
 import atexit, os, pickle, sys, traceback

@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed.elastic.utils.distributed import get_free_port
@@ -19,9 +19,6 @@ from firstfault_torch.torchrun.rank import _engine
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TRAINING = str(Path(__file__).parent / "faulty.py")
 RECORD = ("-m", "firstfault_torch.record")

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.prefix import Prefix
+from tests.prefix import Prefix
 
 PROGRAM = Path(__file__).parent / "program.py"
 RAISES = {
