@@ -192,6 +192,13 @@ def test_a_traceback_without_an_owner(show: Show) -> None:
     assert found["verdict"]["ranks"] == []
 
 
+def test_mixed_tracebacks_are_told(show: Show) -> None:
+    """Lines of two processes that no prefix tells apart make no exception; the report says which lines these are."""
+    _, found = show([*(line for pair in zip(RAISED, RAISED, strict=True) for line in pair), *box((0, 1), (1, 1))])
+    assert any("mixed in lines 1 to 12" in sentence for sentence in found["unknown"])
+    assert found["verdict"]["confidence"] != "high"
+
+
 @pytest.mark.parametrize("limit", [" DUE TO TIME LIMIT", " DUE TO PREEMPTION"])
 def test_a_job_that_was_ended_from_outside(show: Show, limit: str) -> None:
     """A scheduler's words name no rank; a time limit is told as one."""

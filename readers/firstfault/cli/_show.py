@@ -88,7 +88,6 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     last: bool,
     strategy: str | None,
     expected_nodes: int | None,
-    beside: tuple[str, ...],
     fresh: bool,
     recovered: bool,
     **given: Any,
@@ -119,6 +118,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
       firstfault show --markdown .firstfault/runs/f3a9/0 > issue.md
       firstfault show --json .firstfault/runs/f3a9/0 | jq .verdict.headline
     """  # noqa: D301 - click's mark of lines to keep
+    beside: tuple[str, ...] = given.pop("beside")
     forms, options = Forms(**given), ReaderOptions(strategy, expected_nodes, fresh)
     wanted = {"--json": forms.as_json, "--markdown": forms.as_markdown, "--html -": forms.html == _STDOUT}
     on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]

@@ -138,7 +138,9 @@ def _owners(names: Sequence[str]) -> dict[str, Owner]:
 def _of_book(book: Book, notes: tuple[str, ...] = ()) -> Snapshot | None:
     if not book.lines:
         return Snapshot(notes=notes) if notes else None
-    attempts = [Documents(attempt, number).all() for number, attempt in enumerate(book.attempts)]
+    made = [Documents(attempt, number) for number, attempt in enumerate(book.attempts)]
+    attempts = [each.all() for each in made]
+    notes = (*notes, *made[-1].notes)
     documents = tuple(document for found in attempts for document in found)
     if not attempts[-1]:
         if why := _why_unknown(book.attempts[-1]):

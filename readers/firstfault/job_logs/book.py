@@ -206,7 +206,6 @@ class Book:
     def __init__(self) -> None:
         self.attempts: list[Attempt] = [Attempt()]
         self.lines = 0
-        self.has_prefixes = False
 
     def read(self, lines: Iterable[NumberedLine], file: str, owner: Owner, attempt: int = 0) -> None:
         """Take all lines of one file.
@@ -219,7 +218,6 @@ class Book:
         """
         first, everything = read_ahead(lines, _AHEAD)
         prefixes = learned([line for _, line in first])
-        self.has_prefixes |= prefixes.label is not None
         of_nodes: dict[str, _Boundaries] = defaultdict(lambda: _Boundaries(attempt))
         for number, line in everything:
             self.lines += 1

@@ -90,7 +90,8 @@ class Documents:
     def __init__(self, attempt: Attempt, round_: int) -> None:
         self.attempt, self.round = attempt, round_
         self.processes = Processes(attempt)
-        self.mixed: list[_Raised] = []
+        self.notes: list[str] = []
+        """What could not be read."""
         self._agents: list[WorkerError] = []
 
     def all(self) -> list[WorkerError]:
@@ -104,7 +105,10 @@ class Documents:
             # the launcher that exits with a worker's code does not say which
             processes.all = [item for item in processes.all if not item.exit_code or item.is_known]
         raised = [found for stream in processes.shared for found in _raised_in(stream)]
-        self.mixed = [found for found in raised if found.is_mixed]
+        excerpts = [found for stream in processes.shared for found in stream.excerpts if found.is_mixed]
+        if excerpts:
+            where = f"lines {excerpts[0].lines[0].number} to {excerpts[-1].lines[-1].number}"
+            self.notes.append(f"tracebacks of several processes are mixed in {where}: no prefix tells them apart")
         self._assign([found for found in raised if not self._is_of_launcher(found)])
         self._give_logs()
         self._end_terminated()

@@ -23,7 +23,6 @@ class About(enum.Enum):
     LOST = "a node that is gone"
     OOM = "a kernel that killed a process for its memory"
     RESTARTED = "a launcher that starts its processes again"
-    DONE = "a launcher whose processes have all succeeded"
 
 
 class Statement(NamedTuple):
@@ -127,7 +126,6 @@ STATEMENTS = (
     # DeepSpeed, Lightning, torch.multiprocessing, accelerate, Horovod
     _made(About.ENDED, r"sigkill_handler\].*exits with return code = (?P<code>-?\d+)"),
     _made(About.REST_STOPPED, r"sigkill_handler\] Killing subprocess (?P<pid>\d+)"),
-    _made(About.DONE, r"\[launch\.py:\d+:main\] Process \d+ exits successfully"),
     _made(
         About.ENDED,
         r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
@@ -164,7 +162,7 @@ _HINT = Pattern(
     r"^(?:Killed|Aborted|Bus error|Segmentation fault)"
     r"|exitcode|closing signal|Unable to shutdown|estart(?:ing)? worker group|attempts left|death signal"
     r"|got signal|CANCELLED|srun: |: tasks? [\d\[]|slurmstepd|exited on signal|Process name:|RANK \d"
-    r"|job to be terminated|terminated normally|MPI_ABORT|sigkill_handler|exits successfully"
+    r"|job to be terminated|terminated normally|MPI_ABORT|sigkill_handler"
     r"|Child process with PID|ProcessExited|status code|worker died or|Memory on the node|marked dead"
     r"|ut of memory:|oom-kill|line \d+: |OOMKilled|low on resource|Evicted|TaintManager|[Pp]reempt"
     r"|evicted|\^C"
