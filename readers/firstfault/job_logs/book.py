@@ -285,15 +285,17 @@ class Book:
 
     def _after_restart(self, attempt: Attempt, told: Told, where: tuple[str, str], boundaries: _Boundaries) -> Attempt:
         """Return the attempt to which a statement belongs: torch's agent tells once in each that a worker failed."""
+        agent = _OF_AGENT.match(told.text)
+        key = (*where, (agent["pid"] or "") if agent is not None else "")
+        has_failed = key in attempt.failed_at
         if told.about is About.ENDED and told.local_rank is not None:
-            agent = _OF_AGENT.match(told.text)
-            key = (*where, agent["pid"] if agent is not None else "")
-            if key in attempt.failed_at and where in attempt.went_on:
+            if has_failed and where in attempt.went_on:
                 boundaries.attempt += 1
                 attempt.move(self._at(boundaries.attempt), *where)
                 attempt = self._at(boundaries.attempt)
             attempt.failed_at[key] = told.number
-        if told.about in {About.ENDED, About.STOPPED}:
+        # an agent that has told of a failure stops workers of the next attempt
+        if told.about is About.ENDED or (told.about is About.STOPPED and not has_failed):
             attempt.went_on.pop(where, None)
         return attempt
 
