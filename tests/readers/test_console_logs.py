@@ -9,13 +9,17 @@ import pytest
 
 from tests.consoles import score
 
+_EVERY = 3
 RIGHT = 0.85
 """Least share of right answers."""
 
 
 def test_the_recorded_consoles() -> None:
-    """No answer is wrong with high confidence, the tool fails on none, and most answers are right."""
-    rows = score.all_scored()
+    """No answer is wrong with high confidence, the tool fails on none, and most answers are right.
+
+    `make consoles` scores all.
+    """
+    rows = score.all_scored(every=_EVERY)
     found = Counter(row.outcome for row in rows)
     tool_failed = "1: "  # its exit code
     bad = [row.answer for row in rows if row.outcome == "sure" or row.answer.startswith(tool_failed)]
