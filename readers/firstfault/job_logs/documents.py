@@ -225,7 +225,7 @@ class Documents:
             if item.exit_code and item.raised is None and "Traceback (most recent call last)" not in item.text
         ]
         kinds = {found.kind: found for found in own}
-        if failing and (len(kinds) == 1 or len(failing) == 1):
+        if failing and (len(failing) == 1 or (len(kinds) == 1 and len(own) >= len(failing))):
             for process in failing:
                 self._give(process, own[-1])
             return
@@ -235,7 +235,7 @@ class Documents:
                 return
             kinds = {own[0].kind: own[0]}
         for found in kinds.values():
-            process = Process(node=found.stream.owner.node, pid=-found.lines[0])
+            process = Process(node=found.stream.owner.node)
             self.processes.all.append(process)
             self._give(process, found)
 

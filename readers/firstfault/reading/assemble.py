@@ -294,8 +294,9 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
         return ("file", document.documents[0].name if document.documents else id(document))
     if document.subject is Subject.AGENT:
         return ("agent", document.node, place.group_rank, place.round, place.incarnation)
-    # a launcher's own files have no pid
-    process = (place.pid or place.local_rank) if document.rank is None else None
+    # a launcher's own files have no pid, and lines of a log may tell of a process that nothing names
+    name = document.documents[0].name if document.documents else ""
+    process = (place.pid or place.local_rank or name) if document.rank is None else None
     # with the node: two nodes may claim the same rank
     return ("worker", document.node, place.round, place.incarnation, document.rank, process)
 
