@@ -231,6 +231,18 @@ def test_two_ranks_that_differ(show: Show) -> None:
     assert "different collective" in found["verdict"]["headline"]
 
 
+def test_a_text_to_paste(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Markdown cites the lines, and has neither secrets nor the names of home folders."""
+    lines = [line.replace("/job/", "/home/ada/job/") for line in RAISED]
+    lines[-1] += " of https://ada:hunter2hunter2@host/x"
+    (tmp_path / "job.out").write_text("\n".join(of("[rank1]: ", lines)) + "\n", encoding="utf-8")
+    text = run("show", "--markdown", str(tmp_path / "job.out")).out
+    assert "job.out:1-6" in text
+    assert "~/job/data.py" in text
+    assert "/home/ada" not in text
+    assert "hunter2" not in text
+
+
 # --- several attempts -------------------------------------------------------------------------------------------------
 
 OPENING = ("loading weights of base", "world is ready")

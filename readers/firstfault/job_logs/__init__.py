@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from firstfault.credentials import redact
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.book import Attempt, Book
 from firstfault.job_logs.documents import ENGINE, Documents
@@ -168,7 +169,7 @@ def _why_unknown(attempt: Attempt) -> str:
         return "nothing in it tells of a training or of a failure"
     last = max(streams, key=lambda stream: stream.tail[-1].number, default=None)
     if last is not None and _ERROR.search(last.tail[-1].text):
-        return f"whether it failed is not told; its last line is {one_line(last.tail[-1].text, 100)!r}"
+        return f"whether it failed is not told; its last line is {one_line(redact(last.tail[-1].text), 100)!r}"
     if last is not None and last.progress is not None and last.progress.number == last.tail[-1].number:
         at = f"{last.progress.what} {last.progress.step}"
         return f"no line tells of a failure; it ends at {at}: the job may run on, or was killed"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from firstfault.credentials import redact
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stderr import last_printed
 from firstfault.exceptions.tracebacks import is_library, short_name
@@ -181,7 +182,7 @@ class Documents:
     def _take_ray(self, stream: Stream) -> None:
         """Take what Ray's driver raised for a process of another one."""
         for excerpt in list(stream.excerpts):
-            text = "\n".join(said.text for said in excerpt.lines)
+            text = redact("\n".join(said.text for said in excerpt.lines))
             if (task := OF_RAY.search(text)) is not None:
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
@@ -411,7 +412,7 @@ def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
     lines = excerpt.lines
     begin = 0 if "Traceback (most" in lines[0].text else 1
     text = "\n".join(said.text for said in lines[begin:])
-    printed = last_printed(text)
+    printed = last_printed(redact(text))
     if printed is None:
         return None
     after = len(printed.after)

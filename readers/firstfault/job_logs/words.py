@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.exceptions.stderr import last_printed, native_lines
@@ -54,14 +55,14 @@ class Words(NamedTuple):
 
 def uncaught(by_torch: Sequence[Said], text: str) -> Words:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
-    own = "\n".join(said.text for said in by_torch)
+    own, text = redact("\n".join(said.text for said in by_torch)), redact(text)
     lines = [said for said in by_torch if _TRACEBACK in said.text or _EXCEPTION.match(said.text)]
     if not lines:
         return Words()
     printed = last_printed(own) or (last_printed(text) if _TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
     if raised is None and (named := _EXCEPTION.match(lines[-1].text)):
-        raised = ExceptionInfo(named["type"], named["message"] or "")
+        raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
     if raised is None or (raised.frames and raised.frames[0].function in _AT_EXIT):
         return Words()
     first = next((said for said in reversed(lines) if _TRACEBACK in said.text), lines[-1])
@@ -86,7 +87,7 @@ def last_words(lines: Sequence[Said]) -> Words:
     for at_end, said in enumerate(last_few):
         named, later = _EXCEPTION.match(said.text), last_few[at_end:]
         if named is not None and not any(_HANDLED.search(line.text) or progress_in(line) for line in later):
-            raised = ExceptionInfo(named["type"], named["message"] or "")
+            raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
             return Words(raised, said.text, lines=(said.number, said.number))
     last = "\n".join(said.text for said in end)
     if not _HANDLED.search(last) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -187,8 +188,10 @@ def _block(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 _DETAILS = {"clocks", "confidence"}
 _TEXT = 20_000
-_QUOTED = 60
+_QUOTED = 40
 """Lines of a stack or a log."""
+_HOME = re.compile(r"/(?:home|Users)/[\w.-]+(?=/)|/root(?=/)")
+"""A home folder, which tells a person's name."""
 _CELL = 160
 _LINE = 500
 _ESCAPED = str.maketrans(
@@ -206,7 +209,8 @@ def markdown(report: Report) -> str:
 
     Quoted texts are escaped, or in code blocks that they cannot end.
     """
-    return "\n".join(_markdown_lines(report)) + "\n"
+    text = "\n".join(_markdown_lines(report)) + "\n"
+    return _HOME.sub("~", text) if report.engine.cites else text
 
 
 def _markdown_lines(report: Report) -> Iterator[str]:
