@@ -55,11 +55,11 @@ class Words(NamedTuple):
 
 def uncaught(by_torch: Sequence[Said], text: str) -> Words:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
-    own, text = redact("\n".join(said.text for said in by_torch)), redact(text)
+    own = redact("\n".join(said.text for said in by_torch))
     lines = [said for said in by_torch if _TRACEBACK in said.text or _EXCEPTION.match(said.text)]
     if not lines:
         return Words()
-    printed = last_printed(own) or (last_printed(text) if _TRACEBACK in own else None)
+    printed = last_printed(own) or (last_printed(redact(text)) if _TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
     if raised is None and (named := _EXCEPTION.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
