@@ -178,14 +178,14 @@ def test_the_last_line_may_be_all(show: Show) -> None:
 
 
 def test_the_box_is_not_the_verdict(show: Show) -> None:
-    """Torch's first observed failure is a victim here, and its launcher's own traceback is nobody's fault."""
+    """Torch's first observed failure is a victim here, and the launcher's own traceback is no fault."""
     _, found = show([*of("[rank1]: ", LOST), *of("[rank3]: ", RAISED), *box((1, 1), (3, 1), (2, -15))])
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([3], "high")
     assert found["victims_by_state"]["stopped"] == [0, 2]
 
 
 def test_a_traceback_without_an_owner(show: Show) -> None:
-    """It belongs to the only worker that failed; with two that failed differently nobody is named."""
+    """It belongs to the only worker that failed; with two that failed differently no rank is named."""
     _, found = show([*RAISED, *box((2, 1))])
     assert (found["verdict"]["ranks"], found["root"]["type"]) == ([2], "ValueError")
     _, found = show([*RAISED, "", *(line.replace("ValueError", "KeyError") for line in RAISED), *box((2, 1), (3, 1))])
@@ -209,7 +209,7 @@ def test_a_job_that_was_ended_from_outside(show: Show, limit: str) -> None:
 
 
 def test_a_silent_rank_is_a_suspect(show: Show) -> None:
-    """The only rank without a word is named, and never with high confidence."""
+    """The only silent rank is named, and never with high confidence."""
     waits = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=9, "
     waits += "NumelOut=9, Timeout(ms)=600000) ran for 600012 milliseconds before timing out."
     lines = [f"[rank{rank}]:[E506 07:08:09.1 ProcessGroupNCCL.cpp:1] {waits.format(rank)}" for rank in (1, 2, 3)]
@@ -332,7 +332,7 @@ def test_a_folder_of_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
 
 
 def test_what_stands_before_lines_is_not_guessed() -> None:
-    """Levels, times and words of the program are no labels; without a label nobody owns a line."""
+    """Levels, times and words of the program are no labels; without a label a line has no owner."""
     for prefix in ("INFO: ", "[WARNING] ", "2031-05-06 07:08:09,123 ", "Epoch: "):
         prefixes = learned(of(prefix, STEPS))
         assert [said.owner for said in prefixes.said(1, f"{prefix}step 7", Owner())] == [Owner()]

@@ -65,7 +65,7 @@ _PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batc
 
 
 class Progress(NamedTuple):
-    """A step that somebody printed."""
+    """A step that a process printed."""
 
     what: str
     """"step", "epoch"."""
@@ -174,7 +174,7 @@ class Attempt:
     boxes: dict[tuple[str, str], Boxes] = field(default_factory=dict)
     """By file and node."""
     world_size: int = 0
-    """As somebody printed it; 0: not known."""
+    """As a process printed it; 0: not known."""
     is_torchrun: bool = False
     labels_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""

@@ -203,7 +203,7 @@ class Documents:
                 process.signal, process.stopped = "", LAUNCHER_STOPPED
 
     def _assign(self, raised: Sequence[_Raised]) -> None:
-        """Give tracebacks that nobody's name stands before to the processes that failed, if it is clear to which."""
+        """Give tracebacks without a prefix to the processes that failed, if it is clear to which."""
         processes = self.processes
         nodes = {found.stream.owner.node for found in raised}
         for node in nodes:
@@ -257,7 +257,7 @@ class Documents:
         return any(stream.progress is not None and stream.progress.number > last for stream in streams)
 
     def _give_logs(self) -> None:
-        """Give what nobody's name stands before to the only process of its node that failed."""
+        """Give lines without a prefix to the only process of their node that failed."""
         for stream in self.processes.shared:
             node = stream.owner.node
             ended = [item for item in self.processes.all if item.has_ended and (not node or item.node in {node, ""})]

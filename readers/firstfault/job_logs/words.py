@@ -1,4 +1,4 @@
-"""What a process printed last, if nobody tells how it ended: an exception, the words of native code, an error."""
+"""What a process printed last, if no launcher tells how it ended: an exception, the words of native code, an error."""
 
 from __future__ import annotations
 
