@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from firstfault.errors import UsageError
 from firstfault.evidence.texts import is_unexplained_write
 from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
+from firstfault.model.failure import OF_LOGS
 
 __all__ = [
     "RetryContext",
@@ -200,7 +201,7 @@ def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     """
     root = verdict.root
     # a log does not tell the job's own limit, at which schedulers have it killed
-    has_limit = root is not None and root.place.engine != "log"
+    has_limit = root is not None and root.place.engine != OF_LOGS
     memory = root.resources if root is not None and has_limit and verdict.category == "host_oom" else None
     if memory is not None and memory.oom_kill and _is_below_its_limit(memory):
         return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)

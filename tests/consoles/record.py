@@ -80,7 +80,7 @@ def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what is right to say of a run, from what the injector wrote in its last attempt; see `score.judge`."""
     fault = run.faults[-1]
     category, also, word = PLANS["faults"][fault]
-    ranks = [] if fault in GROUPS["nobody"] else sorted(item["rank"] for item in told)
+    ranks = [] if fault in GROUPS["no_rank"] else sorted(item["rank"] for item in told)
     node = told[0]["node"] if told and fault not in {"deadlock", *GROUPS["several"]} else None
     truth = {"launcher": run.launcher, "fault": fault, "ranks": ranks if fault != "success" else None, "node": node}
     truth |= {"category": category, "also": also.split(), "word": word}

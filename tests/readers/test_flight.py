@@ -112,7 +112,7 @@ def test_each_rank_numbers_its_own_groups(anchors: bool) -> None:
 
 
 def test_groups_that_cannot_be_named() -> None:
-    """A number whose group is not known is compared with no other rank's, and nobody is missing in its groups."""
+    """A number whose group is not known is compared with no other rank's, and no rank is missing in its groups."""
     unknown = dump(4, {"tensor": (8, 5)}, entries=False)
     unknown["pg_config"].clear()
     progress = progress_in([unknown])

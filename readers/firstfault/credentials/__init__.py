@@ -31,7 +31,7 @@ def redact(text: str) -> str:
     Names, hosts, source code and numbers stay. The steps are repeated until nothing changes: they may reveal another
     credential.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS if text else 0):
         before = text
         text = _without_own_rules(without_named_values(without_url_passwords(without_shapes(text))))
         if text == before:

@@ -17,24 +17,24 @@ from typing import IO
 from firstfault.credentials import redact
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.book import Attempt, Book
-from firstfault.job_logs.documents import ENGINE, Documents
+from firstfault.job_logs.documents import Documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
-from firstfault.job_logs.lines import is_text, lines_of, open_log, stream_of
+from firstfault.job_logs.lines import files_below, is_text, lines_of, open_log, stream_of
 from firstfault.job_logs.owners import RANK_WORD, Owner
 from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, Subject, WorkerError
+from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.text import one_line
 
 _HEAD = 64 * 1024
 _LOG = re.compile(
-    r"(?i)(?:\.(?:log|out|err|txt|stderr|stdout|jsonl?|gz|bz2|xz|zst|[oe]\d+|\d+)|^[^.]*|(?:log|stderr|stdout|slurm|nohup)[^/]*)$"
+    r"(?i)\.(?:log|out|err|txt|stderr|stdout|jsonl?|gz|bz2|xz|zst|[oe]\d+|\d+)$|(?:log|stderr|stdout|slurm|nohup)[^/]*$"
+    r"|^(?:[^.]*(?:rank|worker|node|task|pod|proc)[^.]*|\d+)$"
 )
 """Names of files in a folder that may be logs."""
 _ERROR = re.compile(r"rror\b|xception\b|FATAL|CRITICAL|[Kk]illed|[Aa]borted|[Ff]ailed\b|\bXid\b|[Tt]imed out|\breset\b")
-_MOST_FILES = 20_000
-_DEPTH = 6
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -93,14 +93,7 @@ def _read_stream(stream: IO[bytes], name: str, owner: Owner, book: Book) -> bool
 
 
 def _logs_in(folder: Path, dumps: Collection[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in folder.rglob("*"):
-        is_near = len(path.relative_to(folder).parts) <= _DEPTH and path not in dumps
-        if is_near and not path.name.startswith(".") and _LOG.search(path.name) and path.is_file():
-            found.append(path)
-        if len(found) >= _MOST_FILES:
-            break
-    return sorted(found)
+    return [path for path in files_below(folder) if path not in dumps and _LOG.search(path.name)]
 
 
 def _read(logs: Mapping[Path, str], book: Book) -> tuple[str, ...]:
@@ -146,7 +139,7 @@ def _of_book(book: Book, notes: tuple[str, ...] = ()) -> Snapshot | None:
     if not attempts[-1]:
         if why := _why_unknown(book.attempts[-1]):
             return Snapshot(documents, notes=(*notes, why))
-        place = Place(round=len(attempts) - 1, node="the log", group_world_size=1, engine=ENGINE)
+        place = Place(round=len(attempts) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
         return Snapshot(documents, roster=(NodePresence(Phase.SUCCEEDED, place),), notes=notes)
     return Snapshot(documents, notes=notes, restarts=tuple(_restarts(attempts)))
 
@@ -167,6 +160,10 @@ def _why_unknown(attempt: Attempt) -> str:
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if not (attempt.is_torchrun or attempt.told or any(stream.progress for stream in streams)):
         return "nothing in it tells of a training or of a failure"
+    files = {stream.file for stream in streams}
+    of_training = {stream.file for stream in streams if stream.progress is not None}
+    if len(files) > 1 and len(of_training) * 2 < len(files):
+        return f"no line tells of a failure, and {len(of_training)} of its {len(files)} files are logs of a training"
     last = max(streams, key=lambda stream: stream.tail[-1].number, default=None)
     if last is not None and _ERROR.search(last.tail[-1].text):
         return f"whether it failed is not told; its last line is {one_line(redact(last.tail[-1].text), 100)!r}"

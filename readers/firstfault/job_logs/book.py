@@ -22,8 +22,12 @@ _AHEAD = 1000
 _TAIL = 32 * 1024
 """Characters of the end of what each owner printed."""
 _SMALL_TAIL = 4 * 1024
+_OF_A_LINE = 16
+"""What a line costs besides its characters."""
 _MANY = 512
 """With more owners than this, less of each is kept."""
+_MOST = 20_000
+"""Owners, and statements of launchers, of one attempt."""
 _EXCERPT = 200
 """Lines from a traceback on."""
 _EXCERPTS = 64
@@ -116,9 +120,9 @@ class Stream:
         """Keep a line as far as there is room."""
         self.progress = progress or self.progress
         self.tail.append(said)
-        self._size += len(said.text) + 1
+        self._size += len(said.text) + _OF_A_LINE
         while self._size > most and len(self.tail) > 1:
-            self._size -= len(self.tail.popleft().text) + 1
+            self._size -= len(self.tail.popleft().text) + _OF_A_LINE
         if said.by_torch:
             self.by_torch.append(said)
         self._excerpt(said)
@@ -132,6 +136,8 @@ class Stream:
             kept = [said for said in lines if said.number < number]
             lines.clear()
             lines.extend(kept)
+        for stream in (self, later):
+            stream._size = sum(len(said.text) + _OF_A_LINE for said in stream.tail)  # noqa: SLF001 - its own class
         later.excerpts = [found for found in self.excerpts if found.lines[-1].number >= number]
         self.excerpts = [found for found in self.excerpts if found.lines[-1].number < number]
         return later
@@ -252,6 +258,8 @@ class Book:
         attempt, is_told = self._take_told(attempt, said, (file, node), boundaries)
         owner = _with_inline(owner, text)
         attempt.labels_are_nodes |= owner.label is not None and owner.rank not in {None, owner.label}
+        if len(attempt.streams) >= _MOST:
+            owner = Owner(node=owner.node)
         stream = attempt.streams.get((file, owner)) or attempt.streams.setdefault((file, owner), Stream(file, owner))
         if attempt.failed_at and not said.by_torch and _OF_FAILURES.search(text) is None:
             attempt.went_on.setdefault((file, node), said.number)
@@ -273,7 +281,8 @@ class Book:
                 ranks, tasks = ((one,) if one is not None else () for one in (said.owner.rank, said.owner.label))
                 told = replace(told, ranks=ranks, tasks=() if ranks else tasks)  # noqa: PLW2901
             attempt = self._after_restart(attempt, told, where, boundaries)
-            attempt.told.append((*where, told))
+            if len(attempt.told) < _MOST:
+                attempt.told.append((*where, told))
             boundaries.restarted |= told.about is About.RESTARTED
             is_end = told.about is About.ENDED and told.local_rank is None
             boundaries.ended |= is_end or told.about is About.TERMINATED

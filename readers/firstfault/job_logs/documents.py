@@ -41,20 +41,16 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import CTRL_C, DIED
+from firstfault.model.failure import CTRL_C, DIED, OF_LOGS
 from firstfault.text import clean, clean_end
 
 if TYPE_CHECKING:
     from firstfault.job_logs.book import Attempt, Excerpt, Stream
     from firstfault.model import ExceptionInfo
 
-ENGINE = "log"
-"""`Place.engine` of what a log tells."""
 _MAX_TEXT = 64 * 1024
 _LOG_BYTES = 32 * 1024
 _MOST_SILENT = 4096
-_WENT_ON = 50
-"""Lines with progress after a traceback that show that the job went on."""
 _RECOVERABLE = "FlyteRecoverableException"
 
 
@@ -353,7 +349,7 @@ class Documents:
             Kind.NON_RECOVERABLE,
             Origin.SYSTEM,
             worker=node,
-            place=Place(round=self.round, node=node, engine=ENGINE),
+            place=Place(round=self.round, node=node, engine=OF_LOGS),
             writer=Writer.AGENT,
             subject=Subject.AGENT,
             category=category,
@@ -367,7 +363,7 @@ class Documents:
         what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
         what = short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
-        stopped = process.stopped and raised is None
+        stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != SILENT else "not told"
         return WorkerError(
             DIED if message and message == process.said else f"USER:{what}",
             clean(process.raised_text or message, _MAX_TEXT),
@@ -383,13 +379,13 @@ class Documents:
                 host=process.host,
                 ip=process.ip,
                 pid=process.pid or 0,
-                engine=ENGINE,
+                engine=OF_LOGS,
             ),
             writer=Writer.WORKER if raised is not None or message or process.tells else Writer.AGENT,
             exception=raised,
             exit_code=process.exit_code,
             signal=process.signal if raised is None else "",
-            sent_signals=(SentSignal("SIGTERM", process.stopped),) if stopped else (),
+            sent_signals=(SentSignal(sent, process.stopped),) if stopped else (),
             log_tail=clean_end(process.text, _LOG_BYTES),
             resources=Resources(oom_kill=1) if process.is_oom else Resources(),
             documents=tuple(_references(process.lines)),

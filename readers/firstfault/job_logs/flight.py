@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from firstfault.job_logs.lines import files_below
 from firstfault.model import CollectiveProgress, DocumentRef, Kind, Origin, Place, WorkerError, Writer
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.reading.assemble import Unreadable
@@ -56,7 +57,7 @@ def is_dump(path: Path) -> bool:
 def dumps_at(path: Path) -> list[Path]:
     """Return the dumps below a folder, in any depth, or those whose names begin with a prefix."""
     is_folder = path.is_dir()
-    found = path.rglob("*") if is_folder else path.parent.glob("*")
+    found = files_below(path) if is_folder else path.parent.glob("*")
     return sorted(file for file in found if (is_folder or file.name.startswith(path.name)) and is_dump(file))
 
 

@@ -168,11 +168,15 @@ _HINT = Pattern(
     r"|evicted|\^C"
 )
 """Found in each line that a statement fits."""
+_MOST_TASKS = 16_384
+_LONGEST = 4096
+"""Characters of a line in which statements are looked for."""
 _CODE_BELOW = re.compile(r"^\W*(?:Exit code|EXIT CODE):\s+(?P<code>-?\d+)")
 
 
 def told_by(number: int, text: str) -> Iterator[Told]:
     """Yield what a line tells about processes of its launcher."""
+    text = text[:_LONGEST]
     if _HINT.search(text) is None:
         return
     for statement in STATEMENTS:
@@ -239,8 +243,8 @@ def name_of(number: int) -> str:
 
 
 def numbers_of(text: str) -> Iterator[int]:
-    """Yield the numbers in a list of ranges, "0,2-5"; at most 100,000."""
+    """Yield the numbers in a list of ranges, "0,2-5"; of each range at most 16,384."""
     for part in filter(None, text.strip("[]").split(",")):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
-            yield from range(int(first), min(int(last or first), int(first) + 100_000) + 1)
+            yield from range(int(first), min(int(last or first), int(first) + _MOST_TASKS) + 1)

@@ -10,20 +10,21 @@ import gzip
 import importlib
 import io
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import IO, Any, cast
 
 from firstfault.errors import BadDocumentError
 from firstfault.evidence.signatures import Pattern
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024
+_MOST_FILES = 20_000
+_DEPTH = 6
 _HEAD = 8 * 1024
 """Bytes that tell whether a file is text."""
 _MOST_CONTROLS = 0.1
@@ -62,6 +63,19 @@ def open_log(path: Path) -> IO[bytes]:
         return cast("IO[bytes]", zstandard.open(path, "rb"))
     opened = next((opened for magic, opened in _COMPRESSED.items() if begin.startswith(magic)), None)
     return cast("IO[bytes]", opened(path, "rb")) if opened else path.open("rb")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder, some levels deep, sorted; hidden ones and folders without end are left out."""
+    found: list[Path] = []
+    for at, folders, names in os.walk(folder):
+        here = Path(at)
+        is_deep = len(here.relative_to(folder).parts) >= _DEPTH
+        folders[:] = [] if is_deep else sorted(name for name in folders if not name.startswith("."))
+        found += [here / name for name in names if not name.startswith(".")]
+        if len(found) > _MOST_FILES:
+            break
+    return sorted(path for path in found[:_MOST_FILES] if path.is_file())
 
 
 def is_text(begin: bytes) -> bool:

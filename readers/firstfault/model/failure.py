@@ -137,7 +137,7 @@ class Place:
     namespace: str = ""
     """Kubernetes' namespace of the pod; empty: not known."""
     engine: str = ""
-    """The engine that ran the attempt: "flyte", "plain", "alone" (none, nor an agent); empty: not known, so "flyte"."""
+    """What ran it: "flyte", "plain", "alone" (no engine, nor an agent), `OF_LOGS`; empty: not known, so "flyte"."""
     machine: str = ""
     """Name of the machine; empty: not known. `host` is the name that the machine or the pod gives itself."""
     gpu: str = ""
@@ -152,6 +152,9 @@ class SentSignal:
     reason: str
     """As the agent wrote it: free text, or `TERMINATED`."""
 
+
+OF_LOGS = "log"
+"""`Place.engine` of a job that ran without firstfault, of which only its logs are known."""
 
 TERMINATED = "its agent was terminated"
 """Why an agent stopped its workers when its pod was terminated. Stored in documents."""

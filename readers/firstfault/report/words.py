@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
+from firstfault.model.failure import OF_LOGS
 from firstfault.retry import ASKING
 from firstfault.strategies import sentence_about
 from firstfault.text import one_line, printable, size
@@ -163,7 +164,7 @@ ALONE = EngineWords("its process's log", "its node's system log", "node", report
 """Ranks that no agent started: each reports for itself."""
 LOG = EngineWords("the log around these lines", "its node's system log", "node", cites=True)
 """A job without firstfault, of which only its logs are known."""
-_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, "log": LOG}
+_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
 
 
 def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:

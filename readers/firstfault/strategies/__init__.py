@@ -30,7 +30,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_end
+from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, OF_LOGS, explain_end
 from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
@@ -439,9 +439,8 @@ def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerEr
 def _line(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
-        return one_line(
-            f"stopped by its {'launcher' if failure.place.engine == 'log' else 'agent'} ({sent.signal}): {sent.reason}"
-        )
+        by = "launcher" if failure.place.engine == OF_LOGS else "agent"
+        return one_line(f"stopped by its {by} ({sent.signal}): {sent.reason}")
     said = message_of(failure)
     text = one_line(said.text or (failure.message if failure.exception is None else ""), 120)
     return one_line(f"{said.what}: {text}" if text else said.what)
