@@ -12,13 +12,14 @@ from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import Engine, ErrorName, PlainEngine, RecoverableError
-    from firstfault_torch.options import Options
+    from firstfault_torch.options import Hang, Options
     from firstfault_torch.run import NodeFailedError, launch
     from firstfault_torch.watchdog import Watchdog
 
 __all__ = [
     "Engine",
     "ErrorName",
+    "Hang",
     "NodeFailedError",
     "Options",
     "PlainEngine",
@@ -31,7 +32,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "firstfault_torch.engine": ("Engine", "ErrorName", "PlainEngine", "RecoverableError"),
-        "firstfault_torch.options": ("Options",),
+        "firstfault_torch.options": ("Hang", "Options"),
         "firstfault_torch.watchdog": ("Watchdog",),
         "firstfault_torch.run": ("NodeFailedError", "launch"),
     },

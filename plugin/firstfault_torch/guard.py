@@ -137,11 +137,13 @@ class NonBlocking(Generic[T]):
     Args:
         call: asks another machine, which may be frozen.
         default: the answer while there is none.
+        seconds: how long the loop waits for an answer.
     """
 
-    def __init__(self, call: Callable[[], T], default: T) -> None:
+    def __init__(self, call: Callable[[], T], default: T, seconds: float = ANSWER_S) -> None:
         self._call = call
         self._default = default
+        self._seconds = seconds
         self._answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
         self._is_asked = False
 
@@ -158,7 +160,7 @@ class NonBlocking(Generic[T]):
             except RuntimeError:
                 self._ask()  # without a thread it blocks the loop
             self._is_asked = True
-            seconds = ANSWER_S
+            seconds = self._seconds
         try:
             answer, error = self._answers.get(timeout=seconds)
         except queue.Empty:

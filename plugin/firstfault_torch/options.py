@@ -6,6 +6,7 @@ anything starts, in the forms that torchrun takes.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault_torch.budgets import SETTLE_S, STOP_S, UPLOAD_DEADLINE_S
+from firstfault_torch.guard import caught
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -34,6 +36,7 @@ _BOTH = 3
 """stdout (1) and stderr (2)."""
 _STREAMS = re.compile(r"[0-3]")
 _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
+DEFAULT_HANG = "warn:60"
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
@@ -75,6 +78,49 @@ class Survivors(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Hang:
+    """What the agents do if no rank makes progress in its collectives. None: not that.
+
+    Raises:
+        firstfault.errors.UsageError: a field is not a number of seconds above 0.
+    """
+
+    warn_seconds: float | None = 60.0
+    """After so long, and after twice, four times as long, they tell on stderr for which rank the others wait."""
+    end_seconds: float | None = None
+    """After so long they end the attempt with that verdict, unless a rank that is waited for shows that it works."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for name, seconds in (("warn_seconds", self.warn_seconds), ("end_seconds", self.end_seconds)):
+            is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if seconds is not None and not (is_number and 0 < seconds < math.inf):
+                raise UsageError(f"Hang.{name} must be a number of seconds above 0, or None, not {seconds!r}")
+
+
+def parse_hang(text: str) -> Hang | None:
+    """Return the option that a text like "warn:60,end:300" means; None for "off".
+
+    Raises:
+        firstfault.errors.UsageError: it is no such text.
+    """
+    if text == "off":
+        return None
+    parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
+    seconds, error = caught(lambda: {name: float(value) for name, value in parts.items()}, ValueError)
+    if error is not None or seconds is None or not seconds.keys() <= {"warn", "end"}:
+        raise UsageError(f'must be "off", or seconds like "warn:60", "end:300" or "warn:60,end:300", not {text!r}')
+    return Hang(seconds.get("warn"), seconds.get("end"))
+
+
+class Stalls(Protocol):
+    """Watches whether the workers of a round make progress; the entry point ``firstfault.hang`` returns one."""
+
+    def end(self) -> None:
+        """Stop watching, and end the thread: the next round may fork."""
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """Time limits, strategy and retry policy."""
 
@@ -99,6 +145,8 @@ class Options:
     failure."""
     watchdog: Watchdog | None = None
     """Deadlines for the workers; None: off."""
+    hang: Hang | None = Hang()
+    """What the agents do if no rank makes progress; None: they do not look."""
 
 
 # --- torchrun's -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -133,11 +134,31 @@ def ping() -> None:
         client.ping(sys._getframe(1))  # noqa: SLF001 - as above
 
 
-def pause() -> None:
-    """Let the heartbeat rest until the next ping: after the loop, or before a step of unknown length."""
+def pause() -> contextlib.AbstractContextManager[None]:
+    """Let the heartbeat rest until the next ping: after the loop, or before a step of unknown length.
+
+    As a block, ``with watchdog.pause():``, it also tells the agents, with or without a watchdog, that the ranks may
+    stand still meanwhile: no job is ended for a hang.
+    """
     client = _client()
     if client is not None:
         client.pause()
+    return _pausing(_line_of(sys._getframe(1)))  # noqa: SLF001 - as above
+
+
+@contextlib.contextmanager
+def _pausing(since: str) -> Iterator[None]:
+    _pauses.append(f"watchdog.pause() since {since}")
+    try:
+        yield
+    finally:
+        _pauses.pop()
+
+
+def block() -> str:
+    """Return the block of the watchdog in which this process is, or pauses; empty: none."""
+    client = _current if _current is not None and _current.owner == os.getpid() else None
+    return next(iter([*_pauses[-1:], *(client.scopes() if client is not None else ())]), "")
 
 
 def release_all() -> None:
@@ -175,6 +196,7 @@ class _Client:
         """How many blocks have begun; the last one's number."""
         self._open: dict[str, int] = {}
         """Open blocks, each with its thread."""
+        self._names: dict[str, str] = {}
         self._heart: int | None = None
         """The thread that pings; None: the heartbeat rests."""
         self._pinged = -math.inf
@@ -192,10 +214,14 @@ class _Client:
             number = str(self.begun)
             if self._heart == thread and thread not in self._open.values():
                 self._put(Timer(self.owner, _HEART, "", None, heartbeat=True))
-            self._open[number] = thread
+            self._open[number], self._names[number] = thread, scope
             self._put(Timer(self.owner, number, scope, time.monotonic() + after, after, since))
             self._send()
         return number
+
+    def scopes(self) -> list[str]:
+        """Return the names of the open blocks, the last one first."""
+        return [self._names.get(number, "") for number in reversed(list(self._open))]
 
     def end(self, number: str) -> None:
         """End a block; in a forked child of the process that began it, do nothing."""
@@ -210,6 +236,7 @@ class _Client:
             if self._heart == thread and list(self._open.values()).count(thread) == 1:
                 self._beat(time.monotonic())
             self._send()
+            self._names.pop(number, None)
             self._open.pop(number, None)  # last: `release` ends it if an interruption came before
 
     def ping(self, frame: FrameType) -> None:
@@ -237,7 +264,7 @@ class _Client:
         with self._lock:
             for number in [one for one, its in self._open.items() if thread in {None, its} and int(one) > since]:
                 self._put(Timer(self.owner, number, "", None))
-                del self._open[number]
+                del self._open[number], self._names[number]
             self.pause()
             self._send()
 
@@ -286,6 +313,7 @@ class _Client:
 
 
 _current: _Client | None = None
+_pauses: list[str] = []
 
 
 def _client() -> _Client | None:

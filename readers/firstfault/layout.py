@@ -35,7 +35,7 @@ DECK = "deck.html"
 _STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
 _BUNDLE = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")
 _OF_NODES = "nodes-"
-_RESTART = re.compile(r"decision-(?:round|in-process)-\d{5}-\d{7}\.json", re.ASCII)
+_RESTART = re.compile(r"decision-(?:round|in-process|stall)-\d{5}-\d{7}\.json", re.ASCII)
 _ATTEMPT = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 _ERROR = re.compile(
     r"e1-(?P<round>\d{5})-(?P<time>\d{19})-(?P<rank>\d{7}|x{7})-(?P<group>\d{7}|x{7})"
@@ -126,7 +126,7 @@ def restart_record_name(kind: str, number: int, group_rank: int) -> str:
     It sorts before the roster's entries, and readers without it ignore the file: it is neither ``.pb`` nor a bundle.
 
     Args:
-        kind: "round" or "in-process".
+        kind: "round", "in-process" or "stall".
         number: of the round or iteration that failed.
         group_rank: of the node that writes it.
     """

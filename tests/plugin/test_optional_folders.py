@@ -21,6 +21,7 @@ ROOTS = {
 """Our packages, and the folder of each in a checkout."""
 OPTIONAL = (
     "readers/firstfault/job_logs",
+    "plugin/firstfault_torch/hang",
     "plugin/firstfault_torch/inprocess",
     "plugin/firstfault_torch/notifiers.py",
     "plugin/firstfault_torch/torchrun",

@@ -61,7 +61,7 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
     """Open workers' channels; their threads do not outlive the test."""
     made: list[WorkerChannel] = []
 
-    def begin(local_rank: int, answer: Callable[[], dict[str, Any]] = dict, round_: int = 0) -> WorkerChannel:
+    def begin(local_rank: int, answer: Callable[..., dict[str, Any]] = lambda _: {}, round_: int = 0) -> WorkerChannel:
         made.append(WorkerChannel(NodeFolder(folder), round_, local_rank, answer))
         return made[-1]
 
@@ -73,7 +73,7 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
 def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     """Each worker that is asked answers for itself, at once; one that is not asked does not."""
     for local_rank in range(3):
-        worker(local_rank, lambda local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
+        worker(local_rank, lambda _, local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
     began = time.monotonic()
     answers = agent.channel.ask([0, 2], LONG_S)
     assert time.monotonic() - began < TOLERANCE_S
@@ -90,7 +90,7 @@ def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., Worker
     late = worker(1)
     for round_ in range(2):
         agent.channel.begin(round_)
-        one = worker(0, lambda: {"stack": "x"}, round_)
+        one = worker(0, lambda _: {"stack": "x"}, round_)
         assert agent.channel.failed() == {}
         late.report_failure(content)
         one.report_failure(content)
@@ -116,13 +116,13 @@ def test_a_worker_that_does_not_answer(
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() if len(agent.channel._answers) == others else 0.0)
     monkeypatch.setattr(channel, "time", clock)
 
-    def busy() -> dict[str, Any]:
+    def busy(_: str) -> dict[str, Any]:
         release.wait(LONG_S)
         return {}
 
     worker(0, busy)
     for other in range(others):
-        worker(1 + other, lambda: {"ok": True})
+        worker(1 + other, lambda _: {"ok": True})
     began = time.monotonic()
     answers = agent.channel.ask([0, 1], LIMIT_S)
     assert (0 if others else LIMIT_S) <= time.monotonic() - began < TOLERANCE_S
@@ -149,7 +149,7 @@ def test_an_answer_that_breaks(
     """A worker whose answer raises sends an empty state, logs a warning, and can be asked again."""
     answers = iter([ZeroDivisionError("ours"), None])
 
-    def answer() -> dict[str, Any]:
+    def answer(_: str) -> dict[str, Any]:
         if error := next(answers):
             raise error
         return {"ok": True}
@@ -204,7 +204,7 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
 )
 def test_an_invalid_message(message: bytes, agent: Agent, folder: Path, worker: Callable[..., WorkerChannel]) -> None:
     """Both ends skip an invalid or incomplete message and receive the next one."""
-    line = worker(0, lambda: {"ok": True})
+    line = worker(0, lambda _: {"ok": True})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         for end in ("agent.line", "worker-0-0.line"):
             stranger.sendto(message, str(folder / end))
@@ -218,7 +218,7 @@ def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> N
     """The largest state arrives: ten dead threads with all their frames."""
     frames = [["/" + "x" * 300, 1, "function", "code " * 20] for _ in range(20)]
     failures = [["thread", 1, "ValueError", "m" * 2000, frames] for _ in range(10)]
-    worker(0, lambda: {"thread_failures": failures})
+    worker(0, lambda _: {"thread_failures": failures})
     answer = agent.channel.ask([0], LONG_S)
     assert json.dumps(answer[0]["thread_failures"]) == json.dumps(failures)
 

@@ -390,7 +390,7 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
     questions: list[int] = []
     outstanding = CollectiveProgress("default_pg", "nccl2:all_reduce", 9, 8)
 
-    def answer() -> dict[str, Any]:
+    def answer(_question: str) -> dict[str, Any]:
         questions.append(1)
         return to_message([outstanding], ())
 

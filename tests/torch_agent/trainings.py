@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime as dt
 import os
@@ -291,3 +292,22 @@ def loading(folder: str) -> float:
         return 0.0
     await_file(folder, "dead.json")
     return float(sum(int(batch) for batch in torch.utils.data.DataLoader(Shards(), num_workers=1)))
+
+
+# --- stalls ---------------------------------------------------------------------------------------------------------
+
+
+def stalling(folder: str, way: str) -> None:
+    """Make progress for a while; then rank 1 stands still, until there is a file "go"."""
+
+    def read_shard() -> None:
+        while not Path(folder, "go").exists():
+            time.sleep(0.5)
+
+    rank = _meet()
+    for step in range(60):
+        if rank == 1 and step == 40:
+            with watchdog.pause() if way == "paused" else contextlib.nullcontext():
+                read_shard()
+        _summed()
+        time.sleep(0.05)

@@ -164,6 +164,8 @@ class ReportingAgent(LocalElasticAgent):
             node.listen_to_peers(self._interval)
         with guarded_in_main("keeping a record of the restart"):
             node.restarts.began_again(node.places.of(0).world_size)
+        with guarded_in_main("looking for the workers' progress"):
+            node.watch_progress()
         with guarded_in_main("loading what a failure needs"):
             self._load()
         return ids

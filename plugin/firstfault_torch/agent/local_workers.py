@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,12 @@ from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recor
 from firstfault_torch.guard import begun, guarded, logger
 from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
+from firstfault_torch.watchdog import Timer
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest
 
-    from firstfault_torch.watchdog import Timer, Watchdog
+    from firstfault_torch.watchdog import Watchdog
 
 
 _FLAGS = 5
@@ -229,6 +230,30 @@ class LocalWorkers:
         if self._channel is not None:
             begun(partial(self._channel.ask, [local_rank], 0), "asking a worker that is about to be aborted")
 
+    # --- progress -----------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> dict[int, int]:
+        """The process ids of the workers that run, by local rank; none once the agent stops them."""
+        if self._watch is None or self.stopped is not None:
+            return {}
+        ended = self._watch.noticed
+        return {rank: one.pid for rank, one in enumerate(worker_processes(self._context)) if rank not in ended}
+
+    def ask(self, question: str, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
+        """Return what workers answer to `PULSE` or `SNAPSHOT` in time, by local rank."""
+        return self._channel.ask(local_ranks, seconds, question) if self._channel is not None else {}
+
+    def stacks(self, pids: dict[int, int]) -> dict[int, str]:
+        """Return the stacks of workers that do not answer; see `observe` for what this may do to one that runs."""
+        files = self._reporter.recording.files
+        return ask_for_stacks(files, self._reporter.recording.round, pids, ASKING_S) if files is not None else {}
+
+    def end_hung(self, local_ranks: Iterable[int], seconds: float) -> None:
+        """End workers because the job made no progress for so long, as at a deadline that they did not keep."""
+        timers = (Timer(pid, "hang", "", 0.0, seconds) for rank, pid in self.alive.items() if rank in {*local_ranks})
+        self._expire({timer.pid: timer for timer in timers})
+
     # --- deadlines ----------------------------------------------------------------------------------------------
 
     def _expire(self, timers: dict[int, Timer]) -> None:
@@ -340,6 +365,11 @@ class DeathWatch:
             thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
             thread.start()
             self._thread = thread
+
+    @property
+    def noticed(self) -> frozenset[int]:
+        """The local ranks whose end was noticed; any thread may ask."""
+        return frozenset(self._ended)
 
     def ended(self) -> list[Death]:
         """Return all processes that ended, earliest first; of those noticed together, the ones that SIGTERM ended last.

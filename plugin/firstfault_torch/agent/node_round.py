@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import WorkerState
@@ -36,8 +37,10 @@ from firstfault_torch.rounds.settlement import Reports, SettledDocument
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
-    from firstfault_torch.options import Options, Survivors
+    from firstfault_torch.options import Options, Stalls, Survivors
 
+HANG_GROUP = "firstfault.hang"
+"""Entry points of what looks whether the workers make progress: a callable of a `Hang` and a `NodeRound`."""
 _SIBLING_FAILED = "another worker of this node had failed"
 
 
@@ -120,6 +123,7 @@ class NodeRound:
         self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
         """None: there is no other node, or the round has not begun."""
+        self._stalls: Stalls | None = None
         self.waits_at_exit = False
         """Whether this node's workers have succeeded, and it waits for the other nodes."""
         self.finished = False
@@ -154,11 +158,20 @@ class NodeRound:
             )
             self.peers.join(self.reporter.report.copies)
 
+    def watch_progress(self) -> None:
+        """Look from now on whether the workers make progress, unless the option is off or its folder is not there."""
+        points = entry_points(group=HANG_GROUP) if self._settings.options.hang is not None else ()
+        for point in points:
+            self._stalls = point.load()(self._settings.options.hang, self)
+
     def end(self, *, is_last: bool) -> None:
         """End all threads of the round, after the uploads: the next round may fork.
 
         After the last round the agents may still settle on a verdict.
         """
+        if self._stalls is not None:
+            self._stalls.end()
+            self._stalls = None
         self.workers.stop_watching()
         if self.peers is not None and is_last:
             self.peers.stop_listening()

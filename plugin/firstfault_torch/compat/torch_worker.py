@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -34,7 +35,7 @@ _RECORDED = ("nccl2", "nccl-lazy", _GLOO)
 _ENTRIES_OF_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
-def flight_recorders() -> list[Callable[[], Any]]:
+def flight_recorders() -> list[Callable[..., Any]]:
     """Return the functions that dump torch's flight recorders as JSON, NCCL's first and gloo's last.
 
     ProcessGroupNCCL has a recorder of its own, in builds with NCCL since torch 2.5. All other backends share one since
@@ -50,6 +51,24 @@ def flight_recorders() -> list[Callable[[], Any]]:
     return [dump for dump in found if dump is not None]
 
 
+def collective_counts() -> tuple[int, int]:
+    """Return how many collectives of all groups have begun and ended in this process; -1: it is not known.
+
+    The recorders are asked for their counters alone, which takes some microseconds. Without a recorder (gloo before
+    torch 2.8) only the beginnings are known.
+    """
+    states: list[Mapping[str, Any]] = []
+    for dump in flight_recorders():
+        with contextlib.suppress(RuntimeError, ValueError, TypeError):  # TypeError: it cannot leave out the entries
+            states += (json.loads(dump(includeCollectives=False)).get("pg_status") or {}).values()
+    if states:
+        ends = ("last_enqueued_collective", "last_completed_collective")
+        begun, ended = (sum(max(int(state.get(end, 0)), 0) for state in states) for end in ends)
+        return begun, ended
+    numbers = [number for backends in _backends().values() for number in map(_called, backends) if number is not None]
+    return sum(numbers) if numbers else -1, -1
+
+
 def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the backends that have called collectives of which no trace knows: this torch records them elsewhere.
 
@@ -62,13 +81,14 @@ def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
     if is_off or sys.modules["torch"].__version__ < "2.9":
         return []
     recorded = {name: backends for name, backends in _backends().items() if "nccl" in name or name == _GLOO}
-    return [name for name, backends in recorded.items() if name not in known and any(map(_has_called, backends))]
+    return [name for name, backends in recorded.items() if name not in known and any(map(_called, backends))]
 
 
-def _has_called(backend: Any) -> bool:
+def _called(backend: Any) -> int | None:
+    """Return how many collectives of a backend have begun; None: it does not tell."""
     with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
-        return int(backend._get_sequence_number_for_group()) > 0  # noqa: SLF001 - see __init__
-    return False
+        return int(backend._get_sequence_number_for_group())  # noqa: SLF001 - see __init__
+    return None
 
 
 def _backends() -> dict[str, list[Any]]:

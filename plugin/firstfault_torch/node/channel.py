@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
+STATE, PULSE, SNAPSHOT = "state", "pulse", "snapshot"
+"""An agent's questions: the state of a worker that it is about to stop; whether one makes progress; where it is."""
 _MAX_GROUPS = 24
 """Process groups in one message, which holds at most 128 KiB."""
 _MAX_TEXT = 2000
@@ -77,8 +79,8 @@ class AgentChannel:
         self._wake = wake
         self._round = 0
         self._failed: dict[int, dict[str, Any]] = {}
-        self._answers: dict[int, tuple[float, dict[str, Any]]] = {}
-        """By local rank: when it arrived, and the last answer."""
+        self._answers: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
+        """By question and local rank: when it arrived, and the last answer."""
         self._arrived = threading.Condition()
         self._listener = _Listener(files.agent_socket, self._take)
 
@@ -93,19 +95,24 @@ class AgentChannel:
         with self._arrived:
             return dict(self._failed)
 
-    def ask(self, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
-        """Ask workers for their state; return the answers that come in time, by local rank.
+    def ask(self, local_ranks: Iterable[int], seconds: float, question: str = STATE) -> dict[int, dict[str, Any]]:
+        """Ask workers a question; return the answers that come in time, by local rank.
 
-        A worker that does not answer in time keeps its answer to an earlier question of the round.
+        A worker that does not tell its state in time keeps its earlier answer of the round.
         """
         began = time.monotonic()
-        asked = [local for local in local_ranks if _send(self._files.worker(self._round, local).socket, {})]
+        message = {"kind": question}
+        asked = [local for local in local_ranks if _send(self._files.worker(self._round, local).socket, message)]
         with self._arrived:
-            while any(local not in self._answers or self._answers[local][0] < began for local in asked):
+            while any(self._answers.get((question, local), (-1.0,))[0] < began for local in asked):
                 if (left := began + seconds - time.monotonic()) <= 0:
                     break
                 self._arrived.wait(left)
-            return {local: answer for local, (_, answer) in self._answers.items()}
+            return {
+                local: answer
+                for (kind, local), (when, answer) in self._answers.items()
+                if kind == question and (question == STATE or when >= began)
+            }
 
     def close(self) -> None:
         """Stop listening."""
@@ -119,16 +126,18 @@ class AgentChannel:
             if has_failed:
                 self._failed[local_rank] = message
             else:
-                self._answers[local_rank] = (time.monotonic(), message)
+                self._answers[str(message["kind"]), local_rank] = (time.monotonic(), message)
             self._arrived.notify_all()
         if has_failed:
             self._wake()
 
 
 class WorkerChannel:
-    """A worker's end; a thread of its own calls `answer` when the agent asks, and sends what that returns."""
+    """A worker's end; a thread of its own calls `answer` with the agent's question, and sends what that returns."""
 
-    def __init__(self, files: NodeFolder, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, files: NodeFolder, round_: int, local_rank: int, answer: Callable[[str], dict[str, Any]]
+    ) -> None:
         self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
@@ -138,11 +147,12 @@ class WorkerChannel:
         """Tell the agent that this worker's exception has left the task function."""
         _send(self._agent, {**self._who, **content, "kind": "failed"})
 
-    def _reply(self, _question: dict[str, Any]) -> None:
+    def _reply(self, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {}
+        question = str(message.get("kind", STATE))
         with guarded("answering the agent"):
-            answer = self._answer()
-        _send(self._agent, {**self._who, **answer, "kind": "state"})
+            answer = self._answer(question)
+        _send(self._agent, {**self._who, **answer, "kind": question})
 
 
 def _send(path: Path, message: dict[str, Any]) -> bool:

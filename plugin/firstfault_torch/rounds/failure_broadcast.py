@@ -266,7 +266,7 @@ class FailureBroadcast:
 
     def _set_outcome(self, text: str, *, fatal: bool) -> None:
         def put() -> None:
-            store = self._connection or _connected(self._store)
+            store = self._connection or connected(self._store)
             if fatal:
                 store.compare_set(_FATAL, "", text)
             set_once(store, _OUTCOME, text)
@@ -285,7 +285,7 @@ class FailureBroadcast:
         """Ask the store for another node's fatal failure, after the round has ended."""
 
         def ask() -> FirstFailure | None:
-            store = self._connection or _connected(self._store)
+            store = self._connection or connected(self._store)
             return _failure_from(store.get(_FATAL)) if store.check([_FATAL]) else None
 
         failure = self.failure
@@ -358,8 +358,8 @@ class FailureBroadcast:
     def _next_outcome(self) -> RoundOutcome:
         while True:
             try:
-                self._connection = _connected(self._store)
-                self._waiting = store = _connected(self._store)
+                self._connection = connected(self._store)
+                self._waiting = store = connected(self._store)
                 store.wait([_OUTCOME], _WAIT)
                 failure = _failure_from(store.get(_OUTCOME))
                 if failure is None:
@@ -376,7 +376,7 @@ class FailureBroadcast:
                 return RoundOutcome(lost=str(error).splitlines()[0])
 
 
-def _connected(store: Any) -> Any:
+def connected(store: Any) -> Any:
     """Return a new connection to the store; torch would retry for minutes if the store's host is gone.
 
     Raises:

@@ -16,7 +16,13 @@ from firstfault.recorder.folder import Recorder
 from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, LEAVING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome, store_of_agents
+from firstfault_torch.rounds.failure_broadcast import (
+    FailureBroadcast,
+    FirstFailure,
+    RoundOutcome,
+    connected,
+    store_of_agents,
+)
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement, have_joined
 
@@ -75,6 +81,14 @@ class Peers:
         """Tell the other agents that this node has joined, and hand in its roster entry."""
         with guarded("telling the other agents that this node has joined"):
             self.settlement.join(self._store, copies)
+
+    def connect(self) -> Any:
+        """Return a connection to the round's store of its own.
+
+        Raises:
+            torch.distributed.DistNetworkError: no server listens there.
+        """
+        return connected(self._store)
 
     def notify(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure; a fatal one also closes the rendezvous."""

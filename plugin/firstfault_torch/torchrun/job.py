@@ -15,17 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from firstfault.errors import UsageError
 from firstfault.runs import FOLDERS, begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault_torch.budgets import FOLDER_S, FOLDER_TAKEN_S
 from firstfault_torch.guard import bounded, caught, logger
-from firstfault_torch.options import Options
+from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
 
 # --- the user's options, each with its variable -----------------------------------------------------------------------
 
 FOLDER_VARIABLE = "FIRSTFAULT_FOLDER"
-_STRATEGY, _RESTARTS = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS"
+_STRATEGY, _RESTARTS, _HANG = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS", "FIRSTFAULT_HANG"
 _AS_TORCH = "torch"
 
 
@@ -42,6 +43,13 @@ def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def _hang(text: str) -> str:
+    _, error = caught(partial(parse_hang, text), UsageError)
+    if error is not None:
+        raise ArgumentTypeError(str(error))
+    return text
 
 
 class _Setting(NamedTuple):
@@ -69,6 +77,13 @@ _SETTINGS = (
         _one_of(lambda: ("policy", _AS_TORCH)),
         "what decides on each of --max-restarts: the retry policy, which does not repeat a bug, or torch, which "
         "restarts after any failure: policy (default) or torch",
+    ),
+    _Setting(
+        "--ff-hang",
+        _HANG,
+        _hang,
+        "seconds without progress after which the agents tell for which rank the others wait, and end the job: "
+        "warn:60 (default), warn:60,end:300, or off",
     ),
 )
 
@@ -106,7 +121,9 @@ def drop_invalid() -> None:
 def options_of(environment: Any = os.environ, **others: Any) -> Options:
     """Return the options that the environment sets."""
     strategy = environment.get(_STRATEGY) or DEFAULT_STRATEGY
-    return Options(strategy=strategy, restarts_follow_policy=environment.get(_RESTARTS) != _AS_TORCH, **others)
+    hang = parse_hang(environment.get(_HANG) or DEFAULT_HANG)
+    follows = environment.get(_RESTARTS) != _AS_TORCH
+    return Options(strategy=strategy, restarts_follow_policy=follows, hang=hang, **others)
 
 
 # --- the names of the job, its attempt and this node ------------------------------------------------------------------

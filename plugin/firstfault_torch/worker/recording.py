@@ -42,7 +42,15 @@ from firstfault_torch.capture import (
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, is_in_foreground, worker_place
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
-from firstfault_torch.node.channel import WorkerChannel, await_siblings, register_stacks, to_message, write_unasked
+from firstfault_torch.node.channel import (
+    PULSE,
+    STATE,
+    WorkerChannel,
+    await_siblings,
+    register_stacks,
+    to_message,
+    write_unasked,
+)
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
@@ -55,6 +63,7 @@ from firstfault_torch.worker.process_state import (
     thread_failures,
     watch_threads,
 )
+from firstfault_torch.worker.pulse import pulse, snapshot
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
@@ -236,8 +245,10 @@ class WorkerMonitor:
         )
         record_error(failure, self.recording, spool_for_agent(self.recording), self.recording.upload_deadline_seconds)
 
-    def answer(self) -> dict[str, Any]:
-        """Record the exception in flight, and return this process's state: the agent is about to stop it."""
+    def answer(self, question: str = STATE) -> dict[str, Any]:
+        """Return what the agent asks for; before it stops this process, also record the exception in flight."""
+        if question != STATE:
+            return pulse() if question == PULSE else snapshot()
         self._asked.set()
         if self._files is not None:
             with guarded("writing the stacks"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from firstfault_torch.options import Hang
     from firstfault_torch.watchdog import Watchdog
     from flytekitplugins.firstfault.config import (
         CleanPodPolicy,
@@ -27,6 +28,7 @@ __all__ = [
     "CleanPodPolicy",
     "Elastic",
     "ElasticFunctionTask",
+    "Hang",
     "Master",
     "PyTorch",
     "PyTorchFunctionTask",

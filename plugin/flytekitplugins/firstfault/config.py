@@ -13,7 +13,7 @@ from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from firstfault.errors import UsageError
 from firstfault.retry import RetryPolicy, as_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
-from firstfault_torch.options import DEFAULT_SIGNALS, check_numa, parse_ranks, parse_signals, parse_streams
+from firstfault_torch.options import DEFAULT_SIGNALS, Hang, check_numa, parse_ranks, parse_signals, parse_streams
 from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ class Elastic(_Recorded):
     None: they do not."""
     watchdog: Watchdog | None = None
     """Deadlines for blocks and loops of the training (``firstfault_torch.watchdog``). None: off."""
+    hang: Hang | None = field(default_factory=Hang)
+    """What the agents do if no rank makes progress: a warning after 60 s, unless it is set. None: off."""
     log_dir: str | None = None
     """Folder for the workers' log files, ``<log_dir>/<run>_<random>/attempt_<restart>/<local rank>``. None: a new
     temporary folder."""
@@ -257,6 +259,7 @@ _OF_ELASTIC: dict[str, _Check] = {
     "duplicate_stderr_filters": _TEXTS,
     "virtual_local_rank": _BOOL,
     "watchdog": ("a Watchdog or None", lambda value: value is None or isinstance(value, Watchdog)),
+    "hang": ("a Hang or None", lambda value: value is None or isinstance(value, Hang)),
 }
 
 

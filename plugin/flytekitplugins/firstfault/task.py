@@ -24,8 +24,8 @@ from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
 from firstfault.model import Phase
-from firstfault_torch.options import Options
-from firstfault_torch.watchdog import Watchdog  # noqa: F401 - the package's public names come from here
+from firstfault_torch.options import Hang, Options  # noqa: F401 - the package's public names come from here
+from firstfault_torch.watchdog import Watchdog  # noqa: F401 - as above
 from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     RENDEZVOUS_BACKEND,
     STRATEGY_VARIABLE,
@@ -155,6 +155,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             upload_deadline_seconds=config.upload_deadline_seconds,
             stop_seconds=_stop_seconds(config),
             watchdog=getattr(config, "watchdog", None),
+            hang=getattr(config, "hang", None),
             retry_policy=config.retry_policy,
             in_process_restart=getattr(config, "in_process_restart", None),
             retries=self.metadata.retries,

@@ -70,7 +70,9 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
 )
 @click.option("--fresh", is_flag=True, help="Open every document, not the copies that the pods left.")
 @click.option(
-    "--recovered", is_flag=True, help="Show the faults from which the attempt recovered; with --json as JSON."
+    "--recovered",
+    is_flag=True,
+    help="Show the faults from which the attempt recovered, and its stalls.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show all that is known instead of one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
@@ -224,20 +226,25 @@ def _print(report: Report, forms: Forms) -> None:
 
 
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
-    """Print the restarts within an attempt and the seconds that they cost, also if it succeeded."""
-    from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
+    """Print the restarts and stalls within an attempt and the seconds that they cost, also if it succeeded."""
+    from firstfault.report.data import restart_line, stalls_line, stalls_of  # noqa: PLC0415 - as above
     from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 
-    restarts = [record for record in read.job.restarts if record.restart]
+    restarts, stalls = [record for record in read.job.restarts if record.restart], stalls_of(read.job)
     lost = sum(record.lost_seconds or 0 for record in restarts)
     if forms.as_json:
-        records = [json.loads(restart_to_json(record)) for record in restarts]
-        click.echo(json.dumps({"uri": read.uri, "lost_seconds": round(lost, 3), "restarts": records}))
+        records, stalled = ([json.loads(restart_to_json(record)) for record in of] for of in (restarts, stalls))
+        found = {"uri": read.uri, "lost_seconds": round(lost, 3), "restarts": records, "stalls": stalled}
+        click.echo(json.dumps(found))
         return EXIT.OK
     for record in restarts:
         echo(restart_line(record))
     total = f"{counted(len(restarts), 'restart')}, {lost:.0f} s lost in all"
     echo(total if restarts else "no restart is on record")
+    for record in stalls:
+        echo(f"stalled for {record.lost_seconds or 0:.0f} s: {record.reason}")
+    if stalls:
+        echo(f"stalled {counted(len(stalls), 'time')}: {stalls_line(stalls)}")
     return EXIT.OK
 
 

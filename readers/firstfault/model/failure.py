@@ -258,7 +258,7 @@ class ExpiredDeadline:
     """A deadline of the watchdog that a worker did not keep; its agent killed it for that."""
 
     scope: str
-    """The name that the program gave to the block; empty for a heartbeat."""
+    """The name that the program gave to the block; empty for a heartbeat, and where the job made no progress."""
     seconds: float
     """The deadline, or the longest time between two pings."""
     heartbeat: bool = False
@@ -268,8 +268,10 @@ class ExpiredDeadline:
 
     @property
     def text(self) -> str:
-        """What happened: '"train step" exceeded 30 s', "no ping for 60 s"."""
-        return f"no ping for {self.seconds:g} s" if self.heartbeat else f'"{self.scope}" exceeded {self.seconds:g} s'
+        """What happened: '"train step" exceeded 30 s', "no ping for 60 s", "no progress for 300 s"."""
+        if self.scope and not self.heartbeat:
+            return f'"{self.scope}" exceeded {self.seconds:g} s'
+        return f"no {'ping' if self.heartbeat else 'progress'} for {self.seconds:g} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ class RestartKind(str, enum.Enum):
     """torch elastic's worker group: all worker processes of all nodes."""
     IN_PROCESS = "in-process"
     """The training function, in worker processes that live on."""
+    STALL = "stall"
+    """Nothing: the job stood still, and its agents told for which rank it waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class RestartRecord:
     headline: str
     """The verdict's."""
     restart: bool
-    """False: the attempt ended."""
+    """False: the attempt ended, or the job only stood still."""
     reason: str
     rank: int | None = None
     """The root cause's global rank."""
@@ -155,7 +157,7 @@ class RestartRecord:
     timestamp_ns: int | None = None
     """When the root cause failed."""
     lost_seconds: float | None = None
-    """From the failure until the worker processes were started again."""
+    """From the failure until the worker processes were started again; how long the job stood still."""
     world_size_before: int | None = None
     """Ranks."""
     world_size_after: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -154,7 +155,10 @@ async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tu
             logger.warning("%s is not a record of a restart, or of a version that this one does not know", uri)
         return record
 
-    found = await each(read, sorted(items, key=lambda item: item.name)[-_MOST_RESTARTS:])
+    kinds: dict[str, list[ObjectInfo]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: item.name):
+        kinds[item.base[: -len("-00000-0000000.json")]].append(item)
+    found = await each(read, [item for kind in kinds.values() for item in kind[-_MOST_RESTARTS:]])
     return oldest_first(record for record in found if record is not None)
 
 

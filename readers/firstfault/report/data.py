@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -209,6 +210,7 @@ STACK_TITLE = "Where it stood"
 _FACT = 300
 _LINE = 200
 _RECOVERED = 20
+_STALLED = 3
 _SUSPECTS = 5
 _VICTIM = 160
 """Characters."""
@@ -310,6 +312,8 @@ def _details(report: Report) -> Iterator[Fact]:
     if before := [record for record in report.job.restarts if record.restart]:
         faults = "; ".join(f"{_restarted(record)}: {record.headline}" for record in before)
         yield Fact(f"restarted {counted(len(before), 'time')} before", faults)
+    if stalls := stalls_of(report.job):
+        yield Fact(f"stalled {counted(len(stalls), 'time')}", stalls_line(stalls))
     yield Fact(f"{report.engine.nodes} reported", report.coverage)
     if report.clocks:
         yield Fact("clocks", report.clocks)
@@ -418,6 +422,20 @@ def restart_line(record: RestartRecord) -> str:
     sizes = (record.world_size_before, record.world_size_after)
     resized = f"; {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
     return one_line(f"{_restarted(record)}: {record.headline}: restarted, {record.reason}{took}{resized}", _FACT)
+
+
+def stalls_of(job: JobErrors) -> list[RestartRecord]:
+    """Return the records of the times in which the job stood still."""
+    return [record for record in job.restarts if record.kind is RestartKind.STALL]
+
+
+def stalls_line(stalls: Sequence[RestartRecord]) -> str:
+    """Return for how long a job stood still, what that cost, and for which ranks it waited: the most frequent first."""
+    lost = sum(record.lost_seconds or 0 for record in stalls)
+    hours = sum((record.lost_seconds or 0) * (record.world_size_before or 0) for record in stalls) / 3600
+    places = Counter(record.headline for record in stalls)
+    told = [f"{counted(number, 'time')} {place}" for place, number in places.most_common()]
+    return "; ".join([f"{lost:.0f} s in all until it went on, {hours:.2f} hours of all ranks", *few(told, _STALLED)])
 
 
 def _restarted(record: RestartRecord) -> str:

@@ -327,7 +327,7 @@ _IN_FLIGHT = (
     "the document was written while the exception was still inside the task function, so the code could still handle it"
 )
 _EXPIRED = (
-    "the [deadline](watchdog.md) for which the agent killed this worker: name, seconds, whether it was the heartbeat, "
+    "the [deadline](hangs.md) for which the agent killed this worker: name, seconds, whether it was the heartbeat, "
     "and where it began"
 )
 _STACKS = (

@@ -258,10 +258,13 @@ def _of_schema(schema: str, text: str | bytes) -> Any:
 
 # --- restarts -------------------------------------------------------------------------------------------------------
 
-_KIND = "`round`: torch elastic's worker group. `in-process`: the training function, in processes that live on"
+_KIND = (
+    "`round`: torch elastic's worker group. `in-process`: the training function, in processes that live on. `stall`: "
+    "nothing; the job stood still"
+)
 _LOST = (
     "from then until the worker processes were started again; `null` if they were not, or not yet. Work since the last "
-    "checkpoint is not included"
+    "checkpoint is not included. Of a stall: how long it took"
 )
 _SIZES = Rows(
     dict, Row("before", _or_null(_COUNT), "world_size_before"), Row("after", _or_null(_COUNT), "world_size_after")
@@ -271,7 +274,7 @@ RESTART = Rows(
     Row("kind", _one_of(RestartKind), meaning=_KIND),
     Row("number", _COUNT, meaning="of the round or iteration that failed, from 0"),
     Row("headline", _LINE, meaning="the verdict in one line"),
-    Row("restart", _FLAG, meaning="whether the workers restart; `false`: the attempt ended"),
+    Row("restart", _FLAG, meaning="whether the workers restart; `false`: the attempt ended, or it is a stall"),
     Row("reason", _LINE, meaning="of this decision"),
     Row("agreed", _FLAG, "is_agreed", "`false`: the agents reached no decision, and torch elastic restarted"),
     Row("rank", _or_null(_COUNT), meaning="of the root cause; `null`: not known"),

@@ -1,0 +1,176 @@
+"""What the agents tell of a job that stands still: who waits where, for which rank, and what that one does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.model import DocumentRef, WorkerError
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
+from firstfault.text import one_line
+from firstfault.wire.documents import decode, encode
+
+_DOCUMENT, _FACTS = ".pb", ".json"
+_MOST = 3
+"""Ranks of which a place is told."""
+_LONGEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an agent knows of a worker that stands still, besides what its document has."""
+
+    group_rank: int
+    local_rank: int
+    stood_seconds: float | None = None
+    """How long its main thread has been at the same place; None: it does not answer."""
+    says: tuple[str, ...] = ()
+    """Sentences without a subject: "is stopped by a signal (SIGSTOP)"."""
+    works: bool = False
+    """Whether its main thread moves, or it uses the CPU, or reads or writes."""
+    may_stand: bool = False
+    """Whether the program or a person lets it stand: a block of the watchdog, a debugger, SIGSTOP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one agent concluded for all."""
+
+    lines: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    """Those for which the others wait; empty: none stands out."""
+    node: str = ""
+    at: str = ""
+    """Where the first of them is: "loader.py:88 in read_shard"."""
+    ends: tuple[tuple[int, int], ...] = ()
+    """Group rank and local rank of the workers that are ended for it; empty: nothing is ended."""
+
+
+def to_files(workers: Iterable[tuple[WorkerError, Facts]]) -> dict[str, bytes]:
+    """Return what a node hands in."""
+    files: dict[str, bytes] = {}
+    for failure, facts in workers:
+        files[f"{failure.rank}{_DOCUMENT}"] = encode(failure)
+        files[f"{failure.rank}{_FACTS}"] = json.dumps(asdict(facts)).encode()
+    return files
+
+
+def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int, Facts]]:
+    """Return what all nodes handed in: documents, and facts by rank."""
+    names = [name.removesuffix(_DOCUMENT) for name in files if name.endswith(_DOCUMENT)]
+    ranks = sorted(int(name) for name in names if name.isdecimal())
+    found = (decode(files[f"{rank}{_DOCUMENT}"], DocumentRef(f"{rank}{_DOCUMENT}")) for rank in ranks)
+    facts = {rank: json.loads(files[f"{rank}{_FACTS}"]) for rank in ranks}
+    return [failure for failure in found if isinstance(failure, WorkerError)], {
+        rank: Facts(**{**each, "says": tuple(each["says"])}) for rank, each in facts.items()
+    }
+
+
+def told_of(
+    files: Mapping[str, bytes], seconds: float, *, missing: Sequence[int] = (), ends: bool = False, own: int = 0
+) -> Told:
+    """Return what is told of a job that stands still.
+
+    Args:
+        files: what the nodes handed in.
+        seconds: without progress.
+        missing: group ranks of nodes that handed in nothing.
+        ends: whether the attempt is to be ended, if the ranks that are waited for show no sign of work.
+        own: the group rank of the agent that concludes.
+    """
+    failures, facts = from_files(files)
+    verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
+    ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
+    ranks = tuple(rank for rank in ranks if rank in facts)[:_MOST]
+    by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
+    parts = [_waiters(failures, ranks), *_awaited(by_rank, ranks)]
+    if not ranks:
+        parts.append("no rank stands out")
+    if missing:
+        one = len(missing) == 1
+        who = f"node {missing[0]}" if one else f"{len(missing)} nodes, the first of them {missing[0]}"
+        parts.append(f"{who} told nothing: {'its' if one else 'their'} ranks go on, or the agent does not run")
+    lines = [one_line(f"no progress for {seconds:.0f} s: {'; '.join(parts)}", _LONGEST)]
+    lines += [one_line(f"rank {rank}: {_doing(by_rank[rank], facts[rank])}", _LONGEST) for rank in ranks]
+    first = by_rank[ranks[0]] if ranks else None
+    at = where_it_stood(first).frame if first is not None else ""
+    told = Told(tuple(lines), ranks, first.node if first is not None else "", at)
+    if not ends or missing:
+        return told
+    spared = [rank for rank in ranks if facts[rank].works] or [rank for rank, each in facts.items() if each.may_stand]
+    if spared:
+        why = "; ".join(facts[spared[0]].says) or "works"
+        return _with(told, f"not ended: rank {spared[0]} {why}")
+    killed = [facts[rank] for rank in ranks] or [each for each in facts.values() if each.group_rank == own][:1]
+    return _with(told, "the attempt is ended for it", tuple((each.group_rank, each.local_rank) for each in killed))
+
+
+def _with(told: Told, line: str, ends: tuple[tuple[int, int], ...] = ()) -> Told:
+    return replace(told, lines=(*told.lines, one_line(line, _LONGEST)), ends=ends)
+
+
+def _waiters(failures: Sequence[WorkerError], ranks: Sequence[int]) -> str:
+    """Return how many ranks wait, and in which collective most of them do."""
+    calls: Counter[tuple[str, int, str]] = Counter()
+    waiting = 0
+    for failure in failures:
+        outstanding = [
+            (entry.operation.rpartition(":")[2], entry.sequence, progress.group)
+            for progress in failure.collectives
+            for entry in progress.last
+            if progress.is_outstanding and entry.state != "completed" and entry.sequence > (progress.completed or 0)
+        ]
+        calls.update(outstanding[:1])
+        stands = where_it_stood(failure).stood is Stood.COLLECTIVE
+        waiting += failure.rank not in ranks and (bool(outstanding) or stands)
+    who = f"{waiting} of {len(failures)} ranks wait"
+    if not calls:
+        return f"{who} in a collective" if waiting else f"{len(failures)} ranks stand outside of collectives"
+    (operation, number, group), most = calls.most_common(1)[0]
+    most_of = f", {most} of them" if len(calls) > 1 else ""
+    return f"{who}{most_of} in {operation} #{number} ({group})"
+
+
+def _awaited(by_rank: Mapping[int, WorkerError], ranks: Sequence[int]) -> list[str]:
+    """Return for each rank that is waited for its node and how far it came in the group in which most came farthest."""
+    groups: Counter[str] = Counter(
+        progress.group
+        for failure in by_rank.values()
+        for progress in failure.collectives
+        if progress.is_outstanding and failure.rank not in ranks
+    )
+    group = groups.most_common(1)[0][0] if groups else ""
+    found = []
+    for rank in ranks:
+        failure = by_rank[rank]
+        begun = next((item.enqueued for item in failure.collectives if item.group == group), None)
+        node = f" ({failure.node})" if failure.node else ""
+        told = f"has begun {begun:,}" if begun is not None else "is waited for"
+        found.append(f"rank {rank}{node} {told}")
+    return found
+
+
+def _doing(failure: WorkerError, facts: Facts) -> str:
+    """Return where a rank is, for how long at least, and what else is known of it."""
+    where = where_it_stood(failure)
+    frame = where.frame or "its place is not known"
+    code = next((line.strip() for line in _source(failure, where.frame)), "")
+    since = f", since at least {facts.stood_seconds:.0f} s" if facts.stood_seconds else ""
+    told = [f"{where.returned or frame}{since}{': ' if code else ''}{code}", *facts.says]
+    return "; ".join(told)
+
+
+def _source(failure: WorkerError, frame: str) -> Iterable[str]:
+    """Yield the source line below a frame in a stack."""
+    place, _, function = frame.partition(" in ")
+    name, _, line = place.rpartition(":")
+    for dump in failure.stack_dumps:
+        rows = dump.text.splitlines()
+        for row, below in itertools.pairwise(rows):
+            if f'{name}", line {line} in {function}' in row and below.startswith("    "):
+                yield below

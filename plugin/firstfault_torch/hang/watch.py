@@ -1,0 +1,272 @@
+"""An agent's thread that looks whether its workers make progress, and with the other agents tells for whom they wait.
+
+As long as one worker of the node makes progress it sends nothing to other nodes. When all have stood still for long
+enough, the node hands what it sees to the round's store, as for a verdict: one agent compares it, and tells all.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import threading
+import time
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from firstfault.exceptions.stack_position import with_source
+from firstfault.layout import ROSTER, restart_record_name
+from firstfault.model import ExpiredDeadline, RestartKind, RestartRecord, StackDump, Writer
+from firstfault.text import one_line
+from firstfault.wire.json_schemas import restart_to_json
+from firstfault_torch.budgets import ASKING_S, HANG_ANSWER_S, HANG_LOOK_S, HANG_OTHERS_S, SOURCE_LINES_S, STORE_S
+from firstfault_torch.capture import ErrorClass, failure_record
+from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.hang.looks import Standstill, Usage, told_by_kernel, usage
+from firstfault_torch.hang.told import Facts, Told, to_files, told_of
+from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
+from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+
+if TYPE_CHECKING:
+    from firstfault.model import WorkerError
+    from firstfault_torch.agent.node_round import NodeRound
+    from firstfault_torch.options import Hang
+
+_LOOKS = 6
+"""In the shortest time that is told."""
+_FROZEN = 3
+"""So many times longer between two looks: the agent did not run."""
+_MOST_DOUBLED = 16
+_AGAIN = 12
+"""Looks with progress, after which a stall is none of several in a row: those are told less and less."""
+_PER_ROUND = 1000
+"""Stalls of one round, in the numbers of their records."""
+_CPU_SHARE = 0.1
+_IO_BYTES = 1 << 20
+"""Between two looks; below that, a process that waits uses the CPU and reads as well."""
+_COUNT = "firstfault/stalls"
+
+
+class _Stall(NamedTuple):
+    told: Told
+    number: int
+    began: float
+    """Seconds of the monotonic clock."""
+    is_mine: bool
+    """Whether this agent concluded, and keeps the record."""
+
+
+class StallWatch:
+    """Watches the workers of one node in one round. Make it after the workers were started: it begins a thread.
+
+    Args:
+        hang: the user's option.
+        node: of the round.
+    """
+
+    def __init__(self, hang: Hang, node: NodeRound) -> None:
+        self._hang = hang
+        self._node = node
+        given = [seconds for seconds in (hang.warn_seconds, hang.end_seconds) if seconds is not None]
+        self._every_s = min([HANG_LOOK_S, *(seconds / _LOOKS for seconds in given)])
+        self._wait_s = HANG_OTHERS_S * self._every_s / HANG_LOOK_S + STORE_S
+        self._stopped = threading.Event()
+        self._still = Standstill(time.monotonic())
+        self._next_s = hang.warn_seconds or 0.0
+        """Seconds without progress at which the next warning comes: each doubles it."""
+        self._looks = 0
+        """With progress, at the last stall."""
+        self._end_s = 0.0
+        """As `_next_s`, once the attempt is to be ended: what spared it may be over."""
+        self._stall: _Stall | None = None
+        """The one that was told; None: the workers make progress."""
+        self._used: dict[int, Usage] = {}
+        self._connections: tuple[Any, Any] | None = None
+        self._settlement: Settlement | None = None
+        self._thread: threading.Thread | None = None
+        if given:
+            self._thread = threading.Thread(target=self._watch, name="firstfault-hang", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stop watching, and end the thread: the next round may fork."""
+        self._stopped.set()
+        settlement, connections = self._settlement, self._connections
+        if settlement is not None:
+            settlement.interrupt("the round ends")
+            if connections is not None:
+                bounded(partial(settlement.abandon, connections[0]), STORE_S, "ending the comparison of a stall")
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STORE_S)
+
+    def _watch(self) -> None:
+        with guarded("watching whether the workers make progress"):
+            last = time.monotonic()
+            while not self._stopped.wait(self._every_s):
+                now = time.monotonic()
+                if now - last > _FROZEN * self._every_s + ASKING_S:
+                    self._still.skip(now - last)
+                last = now
+                if not (alive := self._node.workers.alive):
+                    continue
+                self._still.look(now, self._node.workers.ask(PULSE, alive, ASKING_S))
+                if self._still.has_moved:
+                    self._goes_on(now)
+                elif not self._stopped.is_set():
+                    self._stands(alive, now)
+                last = time.monotonic()
+
+    # --- standing still -----------------------------------------------------------------------------------------
+
+    def _stands(self, alive: dict[int, int], now: float) -> None:
+        seconds = self._still.seconds(now)
+        warn_at, end_at = self._hang.warn_seconds, self._hang.end_seconds
+        ends = end_at is not None and seconds >= end_at
+        warns = warn_at is not None and seconds >= self._next_s
+        if warns or (ends and seconds >= self._end_s):
+            self._compare(alive, now, ends=ends)
+            self._next_s = 2 * seconds if warns else self._next_s
+            self._end_s = 2 * seconds if ends else self._end_s
+        nearest = min(filter(None, (warn_at, end_at)))
+        if seconds >= nearest / 2:
+            self._used = {rank: usage(pid) for rank, pid in alive.items()}
+
+    def _goes_on(self, now: float) -> None:
+        """Tell that the workers make progress again, and complete the record."""
+        stall, self._stall = self._stall, None
+        warn_s, is_in_a_row = self._hang.warn_seconds or 0.0, self._still.looks - self._looks <= _AGAIN
+        self._next_s = min(self._next_s, warn_s * (_MOST_DOUBLED if is_in_a_row else 1))
+        self._end_s = 0.0
+        if stall is not None:
+            self._looks = self._still.looks
+            logger.warning("progress again after %.0f s", now - stall.began)
+            self._keep(stall, now - stall.began)
+
+    def _compare(self, alive: dict[int, int], now: float, *, ends: bool) -> None:
+        """Compare what this node sees with the other nodes, and tell of it."""
+        began, group_rank = self._still.since, self._node.places.of().group_rank or 0
+        files = to_files(self._seen(alive, now))
+        conclude = partial(told_of, seconds=now - began, ends=ends, own=group_rank)
+        stall: _Stall | None = _Stall(conclude(files), 0, began, is_mine=True) if self._node.peers is None else None
+        stall = stall or self._settled(files, conclude)
+        if stall is None or self._stopped.is_set():
+            return
+        self._stall = stall
+        for line in stall.told.lines:
+            logger.warning("%s", line)
+        self._keep(stall)
+        if mine := [local for its_group_rank, local in stall.told.ends if its_group_rank == group_rank]:
+            self._node.workers.end_hung(mine, round(now - began))
+
+    def _settled(self, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:
+        """Return what one agent told to all; None: none did."""
+        peers, places = self._node.peers, self._node.places
+        if self._connections is None and peers is not None:
+            connect = partial(map, lambda _: peers.connect(), range(2))
+            self._connections = bounded(lambda: tuple(connect()), STORE_S, "connecting to compare a stall")
+        if self._connections is None:
+            return None
+        store = self._connections[0]
+        number = bounded(lambda: int(store.add(_COUNT, 0)), STORE_S, "asking for the number of a stall")
+        if number is None:
+            return None
+        self._settlement = settlement = Settlement(places.of().group_rank or 0, places.nodes, f"stall-{number}")
+        found: _Stall | None = None
+        for step in settlement.settle(self._connections, files, self._wait_s, self._stopped):
+            document = step.document if isinstance(step, SettledDocument) else b""
+            own = b""
+            if isinstance(step, Reports):
+                own = json.dumps(asdict(conclude(step.copies, missing=self._missing(step)))).encode()
+                if settlement.claim():
+                    document = settlement.hand_over(own, durable=True).document
+                    bounded(lambda: store.add(_COUNT, 1), STORE_S, "counting a stall")
+            if document:
+                found = _Stall(_from_bytes(document), number, self._still.since, is_mine=document == own)
+                break
+        self._settlement = None
+        return found
+
+    def _missing(self, reports: Reports) -> list[int]:
+        there = {json.loads(data)["group_rank"] for name, data in reports.copies.items() if name.endswith(".json")}
+        return sorted(set(range(self._node.places.nodes)) - there)
+
+    # --- what this node sees ------------------------------------------------------------------------------------
+
+    def _seen(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, Facts]]:
+        workers, places = self._node.workers, self._node.places
+        answers = workers.ask(SNAPSHOT, alive, HANG_ANSWER_S)
+        # one that has not answered for long: a thread holds Python's lock, or the process does not run
+        half = (now - self._still.since) / 2
+        missing = {rank: pid for rank, pid in alive.items() if rank not in answers}
+        silent = {rank: pid for rank, pid in missing.items() if self._still.silent(rank, now) > half}
+        stacks = {rank: str(answer.get("stack", "")) for rank, answer in answers.items()} | workers.stacks(silent)
+        found = []
+        for rank, pid in alive.items():
+            answer, place = answers.get(rank, {}), places.of(rank)
+            collectives, threads, _ = from_message(answer)
+            stack = bounded(
+                partial(with_source, stacks.get(rank, ""), linecache.getline), SOURCE_LINES_S, "reading source lines"
+            )
+            failure = failure_record(
+                ErrorClass.WORKER_FAILURE,
+                place,
+                code="USER:Hang",
+                category="hang",
+                message="the job makes no progress",
+                writer=Writer.AGENT,
+                collectives=collectives,
+                thread_failures=threads,
+                stack_dumps=(StackDump(pid, place.rank, stack),) if stack else (),
+                expired=ExpiredDeadline("", round(now - self._still.since)),
+            )
+            facts = self._facts(rank, pid, str(answer.get("block", "")), now, answers=rank not in silent)
+            found.append((failure, facts))
+        return found
+
+    def _facts(self, local_rank: int, pid: int, block: str, now: float, *, answers: bool) -> Facts:
+        kernel, stood = told_by_kernel(pid), self._still.stood(local_rank, now)
+        uses = usage(pid)
+        before = self._used.get(local_rank, uses)
+        computes = uses.cpu_seconds - before.cpu_seconds > _CPU_SHARE * self._every_s
+        reads = uses.io_bytes - before.io_bytes > _IO_BYTES
+        moves = answers and stood is not None and stood < 2 * self._every_s
+        told = {
+            f"is in {block}": bool(block),
+            "does not answer: one call holds Python's lock": not answers and not kernel,
+            "its main thread moves": moves,
+            "it computes": computes,
+            "it reads or writes": reads,
+        }
+        may_stand = bool(block) or any("SIGSTOP" in one or "debugger" in one for one in kernel)
+        says = (*kernel, *(text for text, is_so in told.items() if is_so))
+        group_rank, works = self._node.places.of().group_rank or 0, moves or computes or reads
+        return Facts(group_rank, local_rank, stood if answers else None, says, works, may_stand)
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    def _keep(self, stall: _Stall, lost: float | None = None) -> None:
+        """Write the record of a stall, or complete it with how long it took; one agent does."""
+        if not stall.is_mine:
+            return
+        recording, place, told = self._node.reporter.recording, self._node.places.of(0), stall.told
+        waited = f"rank {told.ranks[0]}" if told.ranks else "no rank stands out"
+        record = RestartRecord(
+            RestartKind.STALL,
+            recording.round * _PER_ROUND + stall.number,
+            one_line(f"{waited}{f' at {told.at}' if told.at else ''}"),
+            restart=False,
+            reason=told.lines[0],
+            rank=told.ranks[0] if told.ranks else None,
+            node=told.node,
+            timestamp_ns=time.time_ns() - int((time.monotonic() - stall.began) * 1e9),
+            lost_seconds=lost,
+            world_size_before=place.world_size or None,
+        )
+        name = restart_record_name(record.kind.value, record.number, place.group_rank or 0)
+        self._node.reporter.put(f"{ROSTER}/{name}", restart_to_json(record))
+
+
+def _from_bytes(document: bytes) -> Told:
+    fields = json.loads(document)
+    ends = tuple((int(group_rank), int(local)) for group_rank, local in fields.pop("ends"))
+    return Told(tuple(fields["lines"]), tuple(fields["ranks"]), fields["node"], fields["at"], ends)

@@ -1,0 +1,53 @@
+"""Whether this process makes progress, told without its main thread: in microseconds each time, in full once it stands.
+
+The first answer costs a healthy training next to nothing: torch's recorders count each group's collectives, and the
+frames of the main thread are there anyway. The second one is asked for when no worker of the node has made progress.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import tempfile
+import threading
+from typing import Any
+
+from firstfault_torch import watchdog
+from firstfault_torch.budgets import FLIGHT_RECORDER_S
+from firstfault_torch.compat.torch_worker import collective_counts
+from firstfault_torch.guard import NonBlocking
+from firstfault_torch.node.channel import to_message
+from firstfault_torch.worker.process_state import collective_progress, thread_failures
+
+_LONGEST_STACK = 12 * 1024
+"""Bytes of the end of all threads' stacks: the main thread's comes last."""
+_counts = NonBlocking[tuple[int, int]](collective_counts, (-1, -1), seconds=FLIGHT_RECORDER_S)
+"""A recorder does not answer while a call of CUDA holds its lock."""
+
+
+def pulse() -> dict[str, Any]:
+    """Return how many collectives have begun and ended in this process, and where its main thread is.
+
+    The counts are those of all groups together; -1: not known. ``at`` is equal if the main thread is at the same place.
+    """
+    begun, ended = _counts()
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented, for debuggers
+    at: list[tuple[int, int]] = []
+    while frame is not None:
+        at.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return {"begun": begun, "ended": ended, "at": hash(tuple(at))}
+
+
+def snapshot() -> dict[str, Any]:
+    """Return the state of this process as `firstfault_torch.node.channel.to_message` does, with its stacks.
+
+    ``block`` is the name of the watchdog's block in which it is, or that it pauses.
+    """
+    with tempfile.TemporaryFile(buffering=0) as file:
+        # this thread has the GIL, so no other one runs meanwhile
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(max(file.tell() - _LONGEST_STACK, 0), os.SEEK_SET)
+        stack = file.read().decode(errors="replace")
+    return {**to_message(collective_progress(), thread_failures()), "stack": stack, "block": watchdog.block()}

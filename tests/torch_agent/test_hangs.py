@@ -1,0 +1,196 @@
+"""A job that makes no progress: its agents tell for which rank the others wait, keep a record, and may end it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from firstfault.cli import main
+from firstfault.errors import UsageError
+from firstfault.model import CollectiveProgress, ExpiredDeadline, Place, RestartKind, StackDump, WorkerError, Writer
+from firstfault.model.failure import Collective
+from firstfault_torch import Hang, Options, watchdog
+from firstfault_torch.capture import ErrorClass, failure_record
+from firstfault_torch.hang.looks import Standstill, told_by_kernel, usage
+from firstfault_torch.hang.told import Facts, Told, to_files, told_of
+from firstfault_torch.options import parse_hang
+from tests.nodes import Job
+from tests.torch_agent.trainings import stalling
+from tests.waiting import until
+
+SECONDS = 1.0
+
+
+def test_a_stall_is_told_kept_and_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All nodes tell the rank, its line and why it is not ended, and when it goes on; the record tells how long."""
+    options = Options(hang=Hang(warn_seconds=SECONDS, end_seconds=SECONDS))
+    with Job(tmp_path, stalling, ("paused",), options=options) as job:
+        job.start(2)
+        until(
+            lambda: [log.read_text().count("not ended: rank 1") > 0 for log in tmp_path.glob("*.err.log")] == [True] * 2
+        )
+        job.go(0)
+        ended = job.end()
+    assert ended.codes == [0, 0]
+    for log in sorted(tmp_path.glob("*.err.log")):
+        text = log.read_text()
+        assert "firstfault: no progress for " in text, text
+        assert ": 1 of 2 ranks wait in all_reduce #41 (default_pg); rank 1 (node-" in text
+        assert "in read_shard, since at least " in text
+        assert "not ended: rank 1 is in watchdog.pause() since trainings.py:" in text
+        assert text.count("firstfault: progress again after ") == 1
+    (record,) = ended.job.restarts
+    assert (record.kind, record.restart, record.rank) == (RestartKind.STALL, False, 1)
+    assert record.lost_seconds is not None
+    assert record.lost_seconds >= SECONDS
+    assert "in read_shard" in record.headline
+    with pytest.raises(SystemExit, match="0"):
+        main(["show", "--recovered", "--json", str(tmp_path / "0")])
+    assert [stall["rank"] for stall in json.loads(capsys.readouterr().out)["stalls"]] == [1]
+
+
+def test_a_hang_is_ended(tmp_path: Path) -> None:
+    """The rank that the others wait for is killed by its agent, and the verdict names it, the time and the line."""
+    with Job(tmp_path, stalling, ("hangs",), options=Options(hang=Hang(None, SECONDS))) as job:
+        ended = job.start(2).end()
+    assert ended.codes == [1, 1]
+    verdict = ended.verdict
+    assert (verdict.category, verdict.ranks) == ("hang", (1,)), ended.logs
+    assert verdict.headline.startswith("hang, rank 1 on node-")
+    assert ": no progress for " in verdict.headline
+    assert verdict.headline.endswith(" in read_shard")
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+WAITS = """Thread 0x1 (most recent call first):
+  File "/x/torch/distributed/distributed_c10d.py", line 3 in all_reduce
+  File "/app/train.py", line 7 in step
+"""
+READS = """Thread 0x1 (most recent call first):
+  File "/app/data/loader.py", line 88 in read_shard
+    chunk = f.read(n)
+  File "/app/train.py", line 5 in step
+"""
+
+
+def _worker(rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8) -> WorkerError:
+    """Return what the agent of a rank hands in: it has begun so many collectives, and ended 40."""
+    calls = tuple(Collective(number, "nccl:all_reduce", state="scheduled") for number in range(41, begun + 1))
+    return failure_record(
+        ErrorClass.WORKER_FAILURE,
+        Place(rank=rank, local_rank=rank % 2, node=f"node-{rank // 2}", group_rank=rank // 2, world_size=of),
+        code="USER:Hang",
+        category="hang",
+        message="the job makes no progress",
+        writer=Writer.AGENT,
+        collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", begun, 40, calls, tuple(range(of))),),
+        stack_dumps=(StackDump(100 + rank, rank, stack),),
+        expired=ExpiredDeadline("", 61),
+    )
+
+
+def _told(odd: dict[int, WorkerError], facts: dict[int, Facts] | None = None, **how: object) -> Told:
+    """Return what is told of eight ranks; those in `odd` do not wait as the others do."""
+    known = {rank: Facts(rank // 2, rank % 2, 58.0) for rank in range(8)} | (facts or {})
+    files = to_files((odd.get(rank, _worker(rank)), known[rank]) for rank in range(8))
+    return told_of(files, 61.0, **how)  # type: ignore[arg-type]
+
+
+def test_the_rank_and_its_line() -> None:
+    """The line tells who waits in what, for whom, and how far that one came; the next one where it is."""
+    told = _told({5: _worker(5, begun=40, stack=READS)})
+    assert told.lines == (
+        "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41 (default_pg); rank 5 (node-2) has begun 40",
+        "rank 5: loader.py:88 in read_shard, since at least 58 s: chunk = f.read(n)",
+    )
+    assert (told.ranks, told.node, told.ends) == ((5,), "node-2", ())
+
+
+def test_no_rank_stands_out() -> None:
+    """If all ranks wait in the same collective, none is named; with an end one of this node's is ended all the same."""
+    told = _told({}, ends=True, own=3)
+    assert told.lines[0].endswith("8 of 8 ranks wait in all_reduce #41 (default_pg); no rank stands out")
+    assert (told.ranks, told.ends) == ((), ((3, 0),))
+
+
+@pytest.mark.parametrize(
+    ("facts", "missing", "why"),
+    [
+        ({}, (), None),
+        ({5: Facts(2, 1, 58.0, ("it computes",), works=True)}, (), "not ended: rank 5 it computes"),
+        ({0: Facts(0, 0, 58.0, ("is held",), may_stand=True)}, (), "not ended: rank 0 is held"),
+        ({}, (3,), ""),
+    ],
+)  # fmt: skip
+def test_what_is_ended(facts: dict[int, Facts], missing: tuple[int, ...], why: str | None) -> None:
+    """The rank that is waited for is ended, unless it works, a person holds one, or a node told nothing."""
+    told = _told({5: _worker(5, begun=40, stack=READS)}, facts, ends=True, missing=missing)
+    assert told.ends == (((2, 1),) if why is None else ())
+    assert told.lines[-1] == (why or told.lines[-1])
+    assert ("node 3 told nothing" in told.lines[0]) == bool(missing)
+
+
+# --- looks ------------------------------------------------------------------------------------------------------------
+
+
+def _looked(*moments: tuple[float, int]) -> Standstill:
+    """Return what looks at these seconds tell, at which a rank had begun so many collectives."""
+    still = Standstill(0.0)
+    for now, begun in moments:
+        still.look(now, {0: {"begun": begun, "ended": begun, "at": begun}})
+    return still
+
+
+def test_when_a_job_stands_still() -> None:
+    """Time counts from the last progress of any worker, in full after the first steps, and not while frozen."""
+    assert _looked((5, 0), (10, 0)).seconds(100) == 0, "no collective yet"
+    assert _looked((5, 1), (10, 2)).seconds(110) == pytest.approx(10), "the first steps may compile"
+    still = _looked((5, 1), (10, 2), (15, 3), (20, 4))
+    assert still.seconds(80) == 60
+    assert still.stood(0, 80) == 60
+    still.look(80, {})
+    assert (still.silent(0, 80), still.stood(1, 80)) == (60, None)
+    still.skip(40)
+    assert still.seconds(80) == 20
+
+
+def test_what_the_kernel_tells() -> None:
+    """A stopped process is told, and one that a worker has started; a process that runs on its own is not."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as worker:
+        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+        until(lambda: bool(children.read_text().split()))
+        child = int(children.read_text())
+        until(lambda: told_by_kernel(worker.pid) == [])
+        subprocess.run(["kill", "-STOP", str(child)], check=True)
+        until(lambda: bool(told_by_kernel(worker.pid)))
+        name = Path(f"/proc/{child}/comm").read_text().strip()
+        assert told_by_kernel(worker.pid) == [f"its process {child} ({name}) is stopped by a signal (SIGSTOP)"]
+        subprocess.run(["kill", "-CONT", str(child)], check=True)
+        worker.communicate(b"\n")
+    before = usage(1)
+    assert before.cpu_seconds >= 0
+    assert usage(worker.pid).io_bytes == 0, "it has ended"
+
+
+def test_the_option() -> None:
+    """Texts and values of the option, and a clear line for others."""
+    assert parse_hang("warn:60,end:300") == Hang(60, 300)
+    assert parse_hang("end:5") == Hang(None, 5)
+    assert parse_hang("off") is None
+    for text in ("", "on", "warn", "warn:x", "stop:5", "warn:-1", "warn:nan"):
+        with pytest.raises(UsageError, match="seconds"):
+            parse_hang(text)
+
+
+def test_blocks_of_the_watchdog() -> None:
+    """A process tells the innermost pause in which it is, and nothing outside of one."""
+    assert watchdog.block() == ""
+    with watchdog.pause():
+        assert watchdog.block().startswith("watchdog.pause() since test_hangs.py:")
+    assert watchdog.block() == ""
