@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades consoles generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -53,6 +53,9 @@ chaos: $(VENV) ## kill each process at each step of a failure, break the storage
 
 cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
+
+hangs: $(VENV) ## stall trainings of 2 and 4 nodes in 25 ways, and score what the agents tell; ARGS="4 loader" for some
+	@$(BIN)/python tests/stalls/lab.py $(ARGS)
 
 consoles: $(VENV) ## record missing console logs of jobs without firstfault, score all; ARGS="srun" for some; needs root
 	@tools/quietly.sh "starting Slurm, if it is installed" tools/start_slurm.sh

@@ -61,6 +61,9 @@ TIMERS_STALL_S = Limit(1.0, "the watchdog, longer than it wanted to sleep", "dea
 TIMERS_JOIN_S = Limit(2.0, "the agent, for the watchdog's thread", "it continues")
 HANG_LOOK_S = Limit(5.0, "the agent, between two looks for its workers' progress", "it looks again")
 HANG_ANSWER_S = Limit(2.0, "the same agent, for workers that stand still to tell where", "it tells without")
+HANG_RECORDER_S = Limit(
+    1.5, "a worker that stands still, for torch's flight recorders", "its answer has no collectives"
+)
 HANG_OTHERS_S = Limit(12.0, "an agent whose workers stand still, for the others", "it tells what it knows")
 SURVIVORS_STORE_S = Limit(2.0, "an agent without workers, for the store", "it ends without an answer")
 GIVING_UP_S = Limit(2.0, "the agent, for its other workers when one has given up", "it stops them")

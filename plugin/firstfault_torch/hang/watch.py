@@ -10,6 +10,7 @@ import json
 import linecache
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,9 +37,9 @@ _LOOKS = 6
 """In the shortest time that is told."""
 _FROZEN = 3
 """So many times longer between two looks: the agent did not run."""
-_MOST_DOUBLED = 16
-_AGAIN = 12
-"""Looks with progress, after which a stall is none of several in a row: those are told less and less."""
+_USUAL = 3
+"""So often a stall at one place after which the job went on is told; later ones only if they take longer."""
+_LONGER = 4
 _PER_ROUND = 1000
 """Stalls of one round, in the numbers of their records."""
 _CPU_SHARE = 0.1
@@ -54,6 +55,7 @@ class _Stall(NamedTuple):
     """Seconds of the monotonic clock."""
     is_mine: bool
     """Whether this agent concluded, and keeps the record."""
+    is_shown: bool = True
 
 
 class StallWatch:
@@ -74,8 +76,8 @@ class StallWatch:
         self._still = Standstill(time.monotonic())
         self._next_s = hang.warn_seconds or 0.0
         """Seconds without progress at which the next warning comes: each doubles it."""
-        self._looks = 0
-        """With progress, at the last stall."""
+        self._went_on: Counter[tuple[tuple[int, ...], str]] = Counter()
+        """Stalls after which the job went on, by their ranks and place: the same on all nodes."""
         self._end_s = 0.0
         """As `_next_s`, once the attempt is to be ended: what spared it may be over."""
         self._stall: _Stall | None = None
@@ -134,28 +136,33 @@ class StallWatch:
     def _goes_on(self, now: float) -> None:
         """Tell that the workers make progress again, and complete the record."""
         stall, self._stall = self._stall, None
-        warn_s, is_in_a_row = self._hang.warn_seconds or 0.0, self._still.looks - self._looks <= _AGAIN
-        self._next_s = min(self._next_s, warn_s * (_MOST_DOUBLED if is_in_a_row else 1))
-        self._end_s = 0.0
+        self._next_s, self._end_s = self._hang.warn_seconds or 0.0, 0.0
         if stall is not None:
-            self._looks = self._still.looks
-            logger.warning("progress again after %.0f s", now - stall.began)
+            self._went_on[stall.told.ranks, stall.told.at] += 1
             self._keep(stall, now - stall.began)
+            if stall.is_shown:
+                logger.warning("progress again after %.0f s", now - stall.began)
 
     def _compare(self, alive: dict[int, int], now: float, *, ends: bool) -> None:
         """Compare what this node sees with the other nodes, and tell of it."""
         began, group_rank = self._still.since, self._node.places.of().group_rank or 0
         files = to_files(self._seen(alive, now))
         conclude = partial(told_of, seconds=now - began, ends=ends, own=group_rank)
-        stall: _Stall | None = _Stall(conclude(files), 0, began, is_mine=True) if self._node.peers is None else None
-        stall = stall or self._settled(files, conclude)
+        stall = self._settled(files, conclude) if self._node.peers is not None else None
+        if self._node.peers is None:
+            stall = _Stall(conclude(files), self._went_on.total(), began, is_mine=True)
         if stall is None or self._stopped.is_set():
             return
-        self._stall = stall
-        for line in stall.told.lines:
+        told, before = stall.told, self._stall
+        is_usual = self._went_on[told.ranks, told.at] >= _USUAL and now - began < _LONGER * (
+            self._hang.warn_seconds or 0.0
+        )
+        is_shown = not is_usual or bool(told.ends)
+        self._stall = stall = stall._replace(is_shown=is_shown, number=(before or stall).number)
+        for line in told.lines if is_shown else ():
             logger.warning("%s", line)
         self._keep(stall)
-        if mine := [local for its_group_rank, local in stall.told.ends if its_group_rank == group_rank]:
+        if mine := [local for its_group_rank, local in told.ends if its_group_rank == group_rank]:
             self._node.workers.end_hung(mine, round(now - began))
 
     def _settled(self, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:

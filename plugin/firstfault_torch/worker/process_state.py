@@ -81,14 +81,14 @@ def thread_failures() -> tuple[ThreadFailure, ...]:
     return tuple(_failures)
 
 
-def collective_progress() -> tuple[CollectiveProgress, ...]:
+def collective_progress(seconds: float = FLIGHT_RECORDER_S) -> tuple[CollectiveProgress, ...]:
     """Return each process group's last collectives from torch's flight recorders; empty if it has none.
 
-    A dump may block while a CUDA call is stuck, so it is read in another thread, for at most 0.25 s.
+    A dump may block while a CUDA call is stuck, so it is read in another thread, for at most `seconds`.
     """
     recorders = flight_recorders()
     read = partial(_traces, recorders)
-    traces = bounded(read, FLIGHT_RECORDER_S, "reading torch's flight recorders") if recorders else []
+    traces = bounded(read, seconds, "reading torch's flight recorders") if recorders else []
     with guarded("looking for collectives that no recorder has"):
         for name in unread_backends(traces) if traces is not None and "torch" in sys.modules else ():
             what = f"the flight recorder of {name}"

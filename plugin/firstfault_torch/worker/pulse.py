@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from firstfault_torch import watchdog
-from firstfault_torch.budgets import FLIGHT_RECORDER_S
+from firstfault_torch.budgets import FLIGHT_RECORDER_S, HANG_RECORDER_S
 from firstfault_torch.compat.torch_worker import collective_counts
 from firstfault_torch.guard import NonBlocking
 from firstfault_torch.node.channel import to_message
@@ -50,4 +50,8 @@ def snapshot() -> dict[str, Any]:
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.seek(max(file.tell() - _LONGEST_STACK, 0), os.SEEK_SET)
         stack = file.read().decode(errors="replace")
-    return {**to_message(collective_progress(), thread_failures()), "stack": stack, "block": watchdog.block()}
+    return {
+        **to_message(collective_progress(HANG_RECORDER_S), thread_failures()),
+        "stack": stack,
+        "block": watchdog.block(),
+    }
