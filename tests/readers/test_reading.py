@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from firstfault.errors import StoreUnavailableError
+from firstfault.errors import ObjectNotFoundError, StoreUnavailableError
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout import ERRORS, ErrorKey, error_key_for
 from firstfault.model import (
@@ -23,7 +23,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.reading.assemble import Snapshot, Unreadable, assemble
+from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import AggregationStrategy, Reads, get_strategy, reads, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
@@ -252,17 +252,22 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
     assert len(job.failures) == MANY, "a name without a fingerprint does not tell the fault"
 
 
-def test_what_cannot_be_read_is_replaced_by_its_like() -> None:
-    """If the chosen documents of a fault cannot be read, others are opened; the unreadable ones are counted."""
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_cannot_be_read_is_replaced_by_its_like(is_gone: bool) -> None:
+    """If chosen documents are damaged, or gone since they were listed, others are opened; the unreadable ones count."""
+
+    def gone() -> bytes:
+        raise ObjectNotFoundError
+
     snapshot = cascade(root())
-    early = [error for error in snapshot.documents if error.rank != 211][:8]
-    kept = tuple(error for error in snapshot.documents if error not in early)
-    bad = tuple(Unreadable(error.documents[0].name, "") for error in early)
-    job, _ = read(replace(snapshot, documents=kept, unreadable=bad))
-    verdict = run_strategy(get_strategy("evidence"), job)
+    bad = {f"{ERRORS}/{error.documents[0].name}" for error in snapshot.documents[:8]}
+    objects = Objects.of(snapshot).objects
+    broken = {name: (objects[name][0], gone if is_gone else lambda: b"\xff\xff") for name in bad}
+    verdict = run_strategy(get_strategy("evidence"), looked_at(Objects({**objects, **broken}), "evidence"))
     assert verdict.ranks == (211,)
     assert verdict.coverage.unreadable == 8
     assert not verdict.coverage.complete
+    assert any("gone between listing and reading" in note for note in verdict.coverage.notes) is is_gone
 
 
 def test_rounds_that_were_recovered_from() -> None:
