@@ -1,7 +1,4 @@
-"""Faults under frameworks and usual ways to catch exceptions, in real trainings on two nodes.
-
-Without ``FIRSTFAULT_FRAMEWORKS=all`` only cases run that need no framework; ``make frameworks`` runs all.
-"""
+"""Faults under frameworks and usual ways to catch exceptions, in real trainings on two nodes: ``make frameworks``."""
 
 from __future__ import annotations
 
@@ -14,11 +11,12 @@ import pytest
 from tests.frameworks.pods import run
 from tests.plugin.running import running
 
-pytestmark = pytest.mark.jobs
-
+pytestmark = [
+    pytest.mark.jobs,
+    pytest.mark.skipif(os.environ.get("FIRSTFAULT_FRAMEWORKS") != "all", reason="make frameworks runs it"),
+]
 TRAINING = Path(__file__).parent / "training.py"
 RANK = 1
-_IS_FULL = os.environ.get("FIRSTFAULT_FRAMEWORKS") == "all"
 
 FAULTS = {
     **dict.fromkeys(("raise", "handled", "at-end", "callback", "slow-hook"), ("user_code", "KeyError, rank 1")),
@@ -55,11 +53,10 @@ CASES = {
 EXPECTED = {framework: {fault: FAULTS[fault] for fault in faults.split()} for framework, faults in CASES.items()}
 # its handler of SIGTERM calls a collective that the others do not
 EXPECTED["lightning"]["terminate"] = FAULTS["hang"]
-IN_CI = [("tensor_parallel", "leave")]
 ALL = [(framework, fault) for framework, faults in EXPECTED.items() for fault in faults]
 
 
-@pytest.mark.parametrize(("framework", "fault"), ALL if _IS_FULL else IN_CI)
+@pytest.mark.parametrize(("framework", "fault"), ALL)
 def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
     """The verdict names the rank that failed, by what its code raised or where it stood."""
     inputs = {"framework": framework, "fault": fault, "rank": RANK}
@@ -73,8 +70,7 @@ def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
     ended.flyte_saw_the_verdict()
 
 
-@pytest.mark.skipif(not _IS_FULL, reason="make frameworks runs it")
-@pytest.mark.parametrize("framework", list(EXPECTED) if _IS_FULL else ["plain"])
+@pytest.mark.parametrize("framework", EXPECTED)
 def test_no_fault(framework: str, tmp_path: Path) -> None:
     """A training without a fault returns what it does under stock kfpytorch, and prints nothing more."""
     inputs = {"framework": framework, "fault": "none", "rank": RANK}

@@ -115,6 +115,14 @@ def test_an_exit_without_an_error(job: Callable[..., Job]) -> None:
     assert "exited with code 0 before its training returned" in ended.of_rank(1).message
 
 
+def test_a_rank_that_leaves_its_group_open(job: Callable[..., Job]) -> None:
+    """After sys.exit(0) its peer's collective fails soon, though the program keeps the group, and the rank is named."""
+    ended = job(trainings.one_fails, "leave", "gloo", **ONE_NODE).end()
+    assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "exit")
+    assert ended.verdict.headline.startswith("SystemExit, rank 1 on ")
+    assert "onnection" in ended.of_rank(0).message, "the collective did not time out"
+
+
 def test_an_abort(job: Callable[..., Job]) -> None:
     """The document has the stack and the output of a failed check in native code; the node's log has them too."""
     ended = job(trainings.one_fails, "terminate", **ONE_NODE).end()
