@@ -1,4 +1,4 @@
-"""The soak on one attempt, and what it makes of samples and verdicts."""
+"""What the soak makes of samples and verdicts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import soak
-from tests.benchmarks.soak import Execution, Fault, Held, Outcome, Run
-from tests.plugin.running import short_folder
+from tests.benchmarks.soak import Execution, Fault, Held, Outcome
 from tests.waiting import until
 
 NODES = {0: "node-0", 1: "node-1"}
@@ -100,14 +99,3 @@ def test_the_table() -> None:
     assert "process 0, zombie 0, socket 0, folder 1" in lines
     assert "torchelastic_* 3" in lines
     assert bad.problems() == ["exit@1: no verdict", "folder firstfault-x after the end"]
-
-
-@pytest.mark.flyte
-@pytest.mark.jobs
-def test_one_attempt(tmp_path: Path) -> None:
-    """A worker that fails beside a process that it has started: the verdict is right, and nothing is left."""
-    temporary = short_folder()
-    outcome = Run(Execution("forked", (Fault("child", 1),)), temporary, tmp_path / "0").outcome()
-    assert outcome.problems() == []
-    assert [len(seen) for seen in outcome.samples.values()] == [1]
-    assert list(temporary.glob("firstfault-*")) == []
