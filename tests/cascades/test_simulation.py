@@ -18,13 +18,13 @@ _FEW = Rules(workers=128)
 @pytest.mark.slow
 def test_evidence_holds_when_documents_are_late_missing_and_wrong() -> None:
     """In simulated cascades of 128 workers the verdict is right, or undetermined if the root left no document."""
-    tallies, _ = simulate(_FEW, range(16))
+    tallies, _ = simulate(_FEW, range(10))
 
     ours, earliest = tallies["evidence"], tallies["earliest"]
     total = ours.total()
-    assert total["right"] + total["honest"] == 16, ours.outcomes
+    assert total["right"] + total["honest"] == 10, ours.outcomes
     assert ours.sure_and_wrong == 0
-    assert earliest.total()["right"] < 8, "the simulation is too easy"
+    assert earliest.total()["right"] < 5, "the simulation is too easy"
 
 
 def test_the_same_seed_makes_the_same_cascade() -> None:

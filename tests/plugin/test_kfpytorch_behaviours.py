@@ -188,11 +188,9 @@ def _wait_for_a_document() -> None:
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize(
-    ("method", "recoverable"), [("fork", True), ("spawn", False)], ids=["recoverable", "not recoverable"]
-)
+@pytest.mark.parametrize("recoverable", [True, False])
 @pytest.mark.usefixtures("sandbox")
-def test_an_error_in_a_local_call(method: str, recoverable: bool) -> None:
+def test_an_error_in_a_local_call(recoverable: bool) -> None:
     """The caller gets kfpytorch's exception for the root cause, with its time, although another worker failed too."""
 
     class LostShardError(FlyteRecoverableException):
@@ -201,7 +199,7 @@ def test_an_error_in_a_local_call(method: str, recoverable: bool) -> None:
     class BrokenShardError(Exception):
         pass
 
-    @task(task_config=_config(method))
+    @task(task_config=_config("fork"))
     def train() -> None:
         if os.environ["RANK"] == "0":
             _wait_for_a_document()

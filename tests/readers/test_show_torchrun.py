@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,12 +27,17 @@ pytest.importorskip("torch", reason="the folders are torchrun's")
 
 _TRAINING = """
 import os, signal, sys
+
+fault, recorded = sys.argv[1:]
+if fault == "early":
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad batch 7")
+    signal.pause()
+
 import torch, torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 def main(fault):
-    if fault == "early" and os.environ["RANK"] == "1":
-        raise ValueError("bad batch 7")
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
         # it records the loss of its peer, however early torchrun terminates it
@@ -51,25 +55,17 @@ def main(fault):
                 raise ValueError("bad batch 7") from error
     dist.destroy_process_group()
 
-fault, recorded = sys.argv[1:]
 (record(main) if recorded == "recorded" else main)(fault)
 """
 
 
-def _torchrun(folder: Path, *options: str, fault: str, recorded: str = "recorded") -> subprocess.Popen[bytes]:
+def _torchrun(folder: Path, *options: str, fault: str, recorded: str = "recorded") -> Path:
+    """Run a node; return the folder of its logs."""
+    from tests.torchrun.nodes import run_torchrun  # noqa: PLC0415 - it needs torch
+
     script = folder / "train.py"
-    folder.mkdir(exist_ok=True)
     script.write_text(_TRAINING, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(folder / "logs"), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, str(script), fault, recorded], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    )
-
-
-def _ran(folder: Path, *options: str, **how: str) -> Path:
-    with _torchrun(folder, "--standalone", "--nproc-per-node=2", *options, **how) as process:
-        process.wait(280)
+    assert run_torchrun(["--log-dir", str(folder / "logs"), *options, str(script), fault, recorded]) == 1
     return folder / "logs"
 
 
@@ -81,7 +77,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def run(*options: str, **how: str) -> Path:
         key = (options, *sorted(how.items()))
         if key not in made:
-            made[key] = _ran(tmp_path_factory.mktemp("torchrun"), *options, **how)
+            folder = tmp_path_factory.mktemp("torchrun")
+            made[key] = _torchrun(folder, "--standalone", "--nproc-per-node=2", *options, **how)
         return made[key]
 
     return run
@@ -144,16 +141,16 @@ def test_the_logs_tell_more(show: Show, logs: Callable[..., Path]) -> None:
 
 
 @pytest.mark.jobs
-def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
+def test_the_last_attempt_counts(show: Show, logs: Callable[..., Path]) -> None:
     """After a restart only the last attempt of a node is read."""
-    folder = _ran(tmp_path, "--max-restarts=1", fault="early")
+    folder = logs("--max-restarts=1", "-r", "3", fault="early")
     (run,) = folder.iterdir()
     assert {path.name for path in run.iterdir()} == {"attempt_0", "attempt_1"}
     for path in (folder, run, run / "attempt_1"):
         _, found = show(path)
         assert (found["verdict"]["ranks"], found["root"]["restarts"]) == ([1], 1)
     _, found = show(run / "attempt_0" / "1")
-    assert (found["verdict"]["ranks"], found["root"]["message"]) == ([1], "bad batch 7")
+    assert (found["root"]["message"], found["root"]["restarts"]) == ("bad batch 7", 0)
 
 
 @pytest.mark.jobs
@@ -168,9 +165,9 @@ def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[...,
         port = free.getsockname()[1]
     options = ["--rdzv-backend=c10d", "--rdzv-id=job", "--nnodes=2", "--nproc-per-node=1", "-r", "3"]
     options.append(f"--rdzv-endpoint=127.0.0.1:{port}")
-    nodes = [_torchrun(tmp_path, *options, fault="raise", recorded="plain") for _ in range(2)]
-    for started in nodes:
-        started.wait(280)
+    with ThreadPoolExecutor(2) as nodes:
+        for _ in range(2):
+            nodes.submit(_torchrun, tmp_path, *options, fault="raise", recorded="plain")
     _, found = show(tmp_path / "logs")
     assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
     assert "2 folders of the run 'job' are taken for its nodes" in found["verdict"]["coverage"]["notes"]

@@ -36,7 +36,6 @@ class Case:
     origin: Origin
     text: str
     """Part of the message."""
-    module: str = "stock_tasks"
     inputs: str = "inputs.pb"
 
 
@@ -46,19 +45,11 @@ CASES = [
     Case("platform", "SYSTEM", Kind.NON_RECOVERABLE, Origin.SYSTEM, "ValueError: the platform is gone"),
     Case("fine", "SYSTEM", Kind.RECOVERABLE, Origin.SYSTEM, "missing.pb", inputs="missing.pb"),
 ]
-ELASTIC = Case(
-    "recoverable",
-    "USER:Recoverable",
-    Kind.RECOVERABLE,
-    Origin.USER,
-    "rank 1 wants to try again",
-    module="stock_elastic_tasks",
-)
 
 
 def named(store: str, case: Case, way: str, mode: dict[str, str]) -> Any:
     """Return a parameter set with an id that can be read."""
-    marks = ([pytest.mark.s3] if store == "s3" else []) + ([pytest.mark.jobs] if case is ELASTIC else [])
+    marks = [pytest.mark.s3] * (store == "s3")
     return pytest.param(store, case, mode, marks=marks, id=f"{store}-{case.task}-{way}")
 
 
@@ -68,7 +59,6 @@ STARTED = [
     named("folder", CASES[1], "a-file-each", A_FILE_EACH),
     named("s3", CASES[2], "one-file", ONE_FILE),
     named("s3", CASES[3], "short-names", SHORT_NAMES),
-    named("s3", ELASTIC, "a-file-each", A_FILE_EACH),
 ]
 
 
@@ -85,7 +75,7 @@ def execute(tmp_path: Path) -> Callable[..., None]:
             f"--output-prefix={output_prefix}",
             f"--raw-output-data-prefix={output_prefix}-raw",
             "--resolver=flytekit.core.python_auto_container.default_task_resolver",
-            *("--", "task-module", case.module, "task-name", case.task),
+            *("--", "task-module", "stock_tasks", "task-name", case.task),
         ]
         done = subprocess.run(
             command,

@@ -23,6 +23,7 @@ from tests.waiting import until
 TRAINING = str(Path(__file__).parent / "faulty.py")
 RECORD = ("-m", "firstfault_torch.record")
 LONGEST_S = 120
+SIZE = 2
 SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
 OMPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 NONE_SET = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "FIRSTFAULT_WORKER"))
@@ -33,30 +34,29 @@ def _environment(**variables: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in NONE_SET} | variables
 
 
-def _ended(
-    command: Sequence[str], names: tuple[str, str, str], folder: Path, *, size: int, ends_all: bool
-) -> list[int]:
-    """Start ranks, two on a host, as a launcher does; return their exit codes.
+def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) -> list[int]:
+    """Start two ranks as a launcher does; return their exit codes.
+
+    Slurm has one on each of two hosts, and terminates the other, as ``srun --kill-on-bad-exit`` does.
 
     Args:
         command: of each rank, after Python.
         names: the launcher's variables of rank, local rank and world size.
         folder: of the documents.
-        size: how many ranks.
-        ends_all: terminate the others once one has failed, as ``srun --kill-on-bad-exit`` does.
     """
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "OMP_NUM_THREADS": "1"}
-    ranks = []
-    for rank in range(size):
-        own = dict(zip(names, map(str, (rank, rank % 2, size)), strict=True))
+    ranks, on_host = [], 1 if names is SLURM else 2
+    for rank in range(SIZE):
+        own = dict(zip(names, map(str, (rank, rank % on_host, SIZE)), strict=True))
         if names is SLURM:
             own |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_RESTART_COUNT": "1"}
-        environment = _environment(**common, **own, FIRSTFAULT_FOLDER=str(folder), FIRSTFAULT_NODE=f"host-{rank // 2}")
+        place = {"FIRSTFAULT_FOLDER": str(folder), "FIRSTFAULT_NODE": f"host-{rank // on_host}"}
+        environment = _environment(**common, **own, **place)
         ranks.append(subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL))
     deadline = time.monotonic() + LONGEST_S
     try:
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
-            if ends_all and any(rank.poll() for rank in ranks):
+            if names is SLURM and any(rank.poll() for rank in ranks):
                 for rank in ranks:
                     rank.terminate()
             time.sleep(0.05)
@@ -73,27 +73,26 @@ def settled(prefix: Prefix, count: int) -> None:
 
 @pytest.mark.jobs
 @pytest.mark.parametrize(
-    ("fault", "names", "size", "ends_all", "headline"),
+    ("fault", "names", "headline"),
     [
-        ("raise", SLURM, 3, True, "ValueError, rank 2 on host-1: batch 7 has no labels"),
-        ("kill", OMPI, 2, False, "SIGKILL, rank 1 on host-0: "),
-        ("hang", SLURM, 2, True, "hang, rank 1 on host-0: it was at faulty.py:"),
+        ("raise", SLURM, "ValueError, rank 1 on host-1: batch 7 has no labels"),
+        ("kill", OMPI, "SIGKILL, rank 1 on host-0: "),
+        ("hang", SLURM, "hang, rank 1 on host-1: it was at faulty.py:"),
     ],
 )
-def test_a_fault(  # noqa: PLR0917 - parameters
-    fault: str, names: tuple[str, str, str], size: int, ends_all: bool, headline: str, tmp_path: Path
-) -> None:
+def test_a_fault(fault: str, names: tuple[str, str, str], headline: str, tmp_path: Path) -> None:
     """The rank that failed is named, whether or not the launcher terminates the others."""
     way = [*RECORD, TRAINING, fault] if names is SLURM else [TRAINING, fault, "import"]
-    codes = _ended(way, names, tmp_path, size=size, ends_all=ends_all)
+    codes = _ended(way, names, tmp_path)
     assert 0 not in codes
     prefix = Prefix(tmp_path / "4711.2" / "1" if names is SLURM else tmp_path / "0")
-    settled(prefix, size)
+    settled(prefix, SIZE)
     verdict = MultiErrorFileOutputReader(prefix.uri).verdict()
-    assert verdict.ranks == (size - 1,)
+    assert verdict.ranks == (1,)
     assert verdict.headline.startswith(headline)
-    assert verdict.coverage.expected == verdict.coverage.reported == size
-    assert all(failure.place.local_rank == failure.place.rank % 2 for failure in prefix.failures())
+    assert verdict.coverage.expected == verdict.coverage.reported == SIZE
+    local_ranks = {failure.place.rank: failure.place.local_rank for failure in prefix.failures()}
+    assert local_ranks == {0: 0, 1: 0 if names is SLURM else 1}
 
 
 ENDS = {
