@@ -22,9 +22,9 @@ cmp "$wheel" "$work/again/$(basename "$wheel")"  # the same bytes
 cd "$root"
 cp -r --preserve=timestamps tests examples docs tools ./*.md LICENSE Makefile pyproject.toml constraints.txt "$work"
 cd "$work"
-# Tests of a file stay in one process and share its fixtures: a browser, a training job. One process more than there are
-# cores: training jobs wait a lot. pytest-xdist waits for ever for a process that takes a crashed one's place.
-parallel=(-q -n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Tests of a file stay in one process and share its fixtures: a browser, a training job. Two processes more than there
+# are cores: training jobs wait a lot. pytest-xdist waits for ever for a process that takes a crashed one's place.
+parallel=(-q -n "$(($(nproc) < 4 ? $(nproc) + 2 : 5))" --dist loadfile --no-loadscope-reorder --max-worker-restart=0
   --durations=15)
 nothing_chosen=5  # pytest's exit code
 status=$nothing_chosen
