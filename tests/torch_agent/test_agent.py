@@ -67,7 +67,7 @@ from firstfault_torch.capture import ErrorClass
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.node.document_writer import spool_of
 from firstfault_torch.options import Options
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.worker.in_flight import Moment
 from tests.prefix import Prefix
@@ -329,28 +329,6 @@ def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     return at_torchs_look
 
 
-@pytest.mark.parametrize("half", ["", '{"message": {"mess', '{"message": {"extraInfo": {"timestamp": "1"}}}'])
-def test_who_was_stopped(
-    half: str, start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
-) -> None:
-    """The document of the other worker says that it was stopped; that of the dead worker, torch's result, does not."""
-    agent = start()
-    if half:
-        for file in agent._pcontext.error_files.values():  # type: ignore[union-attr]
-            Path(file).write_text(half)
-        for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
-            Path(file).touch()
-    dies(agent)
-    result = _look(agent)
-    assert set(result.failures) == {3}, "torch's own result"
-    assert "rank      : 3" in str(ChildFailedError("train", result.failures))
-    found = _by_rank(prefix)
-    assert set(found) == {2, 3}
-    assert (found[3].signal, found[3].code, found[3].stopped_by_agent) == ("SIGKILL", "USER:SIGKILL", False)
-    assert (found[2].signal, found[2].code, found[2].stopped_by_agent) == ("SIGTERM", "USER:Stopped", True)
-    assert found[2].sent_signals[0].reason == STOPPED
-
-
 def test_the_log_names_the_failed_worker(
     start: Callable[..., ReportingAgent], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -379,22 +357,6 @@ def test_the_answer_to_being_stopped(
     assert found == {2: (exit_code, True), 3: (-9, False)}
 
 
-def test_a_report_ends_with_its_roster_entry(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """When the node announces its failure, its documents are uploaded, with a receipt for each."""
-    agent = start()
-    _kill(agent, 0, 1)
-    _look(agent)
-    assert {rank: failure.stopped_by_agent for rank, failure in _by_rank(prefix).items()} == {2: False, 3: False}
-    entries = {entry.phase: entry for entry in prefix.roster()}
-    assert set(entries) == {Phase.JOINED, Phase.FAILED}
-    entry = entries[Phase.FAILED]
-    assert entry.ranks == (2, 3)
-    assert (entry.place.node, entry.place.group_rank, entry.place.group_world_size) == ("worker-1", 1, 2)
-    assert {receipt.name for receipt in entry.receipts} == {path.name for path in prefix.errors.iterdir()}
-    assert {receipt.rank for receipt in entry.receipts} == {2, 3}
-    assert all(receipt.durable and receipt.fault_to_durable_ns for receipt in entry.receipts)
-
-
 def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     """Spool a document as a worker that could not upload it; return its name and its bytes."""
     own = make_error(2 + local_rank, node="worker-1", message="last words", monotonic_ns=time.monotonic_ns())
@@ -403,26 +365,6 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     assert spool is not None
     spool.add(name, data)
     return name, data
-
-
-@pytest.mark.parametrize("withdrawn", [False, True])
-def test_a_spooled_document(withdrawn: bool, start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """The agent uploads a worker's spooled document unchanged, and writes no other for that worker."""
-    agent = start()
-    name, data = _spooled(agent, 1)
-    if withdrawn:
-        spool = spool_of(agent.node.reporter.recording, 1, agent.node.reporter.report.error_files[1])
-        assert spool is not None
-        spool.withdraw(name)
-    _kill(agent, 1)
-    _look(agent)
-    assert (_by_rank(prefix)[3].message == "last words", (prefix.errors / name).exists()) == (not withdrawn,) * 2
-    receipts = [receipt for entry in prefix.roster() for receipt in entry.receipts if receipt.name == name]
-    assert [(receipt.withdrawn, receipt.durable) for receipt in receipts] == [(withdrawn, not withdrawn)]
-    if not withdrawn:
-        assert (prefix.errors / name).read_bytes() == data
-        own = [failure.message for failure in _failures(agent.node.reporter.report) if failure.rank == 3]
-        assert own == ["last words"]
 
 
 def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) -> None:
@@ -469,19 +411,6 @@ def test_when_our_code_breaks(
 
 
 # --- the other nodes ------------------------------------------------------------------------------------------------
-
-
-def test_the_other_node_is_notified(start: Callable[..., ReportingAgent], others: FailureBroadcast) -> None:
-    """The other node is notified of a death before this node has stopped its workers."""
-    agent = start("ignores it", "dies", stop_seconds=LONG_S)
-    _kill(agent, 1)
-    thread = threading.Thread(target=_look, args=(agent,))
-    thread.start()
-    others._thread.join(LONG_S)
-    assert _processes(agent._pcontext)[0].is_alive()
-    assert others.failure == FirstFailure("SIGKILL", "worker-1", group_rank=1, rank=3)
-    os.kill(_processes(agent._pcontext)[0].pid, signal.SIGKILL)
-    thread.join(LONG_S)
 
 
 # --- launching ------------------------------------------------------------------------------------------------------

@@ -209,16 +209,3 @@ def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node]) -> Non
     assert not any(thread.is_alive() for thread in threads)
     assert [one.watch.failure for one in nodes] == [None, FATAL if heard else None]
     assert nodes[1].watch.fatal_failure() == (FATAL if heard else None)
-
-
-@pytest.mark.parametrize(
-    ("failure", "reason"),
-    [
-        (FATAL, "rank 3 on worker-0 failed: ValueError"),
-        (replace(FATAL, rank=0), "rank 0 on worker-0 failed: ValueError"),
-        (FirstFailure("terminated by SIGTERM", "worker-0"), "the agent of worker-0 failed: terminated by SIGTERM"),
-    ],
-)
-def test_a_reason(failure: FirstFailure, reason: str) -> None:
-    """The reason for a stop names the worker or agent that failed."""
-    assert failure.reason == reason

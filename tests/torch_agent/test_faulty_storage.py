@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,8 +18,7 @@ from firstfault.layout import ERROR_FILE
 from firstfault.model import DocumentRef, Origin, Receipt, Scope, Seal, WorkerError
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode
-from firstfault_torch import Options, engine
-from firstfault_torch import verdict as verdicts
+from firstfault_torch import Options
 from firstfault_torch.context import Recording
 from firstfault_torch.node.document_writer import (
     document_path,
@@ -33,7 +31,7 @@ from firstfault_torch.node.document_writer import (
 from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
 from tests.nodes import Job
 from tests.processes import kill
-from tests.recordings import RetryingEngine, concluded, recording_at, sealed
+from tests.recordings import recording_at
 from tests.s3_server import S3
 from tests.torch_agent import trainings
 
@@ -45,7 +43,6 @@ SLACK_S = 30.0
 """What threads that wait for a processor may add."""
 LATER_S = 30.0
 SEALED_S = 60.0
-PATIENT_S = 30.0
 TERMINATED_S = 30.0
 """SIGTERM to the verdict: ten seconds, and more for a busy machine; Kubernetes kills a pod after 30."""
 FIRST_RANK = 11
@@ -165,68 +162,6 @@ def _told(receipt: Receipt) -> tuple[str, bool]:
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sealing:
-    """What became of a verdict."""
-
-    headline: str
-    message: str
-    document: bytes
-    durable: bool
-    stored: bytes | None
-    seconds: float
-
-
-@pytest.fixture(scope="module")
-def sealings(s3: S3, proxy: FaultyProxy) -> dict[str, Sealing]:
-    """Conclude, seal and publish under each fault, in a pod that was terminated."""
-    places = {what: recording_at(proxy.server.uri(f"seal-{what}-"), DEADLINE_S) for what in FAULTS}
-    terminated = threading.Event()
-    terminated.set()
-
-    def seal(what: str) -> Sealing:
-        began = time.monotonic()
-        recording = places[what]
-        verdict = sealed(concluded(recording, [failure(3)], give_up=terminated), recording)
-        published = RetryingEngine(recording.output_prefix).publish(verdict, give_up=terminated)
-        seconds = time.monotonic() - began
-        found = stored(s3, recording.output_prefix)(ERROR_FILE)
-        headline, message = verdict.verdict.headline, verdict.seal.message
-        return Sealing(headline, message, published.document, published.durable, found, seconds)
-
-    proxy.plan(*(Fault(what, path=f"seal-{what}-") for what in FAULTS if what != "refused"))
-    with pytest.MonkeyPatch.context() as patch:
-        # a busy machine needs longer than a terminated pod has
-        patch.setattr(engine, "TERMINATED_PUBLISH_S", PATIENT_S)
-        patch.setattr(verdicts, "TERMINATED_READING_S", PATIENT_S)
-        found = {what: seal(what) for what in sorted(HARMLESS)}
-    others = [what for what in FAULTS if what not in {*HARMLESS, "refused"}]
-    with concurrent.futures.ThreadPoolExecutor(len(others)) as pool:
-        found.update(zip(others, pool.map(seal, others), strict=True))
-    proxy.refuse()
-    found["refused"] = seal("refused")
-    proxy.plan()
-    proxy.mend()
-    return found
-
-
-@pytest.mark.parametrize("what", FAULTS)
-def test_sealing(sealings: dict[str, Sealing], what: str) -> None:
-    """The verdict is about the user's exception, is made in time, and the caller learns whether it is stored."""
-    sealing = sealings[what]
-    assert "the user's own error" in sealing.headline
-    assert "the user's own error" in sealing.message
-    assert sealing.seconds < SEALED_S
-    assert b"the user's own error" in sealing.document
-    if what == "twice":
-        assert "only the documents at hand" not in sealing.message
-    else:
-        assert "only the documents at hand" in sealing.message
-    assert sealing.durable == (what in HARMLESS)
-    if sealing.durable:
-        assert sealing.stored == sealing.document
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------------

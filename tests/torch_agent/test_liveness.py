@@ -73,35 +73,6 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(liveness, "RECONNECT_S", QUIET_S / 3)
 
 
-def test_another_agent_is_killed(store: RoundStore, hurry: Callable[[], None]) -> None:
-    """The first agent learns its rank and node when the kernel closes its connection."""
-    deaths = Deaths()
-    lines, where = _first(store, deaths)
-    agent = _greeted(where, 1)
-    hurry()
-    agent.close()
-    assert deaths.news.wait(LONG_S)
-    lines.end()
-    assert deaths.seen == [(1, "worker-1")]
-
-
-def test_the_first_agent_is_killed(store: RoundStore, hurry: Callable[[], None]) -> None:
-    """The others learn it when they cannot connect again."""
-    deaths = Deaths()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        store.set("firstfault/lifeline", json.dumps({"port": listener.getsockname()[1], "secret": "of this test"}))
-        lines = Liveness(store, 1, "worker-1", "127.0.0.1", deaths)
-        connection, _ = listener.accept()
-        assert json.loads(connection.recv(4096)) == {"secret": "of this test", "group_rank": 1, "node": "worker-1"}
-        connection.sendall(b'{"node": "worker-0"}\n')
-    hurry()
-    connection.close()
-    until(lambda: lines.lost_first == "worker-0")
-    assert deaths.news.wait(LONG_S)
-    lines.end()
-    assert deaths.seen == [(0, "worker-0")]
-
-
 def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], None]) -> None:
     """The thread ends also if the end of the round and an agent's greeting are read at the same moment."""
     began, goes_on = threading.Event(), threading.Event()

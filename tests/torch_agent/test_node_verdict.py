@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.layout import roster_key_for
-from firstfault.model import DocumentRef, Kind, Phase, Seal, Verdict, WorkerError
+from firstfault.model import DocumentRef, Kind, Seal, Verdict, WorkerError
 from firstfault.retry import never
 from firstfault.strategies import earliest, register_strategy, unregister_strategy
-from firstfault.testing import make_error, make_presence
-from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
+from firstfault.testing import make_error
+from firstfault.wire.documents import decode, encode, encode_seal
 from firstfault_torch import run
 from firstfault_torch import verdict as verdicts
 from firstfault_torch.agent.agent import RoundEnd
@@ -43,11 +42,6 @@ def _wrote(uri: str, failure: WorkerError) -> WorkerError:
     return replace(failure, documents=(DocumentRef(receipt.name),))
 
 
-def _says(uri: str, phase: Phase, group_rank: int, **fields: Any) -> None:
-    entry = make_presence(phase, node=f"worker-{group_rank}", group_rank=group_rank, nodes=2, **fields)
-    put_file(uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
-
-
 def _failure(rank: int, **fields: Any) -> WorkerError:
     return make_error(rank, node=f"worker-{rank}", group_rank=rank, group_world_size=2, **fields)
 
@@ -57,56 +51,6 @@ def _settled(recording: Recording, *failures: WorkerError, seconds: float = 0.0,
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
-
-
-def test_both_nodes_are_heard(prefix: Prefix) -> None:
-    """The verdict rests on all nodes' documents; each node comes to the same one, by the same documents."""
-    first = _wrote(prefix.uri, _failure(1, at_ms=0, message="the root"))
-    second = _wrote(prefix.uri, _failure(0, at_ms=5, message="a victim"))
-    for group_rank in (0, 1):
-        _says(prefix.uri, Phase.JOINED, group_rank)
-        _says(prefix.uri, Phase.FAILED, group_rank)
-    began = time.monotonic()
-    conclusions = [_settled(prefix.recording(), own, seconds=LONG_S) for own in (first, second)]
-    assert time.monotonic() - began < LONG_S / 2, "no node has to be waited for"
-    for conclusion in conclusions:
-        assert conclusion.verdict.ranks == (1,)
-        assert conclusion.verdict.victims.count == 1
-        assert conclusion.verdict.coverage.complete
-        assert conclusion.verdict.settled
-    assert len({conclusion.verdict.digest for conclusion in conclusions}) == 1
-
-
-def test_it_waits_for_the_other_node(prefix: Prefix) -> None:
-    """The report of the last missing node is included and ends the wait."""
-    own = _wrote(prefix.uri, _failure(0, at_ms=5))
-    _says(prefix.uri, Phase.FAILED, 0)
-
-    def other() -> None:
-        _wrote(prefix.uri, _failure(1, at_ms=0, message="the root"))
-        _says(prefix.uri, Phase.FAILED, 1)
-
-    later = threading.Timer(0.5, other)
-    later.start()
-    conclusion = _settled(prefix.recording(), own, seconds=LONG_S)
-    later.join()
-    assert conclusion.verdict.ranks == (1,)
-    assert conclusion.verdict.settled
-
-
-@pytest.mark.parametrize("options", [{}, {"expected_nodes": 2}])
-def test_it_gives_up_waiting(prefix: Prefix, options: dict[str, int]) -> None:
-    """The wait for a node that never reports ends at its limit; the verdict says that the node is missing."""
-    own = _wrote(prefix.uri, _failure(0))
-    _says(prefix.uri, Phase.JOINED, 1)
-    _says(prefix.uri, Phase.FAILED, 0)
-    began = time.monotonic()
-    verdict = _settled(prefix.recording(), own, seconds=0.5, **options).verdict
-    assert 0.5 <= time.monotonic() - began < LONG_S / 2
-    assert verdict.ranks == (0,)
-    assert not verdict.settled
-    assert not verdict.coverage.complete
-    assert "took part but sent no report: worker-1" in verdict.coverage.notes
 
 
 @pytest.mark.parametrize("uploaded", [True, False])

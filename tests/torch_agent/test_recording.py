@@ -21,19 +21,15 @@ import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from firstfault.exceptions.tracebacks import own_frames
-from firstfault.layout import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Resources, Subject, WorkerError, Writer
+from firstfault.model import DocumentRef, ExceptionInfo, Kind, Resources, Subject, WorkerError, Writer
 from firstfault.recorder.folder import Recorder, Spool
-from firstfault.testing import make_error, make_presence
+from firstfault.testing import make_error
 from firstfault.wire.documents import decode
 from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine, RecoverableError
 from firstfault_torch.node import document_writer as recorder
 from firstfault_torch.node.document_writer import (
-    as_entry,
-    end_node_recorder,
     node_recorder,
-    put_on_node,
     record_error,
     spool_for_agent,
     spool_of,
@@ -42,7 +38,6 @@ from firstfault_torch.worker import recording as worker
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, recorded, run_recorded
 from tests.prefix import Prefix
 from tests.recordings import recording_at
-from tests.waiting import until
 
 TOLERANCE_S = 30.0
 """How much longer than its deadline a recording may take on a busy machine; what hangs, hangs for longer."""
@@ -126,26 +121,6 @@ def test_where_the_spool_is(error_file: str | None, there: bool, prefix: Prefix,
 # --- one document ---------------------------------------------------------------------------------------------------
 
 
-def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
-    """The document lies in the errors folder and in the spool, and the receipt tells how long it took."""
-    failure = _failure()
-    spool = Spool(tmp_path / "spool")
-    _, receipt = record_error(failure, prefix.recording(), spool, LONG_S)
-    (found,) = prefix.failures()
-    (spooled,) = spool.documents()
-    assert receipt.durable
-    assert receipt.error == ""
-    assert receipt.rank == 1
-    assert 0 < (receipt.fault_to_durable_ns or 0) < LONG_S * 1e9
-    assert found.message == failure.message
-    assert (prefix.errors / receipt.name).read_bytes() == spooled.path.read_bytes()
-    assert (spooled.name, spooled.receipt) == (receipt.name, receipt)
-    assert error_key_for(failure) != error_key_for(failure), "two documents never overwrite each other"
-    key = ErrorKey.parse(receipt.name)
-    assert key is not None
-    assert (key.rank, key.timestamp_ns) == (1, failure.timestamp_ns)
-
-
 @pytest.mark.parametrize("store", ["hanging", "blocked"])
 def test_a_store_that_fails(
     store: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -179,30 +154,6 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
 
 
 # --- through the node's recorder ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("alive", [True, False], ids=["recorder lives", "recorder has ended"])
-def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
-    """Documents and roster entries are durable with the node's recorder, and without it if it has ended."""
-    failure, entry = _failure(), make_presence(Phase.JOINED)
-    with node_recorder(prefix.recording()) as recording:
-        folder = Path(recording.node_folder)
-        assert folder.is_dir()
-        if not alive:
-            end_node_recorder(recording)
-            until(lambda: not folder.exists(), seconds=LONG_S)
-        spool = spool_of(recording, 1, None)
-        _, receipt = record_error(failure, recording, spool, LONG_S)
-        assert put_on_node(*as_entry(entry), recording, LONG_S)
-        assert (spool is not None) is folder.is_dir() is alive
-        if spool is not None:
-            (spooled,) = spool.documents()
-            assert spooled.is_durable
-    assert receipt.durable
-    assert (receipt.rank, receipt.fault_to_durable_ns) == (1, pytest.approx(0, abs=LONG_S * 1e9))
-    assert [found.message for found in prefix.failures()] == [failure.message]
-    assert [found.phase for found in prefix.roster()] == [Phase.JOINED]
-    assert not Path(recording.node_folder).exists()
 
 
 # --- what leaves a task function ------------------------------------------------------------------------------------

@@ -173,22 +173,6 @@ def test_no_restart(agents: Callable[..., list[Agent]]) -> None:
     assert _settled(made) == [b"sealed"] * 3
 
 
-def test_a_restart(agents: Callable[..., list[Agent]]) -> None:
-    """All agents restart; the failure stays one that is not fatal, and the record is completed afterwards."""
-    made = agents(3, answer=ALLOWED)
-    made[1].peers.notify(made[1].own)
-    _run(made)
-    assert [agent.decided for agent in made] == [ALLOWED] * 3
-    assert [agent.restarts._previous_fingerprint for agent in made] == [ALLOWED.fingerprint] * 3
-    assert not any(agent.peers.broadcast.is_fatal or agent.closed.is_set() for agent in made)
-    assert _records(made) == (ALLOWED,)
-    for agent in made:
-        agent.restarts.began_again(4)
-    (record,) = _records(made)
-    assert record == replace(ALLOWED, lost_seconds=record.lost_seconds, world_size_after=4)
-    assert record.lost_seconds is not None
-
-
 def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The others decide without it, and know that it is lost; what it said when it joined is there."""
     monkeypatch.setattr(settlement_module, "NO_ANSWER_S", 0.5)

@@ -11,47 +11,16 @@ from typing import Any
 
 import pytest
 
-from firstfault.conclude import Conclusion
 from firstfault.errors import AccessDeniedError
-from firstfault.evidence.diagnosis import diagnose
-from firstfault.model import Kind, Origin
+from firstfault.model import Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.context import Recording
-from firstfault_torch.verdict import VERDICT, await_turn, leave_verdict, previous_attempt, retries_left, turn_of
+from firstfault_torch.verdict import VERDICT, await_turn, retries_left, turn_of
 from tests.recordings import concluded, recording_at
-from tests.recordings import sealed as sealed_of
-from tests.s3_server import S3
 
 SOON_S = 30.0
-LONG_S = 60.0
 AGAIN = "the previous attempt failed with the same fault"
-
-
-def _sealed(recording: Recording, message: str) -> tuple[Conclusion, bytes]:
-    job = make_job(make_error(3, message=message))
-    verdict = run_strategy(get_strategy("earliest"), job)
-    conclusion = Conclusion(job, verdict, decide(verdict), diagnose(job))
-    return conclusion, sealed_of(conclusion, recording).document
-
-
-@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.s3)])
-def test_a_verdict_is_found_by_the_next_attempt(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """An attempt reads the verdict that the one before wrote below its raw output prefix."""
-    server: S3 | None = request.getfixturevalue("s3_environ") if place == "s3" else None
-    raw = str(tmp_path) if server is None else server.uri("raw")
-    first = recording_at(f"{raw}/out/0", handover_uri=f"{raw}/0")
-    second = recording_at(f"{raw}/out/1", handover_uri=f"{raw}/1", previous_handover_uri=f"{raw}/0")
-
-    conclusion, document = _sealed(first, "the batch has no labels")
-    assert previous_attempt(second, LONG_S) is None
-    leave_verdict(first, document)
-
-    found = previous_attempt(second, LONG_S)
-    assert found is not None
-    assert found.verdict.fingerprint == conclusion.verdict.fingerprint
-    assert found.verdict.headline == conclusion.verdict.headline
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff not a message", None], ids=["empty", "rubbish", "a folder"])
@@ -97,19 +66,6 @@ def test_how_many_retries_are_left(
         verdict = run_strategy(get_strategy("earliest"), make_job(make_error(3)))
         previous = replace(decide(verdict), retry=True, **before)
     assert retries_left(attempt, retries, previous) == left
-
-
-def test_the_last_attempt_knows_that_it_is(tmp_path: Path) -> None:
-    """Through the storage: attempt 1 of a task with one retry has none left."""
-    first = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
-    second = recording_at(
-        str(tmp_path / "out"), handover_uri=str(tmp_path / "1"), previous_handover_uri=str(tmp_path / "0"), attempt=1
-    )
-    error = make_error(3, kind=Kind.RECOVERABLE)
-    one = concluded(first, [error], retries=1)
-    leave_verdict(first, sealed_of(one, first).document)
-    other = concluded(second, [error], retries=1)
-    assert (one.decision.is_spent, other.decision.is_spent) == (False, True)
 
 
 # --- nodes without a store --------------------------------------------------------------------------------------------

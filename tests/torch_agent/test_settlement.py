@@ -192,14 +192,6 @@ def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., li
     assert _documents(made) == {b"sealed by 0"}
 
 
-def test_a_process_that_is_told_to_go_meanwhile(agents: Callable[..., list[Agent]]) -> None:
-    """It waits shortly, and names who concludes if no other agent has."""
-    made = agents(2)
-    threading.Timer(0.2, made[1].give_up.set).start()
-    _run(made[1:])
-    assert _documents(made[1:]) == {b"sealed by 1"}
-
-
 @pytest.mark.usefixtures("short_life")
 def test_a_dead_node_is_not_waited_for(agents: Callable[..., list[Agent]]) -> None:
     """A node that never heard of the failure counts as dead; what it said when it began is in the reports."""

@@ -233,21 +233,6 @@ def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
 # --- later ----------------------------------------------------------------------------------------------------------
 
 
-def test_while_settling(start: Callable[..., Agent]) -> None:
-    """A signal while the agent waits for the other nodes ends that wait, and does nothing else."""
-
-    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
-        watch.begin_shutdown()
-        say("ready", watch.gave_up.is_set())
-        say("gave up", watch.gave_up.wait(LONG_S))
-
-    agent = start(work)
-    assert agent.next() == ("ready", False)
-    agent.send()
-    assert agent.next() == ("gave up", True)
-    assert agent.end() == [("left", signal.SIG_DFL)]
-
-
 def test_at_the_beginning_of_a_wait(start: Callable[..., Agent]) -> None:
     """A signal ends the wait that it interrupts, also while the main thread holds the lock of the event."""
 
