@@ -22,7 +22,6 @@ from firstfault.model import (
     Phase,
     Receipt,
     Resources,
-    Seal,
     SentSignal,
     StackDump,
     Subject,
@@ -413,13 +412,6 @@ def test_the_digest_is_over_the_documents_names() -> None:
     one, other = make_error(0), make_error(1)
     assert digest_of([one, other]) == digest_of([other, one])
     assert len({digest_of([]), digest_of([one]), digest_of([other]), digest_of([one, other])}) == 4
-
-
-def test_seals_are_in_the_order_of_what_they_rest_on() -> None:
-    """Seals are sorted by number of documents, most first, then by name."""
-    seal = Seal("b", "", 2, "earliest", "", 0, "", "", "", make_error().kind, make_error().origin, None, "")
-    seals = (seal, replace(seal, name="a"), replace(seal, name="c", count=9))
-    assert [item.name for item in _job(seals=seals).seals] == ["c", "a", "b"]
 
 
 # --- coverage -------------------------------------------------------------------------------------------------------

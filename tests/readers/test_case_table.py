@@ -8,7 +8,7 @@ import pytest
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from firstfault.layout import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope
+from firstfault.model import DocumentRef, Origin, Phase, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import ObjectInfo
 from firstfault.store._fsspec import FsspecStore
@@ -196,21 +196,6 @@ def test_the_document_is_the_authority_on_its_round(attempt: Attempt) -> None:
 # --- an exception in flight -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("withdrawn", [True, False])
-def test_an_exception_that_was_handled_is_no_error(attempt: Attempt, withdrawn: bool) -> None:
-    """An attempt whose nodes succeeded has not failed, despite a document about an exception in flight."""
-    life = {"node": "w-0", "group_rank": 0, "incarnation": 7}
-    (name,) = attempt.write(make_error(3, in_flight=True, **life))
-    assert attempt.reader().is_error()
-    receipt = Receipt(name, durable=True, rank=3, withdrawn=withdrawn)
-    attempt.join(make_presence(Phase.SUCCEEDED, nodes=1, receipts=(receipt,), **life))
-    reader = attempt.reader()
-    assert not reader.is_error()
-    assert reader.conclude() is None
-    coverage = reader.job().coverage
-    assert (coverage.complete, coverage.notes) == (True, ())
-
-
 # --- nothing found --------------------------------------------------------------------------------------------------
 
 
@@ -305,16 +290,3 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, dela
 
 
 # --- a listing cached by the client ---------------------------------------------------------------------------------
-
-
-def test_every_look_is_fresh(attempt: Attempt) -> None:
-    """The same reader sees documents that were written after its last call."""
-    reader = attempt.reader()
-    assert not reader.is_error()
-    attempt.write(make_error(1, at_ms=5, message="second"))
-    assert reader.verdict().message == "second"
-    attempt.write(make_error(0, at_ms=0, message="first", kind=Kind.RECOVERABLE))
-    assert reader.verdict().message == "first"
-    assert reader.read_error().recoverable
-    attempt.join(make_presence(Phase.JOINED, round=1))
-    assert not reader.is_error()

@@ -153,7 +153,6 @@ PARSED = ExceptionInfo(
     frames=(FrameInfo("/app/train.py", 7, "parse", "raise ValueError(text)"),),
 )
 NOT_JOINED = "wait timeout after 6000ms, keys: /default_pg/0//cpu//0/3"
-ASSERTED = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address"
 UNREAD = "<no text: reading the exception took too long>"
 CLIENT = FrameInfo("/app/client.py", 7, "fetch", "self.socket.recv(4)")
 LOADER = FrameInfo("/x/torch/utils/data/dataloader.py", 1284, "_try_get_data", "data = self._data_queue.get()")
@@ -173,7 +172,6 @@ FIRST_OF_3 = {"first_failure": FROM_3, "first_failure_reason": "rank 3 on worker
 TO_GO = {"sent_signals": (SentSignal("SIGTERM", TERMINATED),)}
 IN_FLIGHT = {"in_flight": True, "sent_signals": SENT}
 BUG = raised(0)
-OF_3 = (waited(0, **count(6)), stopped(1, IN_COLLECTIVE, **count(6)), waited(2, **count(6)), HUNG)
 SHARD = own(2, 0, message="shard 8 is corrupt")
 UNKNOWN = CausedBy(None, "node 1", "")
 FORBIDDEN = Receipt("e.pb", durable=False, error="403 Forbidden", rank=3)
@@ -185,15 +183,8 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "a node terminated long after a timeout": done(
             *waiting(0, 1, at_ms=0), agent(1, "preemption", 60_000), replace(HUNG, boot_id=BOOT)
         ),
-        "a rank that hangs": done(*OF_3),
-        "a rank that left a collective out": done(*waiting(0, 1, 2, **count(7)), waited(3, **count(7, "barrier"))),
-        "a thread that died": done(waited(0), stopped(3, **DEAD), stopped(1)),
         "a broadcast timeout": done(
             *waiting(1), replace(stopped(2, IN_COLLECTIVE, **count(6)), caused_by=CausedBy(0, "worker-0", "")), HUNG
-        ),
-        "a rank that is frozen": done(
-            *waiting(0, 1, 2),
-            replace(stopped(3), signal="SIGKILL", exit_code=-9, sent_signals=(SentSignal("SIGKILL", "another one"),)),
         ),
         "a rank that never joined": done(
             *(own(rank, 6000, "torch.distributed.DistStoreError", NOT_JOINED) for rank in (0, 1, 2)),
@@ -217,10 +208,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         ),
     },
     "rank 3 medium: exit, returned": {
-        "others lose a rank that exited with 0": done(
-            *(victim(rank, world_size=4) for rank in (0, 1, 2)),
-            roster=[entry(node, receipts=(Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
-        ),
         "others lose a node that finished": done(
             *(victim(rank, node="worker-0", world_size=4) for rank in (0, 1, 2)),
             roster=[entry(0), entry(1, Phase.SUCCEEDED, ranks=(3,))],
@@ -306,7 +293,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             own(0, 10, "train.TrainError", "step failed", boot_id=""),
             roster=(entry(0, first_failure=FROM_3), entry(1, first_failure=FROM_3)),
         ),
-        "a death beside a full disk": done(died(3, boot_id=""), saved(0, boot_id=""), saved(2, boot_id="")),
         "a worker died long before its agent": done(agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0)),
     },
     "rank 3 medium: unknown, broadcast": {
@@ -328,14 +314,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
         "ranks that repeat another rank's words": done(
             SHARD, *(own(rank, 0, "RuntimeError", "stop: rank 2: shard 8 is corrupt") for rank in (0, 1, 3))
         ),
-    },
-    "external worker-1 high: preemption, terminated-node": {
-        "a worker was killed with its terminated node": done(
-            agent(1, "preemption"), died(3, at_ms=10), victim(0), stopped(1)
-        ),
-    },
-    "node worker-1 high: node_lost, lost-node": {
-        "a worker was killed with its lost node": done(agent(1, "node_lost"), died(3, at_ms=10), victim(0), stopped(1)),
     },
     "external worker-1 medium: preemption, terminated-node": {
         "a terminated node without a document": done(
@@ -442,9 +420,6 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "rank 2 medium: user_code, first-of-several": {
         "an exception long before": done(agent(1, "preemption"), victim(0), own(2, -60_000))
     },
-    "node worker-1 medium: node_lost, node-without-report": {
-        "a node that sent no report": done(victim(0, peer=2), victim(1, peer=2), roster=(entry(0), JOINED))
-    },
     "node worker-1 medium: unknown, node-without-report": {
         "a node for which others waited": done(*waiting(0, 1), roster=(entry(0), JOINED))
     },
@@ -490,16 +465,10 @@ WORDS = {
     "a rank that names another without its words": "suspect 2",
     "a node terminated while others waited": "suspect 1",
     "a node terminated long after a timeout": "the agent of worker-1 was terminated",
-    "a node that sent no report": "2 failures name it",
     "a node that reported is not lost": "403 Forbidden",
     "a node that was told": "KeyError",
-    "a rank that hangs": "train.py:12 in load",
-    "a rank that left a collective out": "it called barrier, the others allreduce",
-    "a thread that died": "LookupError: no shard",
     "a checkpoint's thread that failed, while its rank trains": "its thread 'saver' ended with OSError: [Errno 28]",
     "a broadcast failure without a document": "its agent reported its failure to the other nodes (KeyError)",
-    "a rank that is frozen": "it answered no signal",
-    "others lose a rank that exited with 0": "it had exited with code 0 when the others lost a peer",
     "others lose a node that finished": "it had exited with code 0 when the others lost a peer",
     "others wait for a rank that exited with 0": "it had exited with code 0 while the others waited for it",
     "others wait for a rank that returned": "its function had returned while the others waited for it",

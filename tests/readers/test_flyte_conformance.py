@@ -3,55 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from flyteidl.core.errors_pb2 import ContainerError
-from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 
 from firstfault.failed_attempts import FoundAttempt, attempts_below
-from firstfault.model import Origin
-from firstfault.output_reader import ExecutionError
 from firstfault.store import open_store
 from firstfault.sync import run_sync
 from tests.readers.conftest import Attempt
-
-
-@pytest.mark.parametrize(
-    ("origin", "kind", "recoverable"),
-    [(Origin.USER, ContainerError.NON_RECOVERABLE, False), (Origin.SYSTEM, ContainerError.RECOVERABLE, True)],
-)
-def test_one_file(attempt: Attempt, origin: Origin, kind: int, recoverable: bool) -> None:
-    """A user's error that is not recoverable, and the system's that is, are read as such."""
-    attempt.stock("error.pb", origin=FlyteExecutionError.ErrorKind.Value(origin.value), kind=kind)
-    reader = attempt.reader()
-    assert reader.is_error()
-    assert reader.read_error() == ExecutionError(
-        "red", "hi", origin, recoverable=recoverable, error_uri=f"{attempt.uri}/firstfault/errors"
-    )
-
-
-@pytest.mark.parametrize("names", ["012", "201", "bca"])
-def test_multi_user_error(attempt: Attempt, names: str) -> None:
-    """The file with the earliest time of three workers is the root cause, whatever the files' random names."""
-    for number, (name, seconds) in enumerate(zip(names, [100, 99, 100], strict=True)):
-        told = {"code": f"red-{number}", "message": f"hi-{number}", "worker": f"worker-{number}"}
-        attempt.stock(f"error-{name * 32}.pb", seconds=seconds, **told)
-    reader = attempt.reader()
-    assert reader.is_error()
-    read = reader.read_error()
-    assert (read.code, read.message, read.worker) == ("red-1", "hi-1", "worker-1")
-    assert read.timestamp_ns == 99 * 1_000_000_000
-    assert (read.kind, read.recoverable) == (Origin.USER, False)
-
-
-def test_multi_user_error_backward_compat(attempt: Attempt) -> None:
-    """An error.pb without a time, as flytekit before 1.14 writes it, is read, and its time stays unset."""
-    attempt.stock("error.pb")
-    reader = attempt.reader()
-    read = reader.read_error()
-    assert (read.code, read.message, read.kind, read.recoverable) == ("red", "hi", Origin.USER, False)
-    assert read.timestamp_ns is None
-    assert read.worker == ""
-    assert reader.verdict().timestamp_ns is None
-
 
 _OUTPUTS = (
     *("error_rate", "error_rate_offloaded_metadata.pb", "errors_total.pb", "errors_by_class/part-0.pb"),

@@ -315,20 +315,6 @@ def test_of_several_seals_the_one_that_rests_on_most_speaks(attempt: Attempt) ->
     assert attempt.reader().verdict().message == "many"
 
 
-def test_a_seal_of_another_version_still_says_what_it_says_to_flyte(attempt: Attempt) -> None:
-    """A seal with unknown JSON gives code, time and worker from its outer error."""
-    attempt.write(make_error())
-    before = attempt.reader().conclude()
-    data = _seal(before, json='{"schema": "firstfault.verdict/v9"}')
-    _lose_documents(attempt)
-    attempt.put("error.pb", data)
-
-    after = attempt.reader().conclude()
-    for name in ("code", "timestamp_ns", "node"):
-        assert getattr(after.verdict, name) == getattr(before.verdict, name)
-    assert not after.verdict.coverage.complete
-
-
 def test_flyte_fields_cover_flytes_own() -> None:
     """The error has code, message, kind, recoverable, time, worker and URI, as Flyte's ExecutionError has."""
     ours = {field.name for field in fields(ExecutionError)}

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from firstfault.conclude import Conclusion, RestartContext, conclude, decide_restart, record_of, with_unused_restarts
+from firstfault.conclude import Conclusion, RestartContext, conclude, decide_restart, record_of
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
-from firstfault.render.plain import flyte_message
-from firstfault.report import report_of
-from firstfault.report.data import recovered_lines
 from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job
@@ -99,18 +96,6 @@ def test_a_record_of_a_round() -> None:
     assert (record.timestamp_ns, record.fingerprint) == (root.timestamp_ns, _fingerprint(root))
 
 
-@pytest.mark.parametrize("used", [0, 2])
-def test_restarts_that_were_not_used(used: int) -> None:
-    """The decision on the attempt says how many were left, and why."""
-    root = replace(BUG, place=replace(BUG.place, restart_count=used))
-    found = _concluded(root, CONTEXT)
-    own, unused = found.decision.reason, f"{3 - used} of 3 restarts (max_restarts) were not used"
-    for reason, told in (("not again", f"{own}; {unused}: not again"), (own, f"{own}; for the same reason, {unused}")):
-        record = replace(RECORD, restart=False, reason=reason)
-        again = with_unused_restarts(found.decision, found.verdict, record, 3)
-        assert again == replace(found.decision, reason=told)
-
-
 # --- records --------------------------------------------------------------------------------------------------------
 
 
@@ -180,21 +165,6 @@ def test_records_are_read(attempt: Attempt) -> None:
     job = reader.job()
     assert job.restarts == (inner, first, second)
     assert job.coverage.notes == ()
-
-
-def test_a_report_after_restarts() -> None:
-    """The message says how often the workers were restarted and after what; details have the reason and the cost."""
-    root = make_error(3, round=3)
-    job = replace(
-        make_job(root), history=(make_error(5, round=2),), restarts=(RECORD, replace(RECORD, number=3, restart=False))
-    )
-    found = conclude(job)
-    assert found is not None
-    text = flyte_message(report_of(job, found.verdict, found.decision))
-    assert "restarted 1 time before: round 2: ValueError, rank 3 on worker-1: boom" in text
-    (line,) = recovered_lines(job)
-    assert line.startswith("round 2: ValueError, rank 3 on worker-1: boom: restarted, it may help; ")
-    assert line.endswith("; 12 s until the workers ran again; 4 ranks instead of 8")
 
 
 def test_what_was_recovered_from(attempt: Attempt, run: Callable[..., Ran]) -> None:

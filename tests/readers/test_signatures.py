@@ -269,27 +269,6 @@ def test_what_a_signature_leaves_out(kind: str, message: str, signature: str) ->
     assert classify(message, kind).signature == signature
 
 
-@pytest.mark.parametrize(
-    ("kind", "message", "signature"),
-    [
-        ("", "[TC][rank=3][name=7] Operation timed out after 71234 ms", "watchdog-timeout"),
-        ("", "Aborting process on rank 3 due to timeout - collective operation timed out", "watchdog-timeout"),
-        ("torch.distributed.DistBackendError", "NCCL AllReduce failed timed out after 71000 ms", "watchdog-timeout"),
-        ("RuntimeError", "Work timed out during finalize", "watchdog-timeout"),
-        ("", "nccl hit async error on rank 3: remote process exited or there was a network error", "nccl-remote"),
-        ("", "Aborting process on rank 3 due to error - timeout watchdog detected operation error", "nccl-unhandled"),
-        ("torch.distributed.DistBackendError", "NCCL operation failed", "nccl-unhandled"),
-        ("RuntimeError", "NCCL communicator was aborted after a previous error", "nccl-aborted"),
-        ("", "CUDA error during end event query: CUDA error: misaligned address", "gpu-kernel"),
-        ("torch.distributed.DistBackendError", "NCCL Abort failed timed out after 71000 ms", "distributed-error"),
-        ("RuntimeError", "Operation timed out after 71000 ms", "program"),
-    ],
-)
-def test_the_words_of_torchs_second_nccl_backend(kind: str, message: str, signature: str) -> None:
-    """What torch 2.15 prints and raises is told apart: its own wait, a peer's end, an error without its cause."""
-    assert classify(message, kind).signature == signature
-
-
 def test_unless_in_a_file_of_ones_own() -> None:
     """`unless` keeps a signature and a noise from texts in which it is found."""
     text = GOOD.replace('types = ["ShardError"]', "unless = 'rebuil[dt]'")
