@@ -1,5 +1,6 @@
-"""Fixtures of `tests.prefix`, for the tests of this folder."""
+"""Fixtures of the plugin's tests."""
 
 from tests.prefix import prefix
+from tests.readers.commands import run
 
-__all__ = ["prefix"]
+__all__ = ["prefix", "run"]

@@ -16,10 +16,11 @@ from flyteidl.core import execution_pb2 as core
 from flyteidl.core.identifier_pb2 import NodeExecutionIdentifier, TaskExecutionIdentifier, WorkflowExecutionIdentifier
 from flyteidl.service import admin_pb2_grpc
 
-from firstfault.cli import EXIT, main
+from firstfault.cli import EXIT
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from flytekitplugins.firstfault import flyteadmin
+from tests.readers.commands import Ran
 
 _N, _T = core.NodeExecution, core.TaskExecution
 
@@ -110,29 +111,12 @@ def admin() -> Iterator[Admin]:
     server.stop(0).wait()
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def show(admin: Admin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+def show(admin: Admin, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     """Return a function that runs ``firstfault show`` in this process, with the admin's endpoint in its settings."""
     monkeypatch.setenv("FLYTE_PLATFORM_URL", admin.endpoint)
     monkeypatch.setenv("FLYTE_PLATFORM_INSECURE", "true")
-
-    def run(uri: str, command: str = "show") -> Ran:
-        with pytest.raises(SystemExit) as caught:
-            main([command, uri])
-        out, err = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return Ran(caught.value.code, out, err)
-
-    return run
+    return lambda uri, command="show": run(command, uri)
 
 
 def _attempt(folder: Path, rank: int) -> str:

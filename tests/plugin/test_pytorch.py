@@ -11,7 +11,6 @@ from typing import Any
 import click
 import flytekit
 import pytest
-from flyteidl.core.errors_pb2 import ErrorDocument
 from flytekit import task
 from flytekit.bin import entrypoint
 from flytekit.bin.entrypoint import setup_execution
@@ -20,10 +19,10 @@ from flytekit.core.mock_stats import MockStats
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
-from firstfault.layout import error_key_for, roster_key_for
+from firstfault.layout import roster_key_for
 from firstfault.model import NodePresence, Phase
-from firstfault.testing import make_error, make_presence
-from firstfault.wire.documents import encode, encode_presence
+from firstfault.testing import make_presence
+from firstfault.wire.documents import encode_presence
 from firstfault_torch.notifiers import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from flytekitplugins.firstfault import PyTorch, Worker
@@ -82,43 +81,11 @@ def test_success(prefix: Prefix) -> None:
     assert prefix.failures() == []
 
 
-def test_failure(prefix: Prefix) -> None:
-    """An exception is recorded, with its receipt, and the task raises the verdict."""
-    error = ValueError("bad batch")
-    with pytest.raises(VerdictSealedError) as caught:
-        _execute(_raiser(error))
-    (failure,) = prefix.failures()
-    assert caught.value.__cause__ is error
-    assert (failure.rank, failure.place.group_rank, failure.place.group_world_size) == (1, 1, 2)
-    (done,) = [entry for entry in prefix.roster() if entry.phase is Phase.FAILED]
-    assert [(receipt.rank, receipt.durable) for receipt in done.receipts] == [(1, True)]
-    sealed = ErrorDocument.FromString(caught.value.published.document).error
-    assert sealed.worker == "job-worker-0"
-    assert sealed.timestamp.ToNanoseconds() == failure.timestamp_ns
-    assert "bad batch" in sealed.message
-    assert "pods reported: 1 of 2" in sealed.message
-
-
 def test_a_recoverable_failure() -> None:
     """The task raises a FlyteRecoverableException if the verdict is recoverable, also outside of a dispatch."""
     with pytest.raises(VerdictSealedError) as caught:
         _execute(_raiser(FlyteRecoverableException("shard 7")))
     assert isinstance(caught.value, FlyteRecoverableException)
-
-
-def test_a_victim(prefix: Prefix) -> None:
-    """A pod that failed because of the master names the master."""
-    root = make_error(0, node="job-master-0", at_ms=0, message="the root", group_rank=0, group_world_size=2)
-    done = make_presence(Phase.FAILED, node="job-master-0", group_rank=0, nodes=2)
-    prefix.errors.mkdir(parents=True)
-    (prefix.errors / error_key_for(root)).write_bytes(encode(root))
-    _write_roster(prefix, done)
-    with pytest.raises(VerdictSealedError) as caught:
-        _execute(_raiser(RuntimeError("Connection closed by peer")))
-    sealed = ErrorDocument.FromString(caught.value.published.document).error
-    assert sealed.worker == "job-master-0"
-    assert "the root" in sealed.message
-    assert "pods reported: 2 of 2" in sealed.message
 
 
 @pytest.mark.parametrize("master", [Phase.JOINED, Phase.SUCCEEDED, Phase.FAILED])
