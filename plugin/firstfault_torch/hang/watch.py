@@ -11,7 +11,7 @@ import linecache
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,7 @@ from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 
 if TYPE_CHECKING:
-    from firstfault.model import WorkerError
+    from firstfault.model import Collective, CollectiveProgress, WorkerError
     from firstfault_torch.agent.node_round import NodeRound
     from firstfault_torch.options import Hang
 
@@ -40,6 +40,7 @@ _FROZEN = 3
 _USUAL = 3
 """So often a stall at one place after which the job went on is told; later ones only if they take longer."""
 _LONGER = 4
+_MOST_OPEN = 3
 _PER_ROUND = 1000
 """Stalls of one round, in the numbers of their records."""
 _CPU_SHARE = 0.1
@@ -182,11 +183,10 @@ class StallWatch:
         for step in settlement.settle(self._connections, files, self._wait_s, self._stopped):
             document = step.document if isinstance(step, SettledDocument) else b""
             own = b""
-            if isinstance(step, Reports):
+            if isinstance(step, Reports) and settlement.claim():  # first: of thousands of ranks it may take seconds
                 own = json.dumps(asdict(conclude(step.copies, missing=self._missing(step)))).encode()
-                if settlement.claim():
-                    document = settlement.hand_over(own, durable=True).document
-                    bounded(lambda: store.add(_COUNT, 1), STORE_S, "counting a stall")
+                document = settlement.hand_over(own, durable=True).document
+                bounded(lambda: store.add(_COUNT, 1), STORE_S, "counting a stall")
             if document:
                 found = _Stall(_from_bytes(document), number, self._still.since, is_mine=document == own)
                 break
@@ -221,7 +221,7 @@ class StallWatch:
                 category="hang",
                 message="the job makes no progress",
                 writer=Writer.AGENT,
-                collectives=collectives,
+                collectives=tuple(replace(item, last=_open(item)) for item in collectives),
                 thread_failures=threads,
                 stack_dumps=(StackDump(pid, place.rank, stack),) if stack else (),
                 expired=ExpiredDeadline("", round(now - self._still.since)),
@@ -271,6 +271,12 @@ class StallWatch:
         )
         name = restart_record_name(record.kind.value, record.number, place.group_rank or 0)
         self._node.reporter.put(f"{ROSTER}/{name}", restart_to_json(record))
+
+
+def _open(progress: CollectiveProgress) -> tuple[Collective, ...]:
+    """Return the first collectives of a group that have not ended: with those of 10,000 ranks one agent has to deal."""
+    last = [entry for entry in progress.last if entry.sequence > (progress.completed or 0)]
+    return tuple(last[:_MOST_OPEN] or progress.last[-1:])
 
 
 def _from_bytes(document: bytes) -> Told:
