@@ -118,7 +118,8 @@ def judged(nodes: int) -> str:
     files = {name: data for node in range(nodes) for name, data in node_files(node, nodes * EACH).items()}
     began = time.monotonic()
     line = told_of(files, 61.0).lines[0]
-    return f"{nodes} nodes: {sum(map(len, files.values())) / 1e6:.1f} MB, {time.monotonic() - began:.1f} s to judge: {line}"
+    seconds, size = time.monotonic() - began, sum(map(len, files.values())) / 1e6
+    return f"{nodes} nodes: {size:.1f} MB, {seconds:.1f} s to judge: {line}"
 
 
 if __name__ == "__main__":
