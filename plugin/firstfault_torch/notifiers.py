@@ -13,15 +13,13 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.render.plain import json_report
+from firstfault.report import Report
 from firstfault.text import elide
 from firstfault_torch.budgets import OTEL_S, WEBHOOK_S
-
-if TYPE_CHECKING:
-    from firstfault.report import Report
 
 _TEXT = 100_000
 """Characters of a message or a traceback that are sent."""

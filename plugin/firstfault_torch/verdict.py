@@ -6,6 +6,7 @@ It may import the library and `node`, never `agent` or `worker`.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,16 +40,14 @@ from firstfault_torch.budgets import (
     TURN_PAUSE_S,
 )
 from firstfault_torch.capture import error_file_data
+from firstfault_torch.context import Recording
 from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.guard import begun, bounded, caught, logger
 from firstfault_torch.node.document_writer import get_file, put_file
 
 if TYPE_CHECKING:
-    import threading
-
     from firstfault.conclude import Conclusion, RestartContext
     from firstfault.report import Report
-    from firstfault_torch.context import Recording
     from firstfault_torch.options import Options
 
 _FALLBACK = "earliest"

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.logs import logger_of
-from firstfault.model import Origin, Phase, Place, RestartKind, RestartRecord, Scope, WorkerError
+from firstfault.model import (
+    Decision,
+    JobErrors,
+    Origin,
+    Phase,
+    Place,
+    RestartKind,
+    RestartRecord,
+    Scope,
+    Seal,
+    Verdict,
+    WorkerError,
+)
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, same_fault_again
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
 from firstfault.wire.json_schemas import from_json
-
-if TYPE_CHECKING:
-    from firstfault.model import Decision, JobErrors, Seal, Verdict
 
 logger = logger_of(__name__)
 

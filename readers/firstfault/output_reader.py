@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,23 +12,20 @@ from firstfault.conclude import Conclusion, conclude, failed, strategy_of
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, Layout
 from firstfault.model import Decision, JobErrors, NodePresence, Origin, RestartRecord, Seal, Verdict, Writer
+from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Wish
 from firstfault.render.plain import flyte_message
+from firstfault.report import Report
 from firstfault.report.data import AttemptSummary, report_on, with_attempts
+from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import join, open_store
 from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
 from firstfault.sync import run_sync
 
 if TYPE_CHECKING:
-    import threading
-
     from flyteidl.core.literals_pb2 import LiteralMap
-
-    from firstfault.reading.assemble import Snapshot
-    from firstfault.report import Report
-    from firstfault.retry import RetryContext, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,10 @@ import contextlib
 import fcntl
 import os
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from firstfault.layout import ERROR_FILE, OUTPUTS, ROSTER, RosterKey
 from firstfault.model import Phase
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDERS = (".firstfault/torchrun", ".firstfault/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs, unless they are told otherwise."""

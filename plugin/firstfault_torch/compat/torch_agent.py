@@ -7,9 +7,10 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
@@ -17,9 +18,6 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from firstfault_torch.capture import is_readable, read_traceback
 from firstfault_torch.compat import warn_once
 from firstfault_torch.guard import begun, caught
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 _HOOKS = (
     "_rendezvous",

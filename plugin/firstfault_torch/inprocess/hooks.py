@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,7 @@ from firstfault_torch.compat.torch_worker import backends_that_abort, forget_pro
 from firstfault_torch.guard import begun, bounded, caught, guarded
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError, check_limit
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
-
-if TYPE_CHECKING:
-    from firstfault_torch.inprocess.rank_assignment import State
+from firstfault_torch.inprocess.rank_assignment import State
 
 
 class Hook(abc.ABC):

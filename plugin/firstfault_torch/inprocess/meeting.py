@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,10 +19,8 @@ from firstfault_torch.budgets import MEETING_END_S, MEETING_S, MONITOR_LINGER_S,
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.detached import Process, start_detached
 from firstfault_torch.inprocess.exception import InternalError, RestartError
+from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
-
-if TYPE_CHECKING:
-    from firstfault_torch.inprocess.options import InProcessOptions
 
 _TIMEOUT = dt.timedelta(seconds=MEETING_S)
 """Of a store's operations, as torch has it."""

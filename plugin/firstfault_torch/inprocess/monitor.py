@@ -21,9 +21,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import FrameType
+from typing import Any, ClassVar
 
 import torch.distributed as dist
+from typing_extensions import Self
 
 from firstfault_torch.budgets import (
     MONITOR_CLOSING_S,
@@ -35,14 +37,8 @@ from firstfault_torch.budgets import (
 from firstfault_torch.guard import begun, caught, guarded, logger
 from firstfault_torch.inprocess.detached import Process, log_error, start_detached
 from firstfault_torch.inprocess.exception import RankShouldRestart
+from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome, Position
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from typing_extensions import Self
-
-    from firstfault_torch.inprocess.options import InProcessOptions
 
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""

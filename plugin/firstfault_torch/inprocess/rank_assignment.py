@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import datetime as dt
 import enum
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault_torch.inprocess.exception import RestartError, check_limit
-
-if TYPE_CHECKING:
-    import datetime as dt
 
 
 class Mode(enum.Enum):

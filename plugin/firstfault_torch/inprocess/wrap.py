@@ -18,9 +18,10 @@ import typing
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
+from typing_extensions import Self
 
 from firstfault.model.failure import RESTARTED
 from firstfault_torch import watchdog
@@ -51,9 +52,6 @@ from firstfault_torch.inprocess.store import (
     recovered_key,
     round_prefix,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
 _LOST = "the store of the in-process restart is lost"

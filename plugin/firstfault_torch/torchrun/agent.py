@@ -8,12 +8,12 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.runs import begin_run
@@ -28,11 +28,6 @@ from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, options_of, who
 from firstfault_torch.worker.recording import run_recorded
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-
 
 _LAUNCHER = "torch.distributed.launcher.api"
 _FAILED = 1

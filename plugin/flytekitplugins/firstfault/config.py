@@ -13,13 +13,19 @@ from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from firstfault.errors import UsageError
 from firstfault.retry import RetryPolicy, as_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
-from firstfault_torch.options import DEFAULT_SIGNALS, Hang, check_numa, parse_ranks, parse_signals, parse_streams
+from firstfault_torch.options import (
+    DEFAULT_SIGNALS,
+    Hang,
+    RestartsInProcess,
+    check_numa,
+    parse_ranks,
+    parse_signals,
+    parse_streams,
+)
 from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from flytekit import Resources
-
-    from firstfault_torch.options import RestartsInProcess
 
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
 """An environment variable: it names the strategy and turns recording on. An empty value turns recording off."""

@@ -20,15 +20,15 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.deck.deck import TimeLineDeck, _output_deck
 
 from firstfault.model import JobErrors, Phase, Place, Subject, Writer
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.budgets import DECK_BEFORE_S, DECK_S, DECKS_INTERVAL_S, DECKS_LAST_S
+from firstfault_torch.context import Recording
+from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.flyte_engine import await_deck
 
 if TYPE_CHECKING:
-    from firstfault.recorder.folder import NodeFolder
     from firstfault.report.data import AttemptSummary, Report
-    from firstfault_torch.context import Recording
-    from firstfault_torch.engine import SealedVerdict
 
 _LOOK_SHARE = 20
 """The pause after a slow check is this many times its duration, so that large decks do not slow the training."""

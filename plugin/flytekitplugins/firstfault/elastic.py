@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
+from firstfault.model import WorkerError
 from firstfault_torch.agent.agent import job_of
 from firstfault_torch.capture import was_recoverable
 from firstfault_torch.compat.torch_agent import process_failure
@@ -31,13 +32,11 @@ from firstfault_torch.options import DEFAULT_SIGNALS, Options, logs_specs, numa_
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, Elastic, parse_nnodes
 from flytekitplugins.firstfault.entrypoints import WorkerResult, code_with_file, run_forked, run_spawned
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from flytekitplugins.firstfault.flytekit_classes import verdict_error
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
-
-    from firstfault.model import WorkerError
-    from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 _ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "virtual_local_rank": False}
 """Values that need nothing of torch."""

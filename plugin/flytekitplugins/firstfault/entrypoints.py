@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault_torch.budgets import LAST_DECKS_S
 from firstfault_torch.guard import guarded
+from firstfault_torch.options import RestartsInProcess
 from firstfault_torch.worker.recording import WorkerMonitor, recorded
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
-
-    from firstfault_torch.options import RestartsInProcess
 
 
 class WorkerResult(NamedTuple):

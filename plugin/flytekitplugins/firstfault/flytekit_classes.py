@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import flytekit
@@ -12,8 +13,6 @@ from flytekit.exceptions.user import FlyteDataNotFoundException, FlyteRecoverabl
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from firstfault_torch.engine import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import Published
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,10 @@ from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import NodePresence, NodeSetup, Phase, Place, Receipt
 from firstfault_torch.context import Recording, setup_of_node, worker_place
+from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.guard import begun, guarded
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
+from firstfault_torch.options import Options
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict import Wait, conclude_on_node, leave_verdict, notify, seal_verdict
 from firstfault_torch.worker.in_flight import is_clean_exit
@@ -21,10 +24,6 @@ from firstfault_torch.worker.recording import describe_and_record
 from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
 
 if TYPE_CHECKING:
-    import threading
-
-    from firstfault_torch.engine import SealedVerdict
-    from firstfault_torch.options import Options
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 

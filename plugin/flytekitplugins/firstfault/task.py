@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from flyteidl.plugins.kubeflow import pytorch_pb2 as pytorch_task
 from flytekit import PythonFunctionTask
-from flytekit.core.context_manager import FlyteContextManager
+from flytekit.configuration import SerializationSettings
+from flytekit.core.context_manager import FlyteContext, FlyteContextManager
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.resources import convert_resources_to_resource_model
 from flytekit.exceptions.user import FlyteUserRuntimeException
@@ -24,6 +26,7 @@ from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
 from firstfault.model import Phase
+from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.options import Hang, Options  # noqa: F401 - the package's public names come from here
 from firstfault_torch.watchdog import Watchdog  # noqa: F401 - as above
 from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
@@ -41,14 +44,6 @@ from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
 )
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, sealed_name
 from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
-
-if TYPE_CHECKING:
-    import threading
-
-    from flytekit.configuration import SerializationSettings
-    from flytekit.core.context_manager import FlyteContext
-
-    from firstfault_torch.engine import SealedVerdict
 
 _TASK_TYPE = "pytorch"
 _SINGLE_NODE_TASK_TYPE = "python-task"

@@ -7,7 +7,6 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
@@ -22,11 +21,8 @@ from firstfault.exceptions.stderr import (
     text_of_death,
 )
 from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, raised_in, short_name
-from firstfault.model import ExceptionInfo, Subject, Writer
+from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, signal_of_exit_code
-
-if TYPE_CHECKING:
-    from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from firstfault.layout import ErrorKey
-from firstfault.model import Subject, Writer
-
-if TYPE_CHECKING:
-    from firstfault.model import DocumentRef, JobErrors, WorkerError
+from firstfault.model import DocumentRef, JobErrors, Subject, WorkerError, Writer
 
 _S = 1_000_000_000
 _NOTICED_NS = _S // 4

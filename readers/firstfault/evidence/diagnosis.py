@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures, ranks_of_spread_error
 from firstfault.evidence.clocks import Clocks
+from firstfault.evidence.texts import Pointer
 from firstfault.exceptions.tracebacks import first_cause, short_name
 from firstfault.layout import ErrorKey
-from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_ALONE, TERMINATED_BY, Phase, Subject
+from firstfault.model import (
+    DIED_SILENTLY,
+    TERMINATED,
+    TERMINATED_ALONE,
+    TERMINATED_BY,
+    CausedBy,
+    JobErrors,
+    NodePresence,
+    Phase,
+    Place,
+    Subject,
+    WorkerError,
+)
 from firstfault.text import one_line
-
-if TYPE_CHECKING:
-    from firstfault.evidence.texts import Pointer
-    from firstfault.model import CausedBy, JobErrors, NodePresence, Place, WorkerError
 
 ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}

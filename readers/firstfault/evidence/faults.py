@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import (
     MISMATCH,
@@ -14,7 +13,8 @@ from firstfault.evidence.classification import (
     FailureClass,
     prints_a_peers_error,
 )
-from firstfault.evidence.diagnosis import ENDS_OF_NODES, FirstFault
+from firstfault.evidence.clocks import Clocks
+from firstfault.evidence.diagnosis import ENDS_OF_NODES, Accusations, Diagnosis, FirstFault
 from firstfault.evidence.hangs import hung
 from firstfault.evidence.progress import progress_by_group, waited_ns, without_messages
 from firstfault.evidence.texts import message_of
@@ -23,12 +23,7 @@ from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
 from firstfault.exceptions.stderr import TRIES_FAILED, last_printed
 from firstfault.exceptions.tracebacks import causes_of, first_cause, library_of, own_frames, place_of, short_name
-from firstfault.model import Subject
-
-if TYPE_CHECKING:
-    from firstfault.evidence.clocks import Clocks
-    from firstfault.evidence.diagnosis import Accusations, Diagnosis
-    from firstfault.model import FrameInfo, WorkerError
+from firstfault.model import FrameInfo, Subject, WorkerError
 
 _GROUP = "torch/distributed/"
 _WHY = "raised an exception after a collective of its own had failed"

@@ -10,9 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
 
-from firstfault.evidence.signatures import ANY_EXCEPTION, Pattern, Role, Signature, built_in_signatures, encoded
+from firstfault.evidence.signatures import (
+    ANY_EXCEPTION,
+    Pattern,
+    Role,
+    Signature,
+    Signatures,
+    built_in_signatures,
+    encoded,
+)
 from firstfault.exceptions.stderr import bare_line, exception_of, last_line, last_printed, text_of_death, thrown
 from firstfault.exceptions.tracebacks import (
     all_links,
@@ -24,13 +31,9 @@ from firstfault.exceptions.tracebacks import (
     short_name,
     with_remote,
 )
-from firstfault.model import Subject
+from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import sentence_of
-
-if TYPE_CHECKING:
-    from firstfault.evidence.signatures import Signatures
-    from firstfault.model import ExceptionInfo, FileSystem, WorkerError
 
 _READ = 20_000
 """Characters of a text that are read: its head and its tail."""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+from firstfault.evidence.diagnosis import Candidate, Diagnosis
 from firstfault.evidence.hangs import hung
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.exceptions.stderr import last_line
 from firstfault.exceptions.tracebacks import all_links, first_cause
-
-if TYPE_CHECKING:
-    from firstfault.evidence.diagnosis import Candidate, Diagnosis
 
 _STALL = (
     r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?)\b|heart[- _]?beat"

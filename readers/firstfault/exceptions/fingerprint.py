@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
 
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_line
 from firstfault.exceptions.tracebacks import causes_of, first_cause, frames_to
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
+from firstfault.model import WorkerError
 
 FINGERPRINT_VERSION = 2
 _DIGITS = 12

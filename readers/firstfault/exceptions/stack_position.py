@@ -7,13 +7,9 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from firstfault.exceptions.tracebacks import is_library, place_of
-from firstfault.model import FrameInfo
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
+from firstfault.model import FrameInfo, WorkerError
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(

@@ -12,17 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from firstfault.exceptions.stack_position import PROGRAM_ENDED, frames_of_crash, is_of_a_group, where_it_stood
 from firstfault.exceptions.tracebacks import RAISED, all_links, block_of, causes_of, original_of, short_name
-from firstfault.model import ExceptionInfo, FrameInfo, Subject
+from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import printable
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
-
 
 _PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
 """What torch, its launcher and srun put before each line."""

@@ -11,26 +11,27 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout import ErrorKey, is_of_entry
 from firstfault.model import (
     Coverage,
+    ExceptionInfo,
     JobErrors,
     NodePresence,
     Phase,
+    Place,
     Resources,
     RestartKind,
+    RestartRecord,
     Seal,
     Subject,
+    Unopened,
     WorkerError,
     Writer,
 )
 from firstfault.model.job import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
-
-if TYPE_CHECKING:
-    from firstfault.model import ExceptionInfo, Place, RestartRecord, Unopened
 
 _MAX_NAMED = 5
 _DIGEST_BITS = 128

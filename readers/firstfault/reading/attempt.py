@@ -8,10 +8,10 @@ contradicts its document, every document is opened.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
@@ -54,12 +54,8 @@ from firstfault.reading.listing import (
     unconfirmed,
     unopened_by_fault,
 )
+from firstfault.store import ObjectInfo, ReadableStore
 from firstfault.sync import attempted, each, gathered
-
-if TYPE_CHECKING:
-    import threading
-
-    from firstfault.store import ObjectInfo, ReadableStore
 
 logger = logger_of(__name__)
 

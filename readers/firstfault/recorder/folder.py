@@ -13,7 +13,8 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt, Resources
@@ -25,9 +26,6 @@ from firstfault.recorder.budgets import (
     SHORTEST_TIMEOUT_S,
 )
 from firstfault.text import parse_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCUMENT = "document.pb"
 """In `NodeFolder.last_words`: the error document about the agent's death, without a time."""

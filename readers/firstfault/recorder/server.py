@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import (
@@ -46,11 +46,9 @@ from firstfault.recorder.folder import (
 )
 from firstfault.recorder.left_behind import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
+from firstfault.store import Store
 from firstfault.sync import attempted, run_sync
 from firstfault.text import parse_json
-
-if TYPE_CHECKING:
-    from firstfault.store import Store
 
 T = TypeVar("T")
 _END_SHARE = 0.8

@@ -6,12 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from firstfault.report.cascade import Cascade, Event
 from firstfault.report.words import State, duration, short_names
-
-if TYPE_CHECKING:
-    from firstfault.report.cascade import Cascade, Event
 
 _MS = 1_000_000
 _LANES = 32

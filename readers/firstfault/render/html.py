@@ -21,8 +21,11 @@ from urllib.parse import quote
 
 from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import chain, format_exception, own_frames, runs
+from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
 from firstfault.render.drawings import node_map, timeline_of
 from firstfault.render.plain import json_report, markdown
+from firstfault.report.answers import JobIdentity
+from firstfault.report.cascade import Cascade, NodeState, RankState
 from firstfault.report.data import Report, log_lines, message_text, recovered_lines
 from firstfault.report.words import State, is_retried, line_of, ranks_text, short_names, short_pod, shown_time
 from firstfault.strategies import who
@@ -30,10 +33,6 @@ from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
     import jinja2
-
-    from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
-    from firstfault.report.answers import JobIdentity
-    from firstfault.report.cascade import Cascade, NodeState, RankState
 
 PAGE_SIZE = 100
 """Ranks on one page of the grid."""

@@ -7,20 +7,18 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import first_cause, own_frames
+from firstfault.model import WorkerError
 from firstfault.report.answers import Fact
 from firstfault.report.data import Report, Section, Sections, log_lines, quoted_failures, sections_of, stack_lines
 from firstfault.report.words import PLAIN, State, few, ranks_text
 from firstfault.text import counted, elide, one_line, printable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
+from firstfault.wire.forms import Table
 from firstfault.wire.json_schemas import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
-    from firstfault.wire.forms import Table
 
 _MESSAGE_TITLE = "message:"
 """Stands above the root cause's text, whose lines are indented."""

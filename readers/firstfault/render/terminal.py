@@ -12,16 +12,15 @@ from rich.text import Text
 
 from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import format_exception
+from firstfault.model import WorkerError
 from firstfault.render.plain import encodable, one_row
+from firstfault.report.cascade import Group
 from firstfault.report.data import Report, Sections, log_lines, quoted_failures, sections_of
 from firstfault.report.words import State, few
 from firstfault.text import elide, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from firstfault.model import WorkerError
-    from firstfault.report.cascade import Group
 
 _ROWS = 23
 """Rows of one screen, without the shell's prompt."""

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.clocks import Clocks, Interval
+from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import message_of
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.job import unreported_nodes
 from firstfault.report.words import State, duration, headline_parts, line_of, ranks_text
 from firstfault.text import counted, printable
-
-if TYPE_CHECKING:
-    from firstfault.evidence.diagnosis import Diagnosis
 
 _FEW = 5
 _MS = 1_000_000

@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from firstfault.errors import (
@@ -21,8 +22,6 @@ from firstfault.errors import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 T = TypeVar("T")

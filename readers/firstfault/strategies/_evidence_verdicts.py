@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure, FailureClass, left_no_reason
-from firstfault.evidence.diagnosis import ENDS_OF_NODES, are_unlisted, names_it
+from firstfault.evidence.diagnosis import ENDS_OF_NODES, Candidate, Diagnosis, FirstFault, are_unlisted, names_it
 from firstfault.evidence.faults import (
     AFTER_A_PRINTED_ERROR,
     gave_up,
@@ -24,14 +23,10 @@ from firstfault.evidence.watchdogs import may_have_waited_for, tells_of_a_wait
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import place_of_crash, stacks_of, where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_printed
-from firstfault.model import Reason, Scope, Suspect, Verdict
+from firstfault.model import JobErrors, Reason, Scope, Suspect, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
 from firstfault.strategies import HEADLINE, headline_of, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
-
-if TYPE_CHECKING:
-    from firstfault.evidence.diagnosis import Candidate, Diagnosis, FirstFault
-    from firstfault.model import JobErrors, WorkerError
 
 NAME = "evidence"
 MAX_SUSPECTS = 10

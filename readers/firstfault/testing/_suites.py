@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -39,12 +39,10 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.render.plain import flyte_message, markdown
 from firstfault.report import report_of
 from firstfault.retry import decide
+from firstfault.store import Store
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
 from firstfault.sync import run_sync
 from firstfault.wire.json_schemas import from_json, to_json, verdict_to_dict
-
-if TYPE_CHECKING:
-    from firstfault.store import Store
 
 START_NS = 1_700_000_000_000_000_000
 """Start of the builders' clock, nanoseconds since the Unix epoch."""

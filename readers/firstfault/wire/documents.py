@@ -6,18 +6,16 @@ import itertools
 import json
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from firstfault.errors import BadDocumentError
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError, Writer
 from firstfault.text import clean
 from firstfault.wire.fields import CONTAINER_ERROR, FAILURE, MAX_SECONDS, MAX_WORKERS, PRESENCE, SEAL
 from firstfault_proto.v1 import errors_pb2 as pb
-
-if TYPE_CHECKING:
-    from google.protobuf.timestamp_pb2 import Timestamp
 
 SCHEMA_VERSION = 1
 """Rises by one with each release that adds to the messages."""

@@ -6,18 +6,16 @@ Each object is a table of its keys, which writes, reads and describes it.
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Suspect, Verdict
 from firstfault.text import clean
 from firstfault.wire.forms import MAX_LINE
-
-if TYPE_CHECKING:
-    import enum
 
 SCHEMA = "firstfault.verdict/v1"
 RESTART_SCHEMA = "firstfault.restart/v1"

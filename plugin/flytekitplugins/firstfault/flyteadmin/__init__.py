@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyteidl.admin import common_pb2, execution_pb2, node_execution_pb2, task_execution_pb2
+from flyteidl.admin.node_execution_pb2 import NodeExecution
+from flyteidl.admin.task_execution_pb2 import TaskExecution
 from flyteidl.core import execution_pb2 as core
 from flyteidl.core.identifier_pb2 import NodeExecutionIdentifier, WorkflowExecutionIdentifier
 from flytekit.clients.raw import RawSynchronousFlyteClient
@@ -18,10 +20,6 @@ from flytekit.exceptions.user import FlyteEntityNotExistException
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, UsageError
 from firstfault_torch.guard import bounded, caught
-
-if TYPE_CHECKING:
-    from flyteidl.admin.node_execution_pb2 import NodeExecution
-    from flyteidl.admin.task_execution_pb2 import TaskExecution
 
 _SECONDS = 10.0
 """How long flyteadmin may take for all answers together."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
@@ -24,7 +24,6 @@ from firstfault.text import printable
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
     from typing_extensions import Self
 
     from firstfault.output_reader import MultiErrorFileOutputReader

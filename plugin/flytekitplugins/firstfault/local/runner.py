@@ -7,10 +7,12 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from firstfault.conclude import Conclusion
 from firstfault.errors import StoreError, UsageError
 from firstfault.model import Origin, Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
@@ -25,7 +27,14 @@ from firstfault_torch.node.document_writer import put_file
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
 from flytekitplugins.firstfault.flyte_engine import multi_error_files
 from flytekitplugins.firstfault.local import shown
-from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
+from flytekitplugins.firstfault.local.loading import (
+    Command,
+    TrainingTask,
+    load_task,
+    read_inputs,
+    serialized_command,
+    show_outputs,
+)
 from flytekitplugins.firstfault.local.pods import (
     JobState,
     Pod,
@@ -36,12 +45,6 @@ from flytekitplugins.firstfault.local.pods import (
     job_state,
     start_pod,
 )
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from firstfault.conclude import Conclusion
-    from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
 _POLL_S = 0.02
 _ORPHANS_S = 5.0
