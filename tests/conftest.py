@@ -19,6 +19,7 @@ import pytest
 
 from tests.s3_server import S3, ServerError, serving
 
+pytest.register_assert_rewrite("tests.storage.store_suite")  # so that a failing assert shows its operands
 _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 """Prefixes of variables that change what is tested; xdist sets COLUMNS."""
 # torch's stores look both ends of each connection up in the thread that serves all of them, which costs 5 s whenever a

@@ -15,8 +15,7 @@ import pytest
 from firstfault import strategies as registry
 from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
 from firstfault.model import JobErrors, Verdict
-from firstfault.store import open_store
-from firstfault.store._fsspec import FsspecStore
+from firstfault.store import Store, open_store
 from firstfault.strategies import (
     get_strategy,
     register_strategy,
@@ -25,7 +24,8 @@ from firstfault.strategies import (
     undetermined,
     unregister_strategy,
 )
-from firstfault.testing import StoreTests, StrategyTests, make_error, make_job
+from firstfault.testing import StrategyTests, make_error, make_job
+from tests.storage.store_suite import StoreTests
 
 _BUILT_IN = ("evidence", "earliest")
 
@@ -180,7 +180,7 @@ class TestFsspec(StoreTests):
     def _folder(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         self.uri = str(tmp_path / "out") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
 
-    def open_store(self) -> FsspecStore:
+    def open_store(self) -> Store:
         """Return the store for a path, or for a folder in memory."""
         return open_store(self.uri)
 
@@ -211,43 +211,3 @@ def test_the_suite_refuses_a_broken_strategy(lie: Callable[[JobErrors], dict[str
     job = make_job(make_error(0, at_ms=2), make_error(1, at_ms=1), make_error(2, at_ms=0))
     with pytest.raises(AssertionError):
         getattr(suite, f"test_{check}")(job)
-
-
-class _Caching(FsspecStore):
-    """A store that caches listings."""
-
-    async def list(self, folder: str = "") -> list:
-        if not hasattr(self, "_seen"):
-            self._seen = await super().list(folder)
-        return self._seen
-
-
-class _Appending(FsspecStore):
-    """A store that appends on put."""
-
-    async def put(self, path: str, data: bytes) -> None:
-        before = await self.get(path) if await self.exists(path) else b""
-        await super().put(path, before + data)
-
-
-class _Unlimited(FsspecStore):
-    """A store that ignores the limit."""
-
-    async def get(self, path: str, *, limit: int | None = None) -> bytes:
-        del limit
-        return await super().get(path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "check"),
-    [
-        (_Caching, "test_every_listing_is_fresh"),
-        (_Appending, "test_overwriting_replaces_the_whole_object"),
-        (_Unlimited, "test_the_limit_is_the_largest_size_allowed"),
-    ],
-)
-def test_the_suite_refuses_a_broken_store(kind: type[FsspecStore], check: str, tmp_path: Path) -> None:
-    """A store that breaks one promise fails the check of that promise."""
-    suite = type("Suite", (StoreTests,), {"open_store": lambda _self: kind(str(tmp_path))})()
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        getattr(suite, check)()

@@ -13,9 +13,9 @@ import pytest
 
 from firstfault.store import Store, open_store
 from firstfault.sync import run_sync
-from firstfault.testing import StoreTests
 from tests.s3_server import S3
 from tests.storage.conftest import Peer
+from tests.storage.store_suite import StoreTests
 
 pytestmark = pytest.mark.usefixtures("client")
 

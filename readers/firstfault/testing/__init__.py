@@ -1,4 +1,4 @@
-"""Conformance suites for strategies and stores, and builders of test data.
+"""The conformance suite for strategies, and builders of test data.
 
 Needs pytest. A suite is a class of tests; a subclass names what to test::
 
@@ -13,6 +13,6 @@ import pytest
 # before the imports, so that a failing assert shows its operands
 pytest.register_assert_rewrite("firstfault.testing._suites")
 
-from firstfault.testing._suites import START_NS, StoreTests, StrategyTests, make_error, make_job, make_presence  # noqa: E402 - see above
+from firstfault.testing._suites import START_NS, StrategyTests, make_error, make_job, make_presence  # noqa: E402 - see above
 
-__all__ = ["START_NS", "StoreTests", "StrategyTests", "make_error", "make_job", "make_presence"]
+__all__ = ["START_NS", "StrategyTests", "make_error", "make_job", "make_presence"]

@@ -1,21 +1,17 @@
-"""Builders of failures, roster entries and jobs with plausible defaults; the conformance suites that use them."""
-# ruff: noqa: S101, PLR2004 - a suite of tests asserts, and its numbers are the expectation
+"""Builders of failures, roster entries and jobs with plausible defaults; the conformance suite that uses them."""
+# ruff: noqa: S101 - a suite of tests asserts, and its numbers are the expectation
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import inspect
 import itertools
 import random
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
-from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
 from firstfault.layout import error_key_for
 from firstfault.model import (
     CATEGORIES,
@@ -39,9 +35,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.render.plain import flyte_message, markdown
 from firstfault.report import report_of
 from firstfault.retry import decide
-from firstfault.store import Store
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
-from firstfault.sync import run_sync
 from firstfault.wire.json_schemas import from_json, to_json, verdict_to_dict
 
 START_NS = 1_700_000_000_000_000_000
@@ -113,7 +107,7 @@ def make_job(*failures: WorkerError, **snapshot: Any) -> JobErrors:
     return assemble(Snapshot(documents=failures, **snapshot))
 
 
-# --- the suites -------------------------------------------------------------------------------------------------------
+# --- the suite --------------------------------------------------------------------------------------------------------
 
 _SHUFFLES = 10
 _LONGEST_MESSAGE = 16_384
@@ -242,166 +236,3 @@ class StrategyTests:
     def _said(self, job: JobErrors) -> object:
         """Return the verdict without its root, which may be either of two equal failures."""
         return verdict_to_dict(self._under_test()(job))
-
-
-# --- stores -----------------------------------------------------------------------------------------------------------
-
-_NANO = 1_000_000_000
-_CLOCKS_MAY_DIFFER_S = 60
-_UNICODE = "w\u00f6rker 3 \u2192 \U0001f525.pb"
-
-
-def _opened(test: Callable[[Any, Store], Awaitable[None]]) -> Callable[[StoreTests], None]:
-    """Run an asynchronous test with an open store."""
-
-    def run(self: StoreTests) -> None:
-        async def entered() -> None:
-            async with self.open_store() as store:
-                await test(self, store)
-
-        run_sync(entered())
-
-    # not functools.wraps: pytest would look for a fixture of the name `store`
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-class StoreTests:
-    """Tests that every store must pass. Inherit it and define `open_store`.
-
-    ::
-
-        class TestMine(StoreTests):
-            @pytest.fixture(autouse=True)
-            def _folder(self, tmp_path):
-                self.folder = tmp_path
-
-            def open_store(self):
-                return MyStore(self.folder)
-    """
-
-    def open_store(self) -> Store:
-        """Return a store that is not yet entered. All stores of a test share one folder, which is empty at first."""
-        raise NotImplementedError
-
-    @_opened
-    async def test_gives_back_what_was_put(self, store: Store) -> None:
-        """`get` returns the bytes that were put, also none, and under a name with characters outside of ASCII."""
-        for name, data in (("a.pb", bytes(range(256)) * 33), ("b.pb", b""), (_UNICODE, b"x")):
-            await store.put(f"errors/{name}", data)
-            assert await store.exists(f"errors/{name}")
-            assert await store.get(f"errors/{name}") == data
-        listed = [(item.name, item.size) for item in await store.list("errors")]
-        assert listed == [("a.pb", 256 * 33), ("b.pb", 0), (_UNICODE, 1)]
-
-    @_opened
-    async def test_lists_by_name_with_sizes(self, store: Store) -> None:
-        """A listing is sorted by name and has the size of each object; that of the store's own folder needs no name."""
-        names = ("B.pb", "a.pb", "b.pb", "c.pb")
-        for folder in ("errors", ""):
-            for name in reversed(names):
-                await store.put(f"{folder}/{name}".lstrip("/"), name.encode() * ord(name[0]))
-            listed = [(item.name, item.size) for item in await store.list(folder)]
-            assert listed == [(name, 4 * ord(name[0])) for name in names]
-        assert await store.list() == await store.list("")
-
-    @_opened
-    async def test_a_page_is_of_all_that_lies_below(self, store: Store) -> None:
-        """A page has the objects of all folders behind a name, and tells whether more follow."""
-        for name in ("errors/a.pb", "errors/b.pb", "roster/c.pb", "z.pb"):
-            await store.put(name, b"xyz")
-        page = await store.page("errors/a.pb")
-        assert [(item.name, item.size) for item in page.objects] == [
-            ("errors/b.pb", 3),
-            ("roster/c.pb", 3),
-            ("z.pb", 3),
-        ]
-        assert not page.more
-        assert [item.name for item in (await store.page("f")).objects] == ["roster/c.pb", "z.pb"]
-        assert (await store.page("zz")).objects == ()
-
-    @_opened
-    async def test_a_page_ends(self, store: Store) -> None:
-        """A page has at most 1,000 objects, or all without an order; successive pages have each object once."""
-        names = [f"errors/{number:04d}.pb" for number in range(1_003)]
-        gate = asyncio.Semaphore(32)
-
-        async def put(name: str) -> None:
-            async with gate:
-                await store.put(name, b"")
-
-        await asyncio.gather(*map(put, names))
-        page = await store.page()
-        assert (len(page.objects), page.more) == ((1_000, True) if store.pages_in_order else (1_003, False))
-        first = [item.name for item in page.objects]
-        rest = await store.page(max(first))
-        assert not rest.more
-        assert [*first, *(item.name for item in rest.objects)] == names
-        assert [f"errors/{item.name}" for item in await store.list("errors")] == names
-
-    @_opened
-    async def test_a_folder_is_not_an_object(self, store: Store) -> None:
-        """A listing has no subfolders, `exists` is False for a folder, and the listing of a missing one is empty."""
-        assert await store.list() == []
-        await store.put("errors/a.pb", b"x")
-        await store.put("errors/old/b.pb", b"x")
-        await store.put("errors-of-another/c.pb", b"x")
-        assert [item.name for item in await store.list("errors")] == ["a.pb"]
-        assert await store.list("never/written") == []
-        assert not await store.exists("errors/old")
-        assert not await store.exists("errors")
-
-    @_opened
-    async def test_every_listing_is_fresh(self, first: Store) -> None:
-        """A listing shows what this store, or another one, has put or overwritten after the previous listing."""
-        async with self.open_store() as second:
-            for store in (first, second):
-                assert await store.list("errors") == []
-            assert not await second.exists("errors/a.pb")
-            for writer, data in ((first, b"x"), (second, b"xyz"), (first, b"")):
-                await writer.put("errors/a.pb", data)
-                for store in (first, second):
-                    assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", len(data))]
-                    assert await store.exists("errors/a.pb")
-                    assert await store.get("errors/a.pb") == data
-
-    @_opened
-    async def test_overwriting_replaces_the_whole_object(self, store: Store) -> None:
-        """A put replaces all bytes of a longer object, and leaves no other object behind."""
-        await store.put("errors/a.pb", b"a long one" * 1_000)
-        await store.put("errors/a.pb", b"short")
-        assert await store.get("errors/a.pb") == b"short"
-        assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 5)]
-
-    @_opened
-    async def test_getting_what_is_not_there(self, store: Store) -> None:
-        """`get` of a missing object raises ObjectNotFoundError with its path, and `exists` is False."""
-        await store.put("errors/a.pb", b"x")
-        for path in ("errors/b.pb", "elsewhere/a.pb", "errors/a.pb/c.pb"):
-            assert not await store.exists(path)
-            with pytest.raises(ObjectNotFoundError, match=path):
-                await store.get(path)
-            with pytest.raises(ObjectNotFoundError, match=path):
-                await store.get(path, limit=1_000)
-
-    @_opened
-    async def test_the_limit_is_the_largest_size_allowed(self, store: Store) -> None:
-        """`get` returns an object of `limit` bytes, and raises ObjectTooLargeError for one byte more."""
-        await store.put("errors/a.pb", b"x" * 1_000)
-        assert len(await store.get("errors/a.pb", limit=1_000)) == 1_000
-        with pytest.raises(ObjectTooLargeError, match=r"a\.pb"):
-            await store.get("errors/a.pb", limit=999)
-
-    @_opened
-    async def test_the_time_of_a_write_is_plausible(self, store: Store) -> None:
-        """A modification time, if there is one, is about now in nanoseconds."""
-        await store.put("errors/a.pb", b"x")
-        (item,) = await store.list("errors")
-        if item.last_modified_ns is not None:
-            assert abs(item.last_modified_ns - time.time_ns()) < _CLOCKS_MAY_DIFFER_S * _NANO
-
-    @_opened
-    async def test_the_uri_has_no_slash_at_its_end(self, store: Store) -> None:
-        """`uri` is not empty and has no trailing slash."""
-        assert store.uri
-        assert not store.uri.endswith("/")
