@@ -4,21 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "AccessDeniedError",
-    "BadDocumentError",
-    "FirstFaultError",
-    "ObjectNotFoundError",
-    "ObjectTooLargeError",
-    "RecorderUnavailableError",
-    "SignatureError",
-    "StoreError",
-    "StoreUnavailableError",
-    "StrategyError",
-    "UnknownStrategyError",
-    "UsageError",
-]
-
 
 class FirstFaultError(Exception):
     """Base class of all errors of firstfault. The message is one line that ends with what to do."""

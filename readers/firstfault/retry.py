@@ -16,22 +16,6 @@ from firstfault.evidence.texts import is_unexplained_write
 from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
 from firstfault.model.failure import OF_LOGS
 
-__all__ = [
-    "RetryContext",
-    "RetryPolicy",
-    "Vote",
-    "decide",
-    "declared",
-    "default_policy",
-    "exhausted",
-    "explicit",
-    "host_evidence",
-    "never",
-    "on_category",
-    "same_fault_again",
-    "same_fault_everywhere",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RetryContext:

@@ -6,15 +6,10 @@ Nothing here reads storage. Imports `exceptions`, `layout`, `model` and `text`.
 
 from __future__ import annotations
 
-from firstfault.evidence.signatures import Role, Signatures, built_in_signatures, load_signatures
-from firstfault.evidence.texts import Classification, Pointer, classify
-
-__all__ = [
-    "Classification",
-    "Pointer",
-    "Role",
-    "Signatures",
-    "built_in_signatures",
-    "classify",
-    "load_signatures",
-]
+from firstfault.evidence.signatures import (
+    Role as Role,
+    Signatures as Signatures,
+    built_in_signatures as built_in_signatures,
+    load_signatures as load_signatures,
+)
+from firstfault.evidence.texts import Classification as Classification, Pointer as Pointer, classify as classify

@@ -15,30 +15,16 @@ from typing import Any
 from firstfault.errors import UsageError
 from firstfault.store._base import (
     ATTEMPTS,
-    ObjectInfo,
-    Page,
-    ReadableStore,
-    Store,
-    by_name,
-    is_remote,
-    join,
-    protocol_of,
-    split_name,
+    ObjectInfo as ObjectInfo,
+    Page as Page,
+    ReadableStore as ReadableStore,
+    Store as Store,
+    by_name as by_name,
+    is_remote as is_remote,
+    join as join,
+    protocol_of as protocol_of,
+    split_name as split_name,
 )
-
-__all__ = [
-    "CLIENT_VARIABLE",
-    "ObjectInfo",
-    "Page",
-    "ReadableStore",
-    "Store",
-    "by_name",
-    "is_remote",
-    "join",
-    "open_store",
-    "protocol_of",
-    "split_name",
-]
 
 CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
 """Environment variable that names the client: ``fsspec`` or ``obstore``."""

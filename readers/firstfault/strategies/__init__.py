@@ -21,7 +21,7 @@ from firstfault.model import (
     TIME_LIMIT,
     JobErrors,
     Origin,
-    Reads,
+    Reads as Reads,
     Reason,
     Scope,
     Subject,
@@ -38,22 +38,6 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.diagnosis import Diagnosis
 
-__all__ = [
-    "DEFAULT_STRATEGY",
-    "AggregationStrategy",
-    "Reads",
-    "get_strategy",
-    "reads",
-    "reads_of",
-    "register_strategy",
-    "run_strategy",
-    "sources_of",
-    "strategy_names",
-    "undetermined",
-    "unregister_strategy",
-    "verdict_for",
-    "who",
-]
 
 ENTRY_POINT_GROUP = "firstfault.strategies"
 DEFAULT_STRATEGY = "evidence"
