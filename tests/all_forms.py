@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from firstfault.render.html import deck_html, page
 from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
 from firstfault.render.terminal import print_report
-
-if TYPE_CHECKING:
-    from firstfault.report import Report
+from firstfault.report import Report
 
 __all__ = ["FORMS", "printed"]
 

@@ -16,22 +16,19 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig
+from typing_extensions import Self
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.conclude import Conclusion
+from firstfault.model import JobErrors, Verdict, WorkerError
 from firstfault_torch import NodeFailedError, Options, PlainEngine, launch
 from tests.plugin.running import DEADLINE_S, short_folder
 from tests.processes import kill, left_of, running_of
 from tests.s3_server import listening
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from firstfault.model import JobErrors, Verdict, WorkerError
 
 _LOADED = ("torch.distributed.run", "tests.nodes", "tests.torchrun.nodes", "tests.inprocess.training")
 

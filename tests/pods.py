@@ -6,14 +6,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flyteidl.core.literals_pb2 import LiteralMap
 
 from firstfault.store import join
 from flytekitplugins.firstfault.local.loading import serialized_command
 from flytekitplugins.firstfault.local.pods import Pod, elastic_environment, end_all, free_port, start_pod
-
-if TYPE_CHECKING:
-    from flyteidl.core.literals_pb2 import LiteralMap
 
 NODES = 2
 

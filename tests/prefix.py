@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.model import DocumentRef, NodePresence, WorkerError
 from firstfault.wire.documents import decode, decode_presence
+from firstfault_torch.context import Recording
 from tests.recordings import recording_at
-
-if TYPE_CHECKING:
-    from firstfault_torch.context import Recording
 
 
 @dataclass(frozen=True)

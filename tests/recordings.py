@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout import error_key_for
+from firstfault.model import JobErrors, WorkerError
 from firstfault.model.job import pods_live
 from firstfault.wire.documents import encode
 from firstfault_torch.context import Identity, Recording
@@ -17,7 +18,6 @@ from firstfault_torch.verdict import NodeConclusion, Wait, conclude_on_node, sea
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
-    from firstfault.model import JobErrors, WorkerError
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
+from firstfault.model import JobErrors
+from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, look
 from firstfault.reading.listing import Wish
 from firstfault.store import ObjectInfo, Page
@@ -17,9 +19,6 @@ from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from firstfault.model import JobErrors
-    from firstfault.reading.assemble import Snapshot
 
 _SIZE = 4000
 """Of each object, as it is listed."""

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig
@@ -21,11 +21,9 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Scope, Verdict
 from firstfault_torch import NodeFailedError, PlainEngine, launch
 from tests.generated import tries
+from tests.generated.faults import Fault
 from tests.generated.program import NODES, TIMEOUT_S, WORKERS, Plan, plan_of, source_of
 from tests.processes import kill, left_of, running_of
-
-if TYPE_CHECKING:
-    from tests.generated.faults import Fault
 
 _CLOCK = Path(__file__).parent / "clock"
 _LONGEST_S = 60.0

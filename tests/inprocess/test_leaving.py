@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -16,9 +16,7 @@ from firstfault_torch.inprocess.exception import RankLost
 from firstfault_torch.inprocess.job import root_of
 from firstfault_torch.inprocess.monitor import Phase, Progress, Watcher, position_of
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
-
-if TYPE_CHECKING:
-    from firstfault_torch.inprocess.wrap import CallWrapper
+from firstfault_torch.inprocess.wrap import CallWrapper
 
 OPTIONS = inprocess.InProcessRestart(last_call_wait=0.01)
 

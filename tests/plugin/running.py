@@ -14,13 +14,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault import MultiErrorFileOutputReader
+from firstfault.model import JobErrors, WorkerError
 from tests.processes import running_of
-
-if TYPE_CHECKING:
-    from firstfault.model import JobErrors, WorkerError
 
 __all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "running", "short_folder"]
 

@@ -12,11 +12,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from unittest.mock import Mock, patch
 
 import flytekit
 import pytest
+from flyteidl.core.tasks_pb2 import TaskTemplate
 from flytekit import Deck, PodTemplate, Resources, task, workflow
 from flytekit.bin import entrypoint
 from flytekit.bin.entrypoint import setup_execution
@@ -27,6 +28,7 @@ from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.core.mock_stats import MockStats
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs, TaskPlugins
+from flytekit.models.literals import LiteralMap
 from flytekit.tools.translator import get_serializable
 from flytekitplugins import firstfault as plugin
 from flytekitplugins import kfpytorch as stock
@@ -48,10 +50,6 @@ from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.entrypoints import WorkerResult
 from flytekitplugins.firstfault.flytekit_classes import RecoverableVerdictSealedError
 from tests.prefix import Prefix
-
-if TYPE_CHECKING:
-    from flyteidl.core.tasks_pb2 import TaskTemplate
-    from flytekit.models.literals import LiteralMap
 
 pytestmark = [
     # Python 3.12 warns of a fork beside threads; pytest has threads, a pod's agent has none yet when it forks

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 from rich.text import Text
+from typing_extensions import Self
 
 from firstfault.cli import EXIT
 from firstfault.layout import error_key_for, roster_key_for
@@ -35,9 +35,6 @@ from flytekitplugins.firstfault.local.runner import Running
 from tests.plugin.running import Running as Started
 from tests.plugin.running import short_folder
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _DEADLINE_S = 150

@@ -9,10 +9,11 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from firstfault import model
 from firstfault.errors import BadDocumentError
@@ -34,9 +35,6 @@ from tests.all_forms import FORMS
 from tests.readers.conftest import Attempt
 from tests.reports.every_field import KINDS_OF_ROOT, filled
 from tests.seals import DECISION, RECORD, VERDICT, sealed
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 _MISSING = object()
 _TEXTS = ("", "x" * 100_000, "\x00\x1b[31m\u202e\n", "\ud800", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z")

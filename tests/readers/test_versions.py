@@ -8,18 +8,16 @@ import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
 
 from firstfault.conclude import Conclusion
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.wire.documents import SCHEMA_VERSION
 from firstfault_proto.v1 import errors_pb2 as pb
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 FORMATS = Path(__file__).parents[1] / "formats"
 """Attempts of real jobs."""

@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from functools import cache
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
 
 import pytest
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from firstfault.model import Coverage, JobErrors, Scope
 from firstfault.report import Report, report_of
@@ -18,9 +18,6 @@ from firstfault.retry import decide
 from firstfault.strategies import undetermined
 from tests.all_forms import FORMS
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
-
-if TYPE_CHECKING:
-    from markdown_it.token import Token
 
 _STEERING = (
     "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x1bP1$r\x9b31m\x08\x0b\x0c\x7f\x85\r\x00\ufeff"

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.layout import ERROR_FILE
 from firstfault.model import DocumentRef, Origin, Receipt, Scope, Seal, WorkerError
+from firstfault.recorder.folder import SpooledDocument
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode
 from firstfault_torch import Options
@@ -34,9 +34,6 @@ from tests.processes import kill
 from tests.recordings import recording_at
 from tests.s3_server import S3
 from tests.torch_agent import trainings
-
-if TYPE_CHECKING:
-    from firstfault.recorder.folder import SpooledDocument
 
 DEADLINE_S = 1.0
 SLACK_S = 30.0

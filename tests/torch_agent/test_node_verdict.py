@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from firstfault.conclude import Conclusion
 from firstfault.model import DocumentRef, Kind, Seal, Verdict, WorkerError
 from firstfault.retry import never
 from firstfault.strategies import earliest, register_strategy, unregister_strategy
@@ -28,9 +29,6 @@ from tests.prefix import Prefix
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
 from tests.s3_server import S3
-
-if TYPE_CHECKING:
-    from firstfault.conclude import Conclusion
 
 LONG_S = 60.0
 

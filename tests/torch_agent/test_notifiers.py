@@ -11,13 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from opentelemetry import _logs
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
 
+from firstfault.report import Report
 from firstfault.report.words import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
@@ -35,12 +38,6 @@ from tests.http_receiver import Receiver, receiving
 from tests.prefix import Prefix
 from tests.recordings import concluded, sealed
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
-
-if TYPE_CHECKING:
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs
-
-    from firstfault.report import Report
 
 PATH = "T0/B0/not-for-the-log"
 LONG_S = 60.0

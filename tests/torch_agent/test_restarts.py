@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from firstfault import MultiErrorFileOutputReader
+from firstfault.conclude import RestartContext
 from firstfault.model import Place, RestartKind, RestartRecord
 from firstfault_torch.agent.node_round import AgentSettings, Restarts
 from firstfault_torch.agent.reporter import Reporter
@@ -25,9 +26,6 @@ from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 from tests.torch_agent.stores import group_on
-
-if TYPE_CHECKING:
-    from firstfault.conclude import RestartContext
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

@@ -13,17 +13,15 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from firstfault.model import Verdict
 from firstfault.retry import RetryContext, Vote, explicit, on_category, same_fault_again
 from firstfault_torch import RecoverableError, watchdog
 from tests.nodes import await_file, mark
-
-if TYPE_CHECKING:
-    from firstfault.model import Verdict
 
 FAULT_STEP = 3
 LONG_S = 1000.0

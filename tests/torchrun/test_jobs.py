@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
+from firstfault.conclude import Conclusion
 from firstfault.render.html import page
 from tests.cascades.cases import Case, Way
 from tests.cascades.programs import complaints_of, files_of, run_program
 from tests.torchrun.nodes import Job, run_job
-
-if TYPE_CHECKING:
-    from firstfault.conclude import Conclusion
 
 pytestmark = pytest.mark.jobs
 
