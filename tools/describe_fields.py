@@ -1,4 +1,4 @@
-"""Writes the descriptions of the table of fields: the list in docs/format.md, and parts of the JSON Schema.
+"""Writes the descriptions of the JSON's keys: the list in docs/format.md, and parts of the JSON Schema.
 
 ``python tools/describe_fields.py`` rewrites both files; tests/proto/test_fields.py fails if they differ.
 """
@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from firstfault.wire.fields import FAILURE
 from firstfault.wire.json_schemas import DECISION, RESTART, RESTART_SCHEMA, VERDICT
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -20,16 +19,11 @@ _WIDTH = 110
 
 
 def described(page: str) -> str:
-    """Return the text of docs/format.md with today's lists of evidence and of a restart's keys."""
+    """Return the text of docs/format.md with today's list of a restart's keys."""
     record = [(key, value["description"]) for key, value in RESTART.schema["properties"].items()]
     record.insert(0, ("schema", f"`{RESTART_SCHEMA}`"))
-    page = _with_list(page, "Evidence in a failure", [(field.name, field.meaning) for field in FAILURE.fields])
-    return _with_list(page, "Key of a record", record)
-
-
-def _with_list(page: str, title: str, rows: list[tuple[str, str]]) -> str:
-    head = f"| {title} | Meaning |\n|---|---|\n"
-    lines = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in rows if meaning)
+    head = "| Key of a record | Meaning |\n|---|---|\n"
+    lines = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in record)
     return re.sub(re.escape(head) + r"(?:\|.*\n)*", lambda _: head + lines, page)
 
 

@@ -1,7 +1,7 @@
 """The one table of fields: what firstfault's files hold, how each field is bounded, and what it is called elsewhere.
 
-A new field is one row here and one line in the ``.proto`` file. The encoder and the decoder run these tables; the
-list in docs/format.md is made from them (tools/describe_fields.py). They know no protobuf: rows name its fields.
+A new field is one row here and one line in the ``.proto`` file. The encoder and the decoder run these tables.
+They know no protobuf: rows name its fields.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ PLACE = Table(
     model.Place,
     (
         Field("attempt", COUNT),
-        Field("round", COUNT, json="round", label="round"),
+        Field("round", COUNT, json="round"),
         Field("incarnation", LONG),
-        Field("restart_count", COUNT, json="restarts", label="restarts before"),
-        Field("rank", RANK, "global_rank", json="rank", label="rank"),
+        Field("restart_count", COUNT, json="restarts"),
+        Field("rank", RANK, "global_rank", json="rank"),
         Field("local_rank", RANK, json="local_rank"),
         Field("group_rank", RANK),
         *_fields("world_size group_world_size", COUNT),
         Field("role", LINE),
         Field("node", LINE, json="pod"),
-        Field("host", LINE, json="host", label="host"),
-        Field("ip", LINE, label="address"),
+        Field("host", LINE, json="host"),
+        Field("ip", LINE),
         *_fields("namespace engine", LINE),
-        Field("machine", LINE, json="machine", label="machine"),
-        Field("gpu", LINE, json="gpu", label="gpu"),
-        Field("pid", COUNT, json="pid", label="pid"),
+        Field("machine", LINE, json="machine"),
+        Field("gpu", LINE, json="gpu"),
+        Field("pid", COUNT, json="pid"),
     ),
 )
 
@@ -118,8 +118,8 @@ _LIMITS = Form(
 SYSTEM = Table(
     SystemState,
     (
-        Field("file_systems", forms.many(forms.whole(FILE_SYSTEM), _MAX_FILE_SYSTEMS), label="disk"),
-        Field("limits", _LIMITS, label="limits"),
+        Field("file_systems", forms.many(forms.whole(FILE_SYSTEM), _MAX_FILE_SYSTEMS)),
+        Field("limits", _LIMITS),
         Field("open_files", forms.OPTIONAL_COUNT),
     ),
 )
@@ -323,25 +323,6 @@ CONTAINER_ERROR = Table(
 # a writer that a later version added has the least authority of ours
 _WRITER = forms.one_of({Writer.STOCK: 0, Writer.WORKER: 1, Writer.AGENT: 2, Writer.RECORDER: 3}, Writer.RECORDER)
 _SUBJECT = forms.one_of({Subject.WORKER: 1, Subject.AGENT: 2}, Subject.WORKER)
-_IN_FLIGHT = (
-    "the document was written while the exception was still inside the task function, so the code could still handle it"
-)
-_EXPIRED = (
-    "the [deadline](hangs.md) for which the agent killed this worker: name, seconds, whether it was the heartbeat, "
-    "and where it began"
-)
-_STACKS = (
-    "stacks of all threads of the node's processes, with source lines of the program's own frames, and before them "
-    "where an exception was raised that was on its way out; at most 64 dumps of 64 KiB each, 1 MiB in all"
-)
-_THREADS = "exceptions that ended a thread but not its process; at most 10"
-_COLLECTIVES = (
-    "for each process group, by torch's flight recorder: how many collectives were called and completed, the last of "
-    "them (`last`, at most 10: number, operation, sizes, types, state), and its global ranks (`members`, groups of at "
-    "most 256)"
-)
-_MEMORY = "the node's memory: in use, peak and time of the peak, limit, and the kernel's OOM kills"
-_SYSTEM = "what the process could use of its machine: space of file systems, soft limits, and open files"
 
 FAILURE = Table(
     model.WorkerError,
@@ -349,42 +330,26 @@ FAILURE = Table(
         Field("writer", _WRITER),
         Field("subject", _SUBJECT),
         Field("place", forms.whole(PLACE)),
-        Field("timestamp_ns", TIME, "wall_time_ns", json="time", label="time"),
+        Field("timestamp_ns", TIME, "wall_time_ns"),
         Field("monotonic_ns", TIME),
-        Field("boot_id", LINE, label="boot id"),
+        Field("boot_id", LINE),
         Field("upload_delay_ns", TIME),
         Field("exception", _EXCEPTION),
-        Field("exit_code", forms.OPTIONAL_NUMBER, json="exit_code", label="exit code"),
-        Field("signal", LINE, json="signal", label="signal"),
+        Field("exit_code", forms.OPTIONAL_NUMBER),
+        Field("signal", LINE),
         Field("sent_signals", forms.many(forms.whole(SENT_SIGNAL), MAX_NAMES, keep=True)),
-        Field("in_flight", FLAG, meaning=_IN_FLIGHT),
-        Field("expired", forms.part(EXPIRED, _expired_from_pb), json="deadline", label="deadline", meaning=_EXPIRED),
-        Field(
-            "caused_by",
-            forms.part(CAUSED_BY),
-            label="stopped after a failure of",
-            meaning="the failure because of which the agent stopped this worker",
-        ),
+        Field("in_flight", FLAG),
+        Field("expired", forms.part(EXPIRED, _expired_from_pb)),
+        Field("caused_by", forms.part(CAUSED_BY)),
         Field("category", LINE),
-        Field("fingerprint", LINE, label="fingerprint"),
-        Field("stack_dumps", _DUMPS, json="stack", meaning=_STACKS),
-        Field(
-            "log_tail",
-            forms.end_of_text(_MAX_LOG_TAIL),
-            json="log",
-            meaning="the end of the process's stderr, if its agent wrote the document; at most 32 KiB",
-        ),
-        Field("thread_failures", _THREAD_FAILURES, json="threads", label="thread", meaning=_THREADS),
-        Field(
-            "collectives",
-            forms.many(forms.whole(PROGRESS), MAX_NAMES, keep=True),
-            json="last_collective",
-            label="last collective",
-            meaning=_COLLECTIVES,
-        ),
-        Field("resources", forms.part(RESOURCES, empty=Resources()), json="memory", label="memory", meaning=_MEMORY),
-        Field("system", forms.part(SYSTEM, empty=SystemState()), meaning=_SYSTEM),
-        Field("versions", _VERSIONS, json="versions"),
+        Field("fingerprint", LINE),
+        Field("stack_dumps", _DUMPS),
+        Field("log_tail", forms.end_of_text(_MAX_LOG_TAIL)),
+        Field("thread_failures", _THREAD_FAILURES),
+        Field("collectives", forms.many(forms.whole(PROGRESS), MAX_NAMES, keep=True)),
+        Field("resources", forms.part(RESOURCES, empty=Resources())),
+        Field("system", forms.part(SYSTEM, empty=SystemState())),
+        Field("versions", _VERSIONS),
     ),
 )
 """firstfault's part of an error document."""

@@ -46,10 +46,6 @@ class Field:
     """Of the message's field; empty: the same name."""
     json: str = ""
     """Key in a report's JSON; empty: it is not there under a name of its own."""
-    label: str = ""
-    """In a report; empty: it has no line of its own."""
-    meaning: str = ""
-    """For docs/format.md."""
 
 
 class Table:
