@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from firstfault.errors import UsageError
 from firstfault.evidence.texts import is_unexplained_write
 from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
-from firstfault.model.failure import OF_LOGS
+from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,27 +277,8 @@ _ONLY_A_TEXT = (
     "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
 )
 _WRITE = "a write failed, and its error does not tell why: the disk may have been full, or over its quota"
-_AGAINST = {
-    "user_code": "the same code would probably fail again",
-    "exit": "the same code would probably end again",
-    "gpu_kernel": "the same code would probably fail again",
-    "input": "the same inputs would fail again",
-    "config": "the same configuration would fail again",
-    "data": "the same data would probably fail again",
-    "numerics": "the same training would probably diverge again",
-    "checkpoint": "the same checkpoint would fail again",
-    "cuda_oom": "it would need the same memory again",
-    "host_oom": "it would need the same memory again",
-    "disk_full": "it would need the same space again",
-    "auth": "the same credentials would be refused again",
-    "interrupted": "a person or a program ended it; run it again if it should continue",
-    "signal": _UNKNOWN,
-    "hang": _UNKNOWN,
-    "collective": _UNKNOWN,
-    "stopped": _UNKNOWN,
-    "unknown": _UNKNOWN,
-}
-"""Why there is no retry, by category."""
+_OF_NO_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
+"""Categories that tell how a process ended, and not why."""
 
 
 def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
@@ -353,7 +334,9 @@ def _reason_against(verdict: Verdict, context: RetryContext) -> str:
         return reason
     if verdict.category == "storage" and verdict.root is not None and is_unexplained_write(verdict.root):
         return _WRITE
-    return _AGAINST.get(verdict.category, _ONLY_A_TEXT)
+    if verdict.category in _OF_NO_CAUSE:
+        return _UNKNOWN
+    return ABOUT_CATEGORIES.get(verdict.category, {}).get("against", _ONLY_A_TEXT)
 
 
 def _replaced(root: WorkerError | None) -> str:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.model import (
+    CATEGORIES,
     CausedBy,
     CollectiveProgress,
     Coverage,
@@ -32,7 +33,7 @@ from firstfault.model import (
 from firstfault.render.plain import terminal_text
 from firstfault.report import Report, flyte_message, markdown, report_of
 from firstfault.report.data import sections_of
-from firstfault.report.words import CATEGORY_WORDS, FLYTE, PLAIN, FaultOwner, engine_of, first_line, words_on
+from firstfault.report.words import FLYTE, PLAIN, FaultOwner, engine_of, first_line, words_on
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
@@ -441,7 +442,7 @@ def test_a_command_has_no_text_of_a_document(text: str) -> None:
     assert _commands(_report("flyte", category="gpu_hardware", node=text, machine=text)) == []
 
 
-@pytest.mark.parametrize("category", CATEGORY_WORDS)
+@pytest.mark.parametrize("category", CATEGORIES)
 def test_the_advice(category: str) -> None:
     """Advice without Kubernetes names no pod."""
     (_, plain), (_, flyte) = words_on(category, PLAIN), words_on(category, FLYTE)

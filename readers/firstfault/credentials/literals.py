@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from firstfault.toml import parse_toml
 
 HIDDEN = "***"
-TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
+TABLE: dict[str, Any] = parse_toml(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
 PATTERNS = {name: re.compile(text, re.VERBOSE) for name, text in TABLE["values"].items()}
 """Of values that are not credentials."""
 

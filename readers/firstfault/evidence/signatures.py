@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,11 +18,7 @@ import re2
 
 from firstfault.errors import SignatureError
 from firstfault.model import CATEGORIES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from firstfault.toml import parse_toml
 
 SCHEMA = 1
 ANY_EXCEPTION = "*"
@@ -230,8 +225,8 @@ def parse_signatures(text: str, name: str) -> Signatures:
         SignatureError: it is not valid; the text names line and reason.
     """
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = parse_toml(text)
+    except ValueError as error:
         raise SignatureError(f"{name}: no valid TOML: {error}") from error
     if content.get("schema") != SCHEMA:
         raise SignatureError(f"{name}:1: must say schema = {SCHEMA}, not {content.get('schema')!r}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Decision, JobErrors, Resources, Scope, Subject, Verdict, WorkerError
-from firstfault.model.failure import OF_LOGS
+from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
 from firstfault.retry import ASKING
 from firstfault.strategies import sentence_about
 from firstfault.text import one_line, printable, size
@@ -55,48 +55,11 @@ class FaultOwner(str, enum.Enum):
     UNKNOWN = "not known whose fault"
 
 
-_CODE, _INFRASTRUCTURE, _EITHER = FaultOwner.CODE, FaultOwner.INFRASTRUCTURE, FaultOwner.EITHER
-
-CATEGORY_WORDS: dict[str, tuple[FaultOwner, str]] = {
-    "recoverable": (FaultOwner.TRANSIENT, "see what the code waited for when it asked for another attempt"),
-    "user_code": (_CODE, "open the code that raised it"),
-    "input": (_CODE, "check the inputs and the configuration"),
-    "config": (_CODE, "check the configuration, and the files and options that it names"),
-    "data": (_CODE, "look at the sample that was being read"),
-    "numerics": (_CODE, "look at the loss and the gradients of the last steps"),
-    "checkpoint": (_CODE, "check that the checkpoint is complete and fits the model"),
-    "cuda_oom": (_CODE, "use a smaller batch, or find what else uses the GPU's memory"),
-    "gpu_kernel": (_CODE, "run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it was"),
-    "gpu_hardware": (
-        _INFRASTRUCTURE,
-        "look for Xid lines in the node's kernel log, and drain the node until its GPU is checked",
-    ),
-    "host_oom": (_EITHER, "lower the batch size or the number of data loader workers, or raise the memory limit"),
-    "disk_full": (_EITHER, "see what fills the disk: checkpoints, caches, /dev/shm"),
-    "storage": (_INFRASTRUCTURE, "check whether the storage was available, and had space, at that time"),
-    "network": (_INFRASTRUCTURE, "check the network between the nodes, and the name service"),
-    "external_service": (_INFRASTRUCTURE, "check whether the service was available at that time"),
-    "auth": (_CODE, "renew or mount the credentials"),
-    "collective": (FaultOwner.UNKNOWN, "look at the peer that it names, which is more often the root cause"),
-    "rendezvous": (_INFRASTRUCTURE, "check that all {nodes} started in time and can reach the first one"),
-    "hang": (_EITHER, "read the stack, which shows where the rank hangs"),
-    "signal": (_EITHER, "read the last lines of {log}; a core dump and the kernel's log say more"),
-    "exit": (_CODE, "find out why it ended; the last lines of {log} may tell"),
-    "stopped": (FaultOwner.UNKNOWN, "find the failure for which its agent stopped it"),
-    "preemption": (_INFRASTRUCTURE, "see in {events} why it was terminated; continue from a checkpoint"),
-    "interrupted": (FaultOwner.NONE, "find what sent SIGINT, unless you pressed Ctrl-C"),
-    "node_lost": (_EITHER, "see in {events} why it is gone: eviction, out of memory, a reboot of the machine"),
-    "platform": (_INFRASTRUCTURE, "read the agent's log; the error is torch elastic's or firstfault's own"),
-    "infrastructure": (_INFRASTRUCTURE, "read {events} and {log}"),
-    "unknown": (FaultOwner.UNKNOWN, "read {log}"),
-}
-"""Whose fault a root cause is, and what to do first, by category; `{log}` and the like are the engine's words."""
-
-
 def words_on(category: str, engine: EngineWords) -> tuple[FaultOwner, str]:
     """Return whose fault a root cause is, and what to do first; an unknown category gets the words of "unknown"."""
-    owner, advice = CATEGORY_WORDS.get(category, CATEGORY_WORDS["unknown"])
-    return owner, advice.format(log=engine.log, events=engine.events, nodes=engine.nodes)
+    about = ABOUT_CATEGORIES.get(category, ABOUT_CATEGORIES["unknown"])
+    advice = about["advice"].format(log=engine.log, events=engine.events, nodes=engine.nodes)
+    return FaultOwner[about["owner"].upper()], advice
 
 
 # --- the engine -----------------------------------------------------------------------------------------------------
@@ -322,26 +285,6 @@ _RANKS = 10
 """Characters."""
 _POD_OF_FLYTE = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
 """Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica, its number."""
-_MEANINGS = {
-    "cuda_oom": "GPU OOM",
-    "gpu_hardware": "GPU fault",
-    "gpu_kernel": "CUDA error",
-    "disk_full": "disk full",
-    "preemption": "terminated",
-    "rendezvous": "rendezvous failed",
-    "collective": "collective failed",
-    "platform": "agent failed",
-}
-"""What happened, where the category says more than the name of an exception."""
-_MEANINGS_OF_GENERIC = {
-    "auth": "access denied",
-    "checkpoint": "bad checkpoint",
-    "storage": "storage error",
-    "network": "network error",
-    "external_service": "service error",
-    "data": "bad data",
-    "config": "bad configuration",
-}
 _GENERIC = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
 """Names of exceptions that say nothing by themselves."""
 _NAMES = {
@@ -392,11 +335,12 @@ def _what(verdict: Verdict, name: str) -> str:
     """Return what happened, in the words of the field."""
     if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
         return name
+    about = ABOUT_CATEGORIES.get(verdict.category, {})
     if name in _GENERIC:
-        name = _MEANINGS_OF_GENERIC.get(verdict.category, name)
+        name = about.get("short_of_generic", name)
     if verdict.category == "recoverable" and name in ASKING:
         return verdict.category
-    return _MEANINGS.get(verdict.category) or _NAMES.get(name, name)
+    return about.get("short") or _NAMES.get(name, name)
 
 
 def _detail(verdict: Verdict, name: str, text: str) -> str:
@@ -408,7 +352,7 @@ def _detail(verdict: Verdict, name: str, text: str) -> str:
         return headline_parts(verdict)[1].rpartition(" in ")[0] or text  # a line has no room for the function
     if verdict.category == "hang" and (stood := where_it_stood(root).frame):
         return f"at {stood}"
-    if verdict.category in _MEANINGS:
+    if "short" in ABOUT_CATEGORIES.get(verdict.category, {}):
         text = _CUDA.sub("", text)
     text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
     if root.signal == "SIGKILL":
