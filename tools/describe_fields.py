@@ -1,19 +1,23 @@
-"""Writes the descriptions of the JSON's keys: the list in docs/format.md, and parts of the JSON Schema.
+"""Writes what docs say of tables in the code: a restart's keys, the rules of `evidence`, and parts of the JSON Schema.
 
-``python tools/describe_fields.py`` rewrites both files; tests/proto/test_fields.py fails if they differ.
+``python tools/describe_fields.py`` rewrites the files; tests/proto/test_fields.py and tests/readers/test_rules.py fail
+if they differ.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from firstfault.strategies.rules import RULES
 from firstfault.wire.json_schemas import DECISION, RESTART, RESTART_SCHEMA, VERDICT
 
 DOCS = Path(__file__).parents[1] / "docs"
 FORMAT = DOCS / "format.md"
+STRATEGIES = DOCS / "strategies.md"
 SCHEMA = DOCS / "schemas" / "verdict-v1.schema.json"
 _WIDTH = 110
 
@@ -22,9 +26,18 @@ def described(page: str) -> str:
     """Return the text of docs/format.md with today's list of a restart's keys."""
     record = [(key, value["description"]) for key, value in RESTART.schema["properties"].items()]
     record.insert(0, ("schema", f"`{RESTART_SCHEMA}`"))
-    head = "| Key of a record | Meaning |\n|---|---|\n"
-    lines = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in record)
-    return re.sub(re.escape(head) + r"(?:\|.*\n)*", lambda _: head + lines, page)
+    rows = (f"| `{name}` | {meaning} |\n" for name, meaning in record)
+    return _with_rows(page, "| Key of a record | Meaning |\n|---|---|\n", rows)
+
+
+def with_rules(page: str) -> str:
+    """Return the text of docs/strategies.md with today's rules."""
+    rows = (f"| `{rule.name}` | {rule.finds} | {rule.confidence} |\n" for rule in RULES)
+    return _with_rows(page, "| Rule | The root cause is | Confidence at most |\n|---|---|---|\n", rows)
+
+
+def _with_rows(page: str, head: str, rows: Iterable[str]) -> str:
+    return re.sub(re.escape(head) + r"(?:\|.*\n)*", lambda _: head + "".join(rows), page)
 
 
 def with_parts(schema: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +61,8 @@ def lines_of(value: Any, indent: int = 0) -> str:
 
 
 def main() -> None:
-    """Rewrite both files."""
+    """Rewrite the files."""
+    STRATEGIES.write_text(with_rules(STRATEGIES.read_text("utf-8")), "utf-8")
     FORMAT.write_text(described(FORMAT.read_text("utf-8")), "utf-8")
     schema = with_parts(json.loads(SCHEMA.read_text("utf-8")))
     SCHEMA.write_text(lines_of(schema) + "\n", "utf-8")

@@ -1,13 +1,12 @@
 """Every time limit of a pod, in seconds: who waits so long, and what happens then.
 
-``python -m firstfault_torch.budgets`` prints them as the table of docs/budgets.md. Those of the recorder are in
-`firstfault.recorder.budgets`, which does not import torch.
+Those of the recorder are in `firstfault.recorder.budgets`, which does not import torch. tools/describe_limits.py prints
+all as the table of docs/budgets.md, and adds up what is waited for one after the other.
 """
 
 from __future__ import annotations
 
-from firstfault.recorder import budgets as recorder
-from firstfault.recorder.budgets import Limit, limits_in
+from firstfault.recorder.budgets import Limit
 
 # what a task may set
 UPLOAD_DEADLINE_S = Limit(5.0, "a failing worker, for its document to be durable", "it raises; the agent uploads it")
@@ -153,44 +152,3 @@ MONITOR_PATIENCE_S = Limit(20.0, "a monitor process that reports a death, for a 
 MONITOR_LINGER_S = Limit(30.0, "the monitor process that hosts the store, for its clients", "it ends")
 MONITOR_CLOSING_S = Limit(1.0, "a rank, for its monitor thread", "it continues")
 NCCL_ABORT_S = Limit(30.0, "a rank, for NCCL's communicators to abort", "it continues")
-
-
-# --- sums -----------------------------------------------------------------------------------------------------------
-
-KUBERNETES_GRACE_S = 30.0
-"""From SIGTERM to SIGKILL, unless the pod says otherwise."""
-UNTIL_STOPPED = (MAIN_THREAD_S, ASKING_S, ASKING_S, STOP_S, TERMINATED_UPLOADS_S)
-"""What a terminated agent waits for, one after the other, until its workers are stopped and reported."""
-UNTIL_PUBLISHED = (
-    TERMINATED_READING_S,
-    TERMINATED_PREVIOUS_S,
-    TERMINATED_CONCLUDING_S,
-    TERMINATED_PUBLISH_S,
-    HURRIED_S,
-)
-"""Then, in the node that concludes, until the verdict is published; the last one is the deck."""
-AFTER_PUBLISHING = (
-    LEAVING_FILES_S,
-    LEAVING_SLACK_S,
-    NOTIFIERS_S,
-    NOW_S,
-    recorder.KILLED_S,
-    recorder.RECORDER_END_S,
-    recorder.KILLED_S,
-)
-"""Then until the process exits."""
-CONCLUDES_FOR_ALL = (*UNTIL_STOPPED, TERMINATED_SETTLE_S, *UNTIL_PUBLISHED, *AFTER_PUBLISHING)
-"""All waits of a terminated node that concludes for all, from SIGTERM to its exit."""
-CONCLUDES_ALONE = (*UNTIL_STOPPED, TERMINATED_SETTLE_S, TERMINATED_VERDICT_S, TERMINATED_PUBLISHED_S, *UNTIL_PUBLISHED)
-"""All waits of a terminated node that gets no verdict from another one, from SIGTERM until it has published its own."""
-
-
-def table() -> str:
-    """Return all limits as a Markdown table."""
-    rows = [*limits_in(globals()), *limits_in(vars(recorder))]
-    lines = [f"| `{name}` | {limit:g} | {limit.waits} | {limit.end} |" for name, limit in rows]
-    return "\n".join(["| Limit | s | Who waits | Then |", "|---|---|---|---|", *lines])
-
-
-if __name__ == "__main__":
-    print(table())  # noqa: T201 - for docs/budgets.md

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from firstfault.model import (
     Verdict,
     WorkerError,
 )
-from firstfault.strategies.rules import CONFIDENCES, RULES, Rule, as_markdown, judge
+from firstfault.strategies.rules import CONFIDENCES, RULES, Rule, judge
 from firstfault.testing import make_job, make_presence
 from tests.cascades.replay import RECORDED, load
 from tests.readers.scenes import (
@@ -42,8 +41,8 @@ from tests.readers.scenes import (
     victim,
     waited,
 )
+from tools.describe_fields import STRATEGIES, with_rules
 
-STRATEGIES = Path(__file__).parents[2] / "docs" / "strategies.md"
 BOX = "ChildFailedError: {} FAILED. Root Cause (first observed failure): rank : {} exitcode : 1"
 
 
@@ -212,5 +211,6 @@ def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
 
 
 def test_the_rules_in_the_docs() -> None:
-    """docs/strategies.md has the table that `as_markdown` makes."""
-    assert as_markdown() in STRATEGIES.read_text(encoding="utf-8")
+    """docs/strategies.md has the table that tools/describe_fields.py makes."""
+    page = STRATEGIES.read_text(encoding="utf-8")
+    assert with_rules(page) == page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,11 +29,6 @@ class Limit(float):
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
         """Pickle the number alone."""
         return float, (float(self),)
-
-
-def limits_in(names: Mapping[str, object]) -> Iterator[tuple[str, Limit]]:
-    """Return the limits of a module, in its order, with their names."""
-    return ((name, value) for name, value in names.items() if isinstance(value, Limit))
 
 
 # a client of the recorder

@@ -246,9 +246,3 @@ RULES = (
     Rule("undetermined", not_known, "low", "not known"),
 )
 """All rules; the last one always applies."""
-
-
-def as_markdown() -> str:
-    """Return the table of docs/strategies.md."""
-    rows = (f"| `{rule.name}` | {rule.finds} | {rule.confidence} |" for rule in RULES)
-    return "\n".join(["| Rule | The root cause is | Confidence at most |", "|---|---|---|", *rows]) + "\n"
