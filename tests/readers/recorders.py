@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 import pytest
 
 from firstfault.model import DocumentRef, NodePresence, WorkerError
-from firstfault.recorder import folder as recorder_folder
+from firstfault.recorder import budgets
 from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.wire.documents import decode, decode_presence
@@ -83,7 +83,7 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="ff-", dir="/tmp")
     monkeypatch.setattr(tempfile, "tempdir", folder)
     # on a busy machine a recorder takes seconds to start, and then a client would do without it
-    monkeypatch.setattr(recorder_folder, "RECEIVED_S", HANG_S)
+    monkeypatch.setattr(budgets, "RECEIVED_S", HANG_S)
     monkeypatch.setenv("TMPDIR", folder)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -3,8 +3,8 @@
 import pytest
 from torch.distributed import TCPStore
 
+from firstfault_torch import budgets
 from firstfault_torch import context as node_setup
-from firstfault_torch import verdict as verdicts
 from firstfault_torch.node import document_writer
 from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.worker import process_state
@@ -21,11 +21,11 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give machine and storage more time than a worker or an agent gives; a test of a limit sets its own."""
     for module, limit in [
         (document_writer, "RECEIPT_S"),
-        (verdicts, "CONCLUDING_S"),
-        (verdicts, "PREVIOUS_S"),
-        (verdicts, "READING_S"),
-        (verdicts, "LEAVING_FILES_S"),
-        (verdicts, "TURN_LOOK_S"),
+        (budgets, "CONCLUDING_S"),
+        (budgets, "PREVIOUS_S"),
+        (budgets, "READING_S"),
+        (budgets, "LEAVING_FILES_S"),
+        (budgets, "TURN_LOOK_S"),
         (process_state, "FLIGHT_RECORDER_S"),
         (process_state, "GPU_S"),
         (node_setup, "READING_SETUP_S"),

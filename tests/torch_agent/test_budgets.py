@@ -91,7 +91,8 @@ def test_a_page_gives_the_limit(page: str, promise: str, limit: float) -> None:
     assert promise.format(limit) in " ".join((ROOT / f"docs/{page}.md").read_text().split())
 
 
-def test_the_table_is_documented() -> None:
+def test_the_table_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/budgets.md has the table that the tool prints."""
+    monkeypatch.undo()  # this folder's tests have longer limits
     printed = (ROOT / "docs/budgets.md").read_text().split("<!-- budgets -->\n")[1].strip()
     assert printed == table(), "python tools/describe_limits.py"

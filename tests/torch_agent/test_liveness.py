@@ -23,7 +23,7 @@ import pytest
 
 from firstfault.layout import roster_key_for
 from firstfault.model import Phase
-from firstfault.recorder import folder as recorder_folder
+from firstfault.recorder import budgets
 from firstfault.recorder.folder import Recorder
 from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
@@ -291,7 +291,7 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     """Begin to poll as node 1, round 2; return the queue of reported failures."""
     monkeypatch.setattr(liveness, "ROSTER_POLL_S", 0.1)
     monkeypatch.setattr(liveness, "_POLLS_PER_SECOND", 100.0)
-    monkeypatch.setattr(recorder_folder, "RECEIVED_S", SOON_S)  # on a busy machine a recorder takes seconds to start
+    monkeypatch.setattr(budgets, "RECEIVED_S", SOON_S)  # on a busy machine a recorder takes seconds to start
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
         assert recording.files is not None

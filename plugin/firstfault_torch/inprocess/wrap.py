@@ -43,15 +43,7 @@ from firstfault_torch.inprocess.meeting import Connections, Meeting
 from firstfault_torch.inprocess.monitor import MonitorThread, Phase, Progress, Stamping, Watcher, position_of
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
-from firstfault_torch.inprocess.store import (
-    GONE,
-    Fault,
-    FaultKind,
-    Iteration,
-    Outcome,
-    recovered_key,
-    round_prefix,
-)
+from firstfault_torch.inprocess.store import GONE, Fault, FaultKind, Iteration, Outcome, recovered_key, round_prefix
 
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
 _LOST = "the store of the in-process restart is lost"

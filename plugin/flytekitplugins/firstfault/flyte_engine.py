@@ -21,17 +21,7 @@ from firstfault.model.job import pods_live
 from firstfault.store import open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import decode
-from firstfault_torch.budgets import (
-    LONGEST_OUTPUTS_POLL_S,
-    NOW_S,
-    OUTPUTS_HURRIED_LOOK_S,
-    OUTPUTS_LOOK_S,
-    OUTPUTS_POLL_S,
-    OUTPUTS_REFUSED_S,
-    OUTPUTS_S,
-    PUBLISH_S,
-    TERMINATED_PUBLISH_S,
-)
+from firstfault_torch import budgets
 from firstfault_torch.context import Identity
 from firstfault_torch.engine import ErrorName, SealedVerdict
 from firstfault_torch.guard import bounded, caught, logger
@@ -130,7 +120,7 @@ class FlyteEngine:
         if not self.in_pod:
             return verdict
         if leaving_now:
-            return verdict if verdict.durable else self._uploaded(verdict, NOW_S)
+            return verdict if verdict.durable else self._uploaded(verdict, budgets.NOW_S)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
             document = newest_seal(verdict.seal, verdict.document, self._output_prefix, give_up)
@@ -138,7 +128,7 @@ class FlyteEngine:
         writes_deck = self._leave_deck(verdict, give_up)
         if not verdict.durable:
             hurried = give_up is not None and give_up.is_set()
-            verdict = self._uploaded(verdict, TERMINATED_PUBLISH_S if hurried else PUBLISH_S)
+            verdict = self._uploaded(verdict, budgets.TERMINATED_PUBLISH_S if hurried else budgets.PUBLISH_S)
         self.published = Published(verdict.document, verdict.durable, writes_deck)
         return verdict
 
@@ -211,10 +201,9 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: thread
         give_up: once set, shortens the look for another pod's.
     """
     name = sealed_name(output_prefix)
-    doing = "looking for the verdict of another pod"
-    other = bounded(
-        lambda: get_file(output_prefix, name), OUTPUTS_LOOK_S, doing, give_up, hurried_seconds=OUTPUTS_HURRIED_LOOK_S
-    )
+    look = partial(get_file, output_prefix, name)
+    doing, hurried = "looking for the verdict of another pod", budgets.OUTPUTS_HURRIED_LOOK_S
+    other = bounded(look, budgets.OUTPUTS_LOOK_S, doing, give_up, hurried_seconds=hurried)
     try:
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except BadDocumentError:
@@ -222,7 +211,7 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: thread
     return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
 
 
-def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = OUTPUTS_S) -> bool:
+def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = budgets.OUTPUTS_S) -> bool:
     """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
 
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
@@ -280,7 +269,7 @@ def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None,
 
 def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, seconds: float) -> bool:
     began = time.monotonic()
-    pause: float = OUTPUTS_POLL_S
+    pause: float = budgets.OUTPUTS_POLL_S
     while True:
         limit = seconds
         try:
@@ -289,11 +278,11 @@ def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, 
         except StoreError as error:
             logger.warning("cannot look for rank 0's outputs: %s", error)
             if isinstance(error, AccessDeniedError):
-                limit = min(OUTPUTS_REFUSED_S, seconds)
+                limit = min(budgets.OUTPUTS_REFUSED_S, seconds)
         left = began + limit - time.monotonic()
         if left <= 0:
             logger.warning("%s within %g s; this pod waits no longer", missed, limit)
             return False
         if give_up.wait(min(pause, left)):
             return False
-        pause = min(pause * 1.5, LONGEST_OUTPUTS_POLL_S)
+        pause = min(pause * 1.5, budgets.LONGEST_OUTPUTS_POLL_S)

@@ -18,13 +18,7 @@ from typing import Any, NoReturn
 
 from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt, Resources
-from firstfault.recorder.budgets import (
-    BACKLOG_FULL_S,
-    RECEIVED_S,
-    RECORDER_END_S,
-    ROSTER_ANSWER_S,
-    SHORTEST_TIMEOUT_S,
-)
+from firstfault.recorder import budgets
 from firstfault.text import parse_json
 
 DOCUMENT = "document.pb"
@@ -337,7 +331,7 @@ class Recorder:
         """
         return Resources(**(self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)))
 
-    def roster(self, timeout_seconds: float = ROSTER_ANSWER_S) -> list[str]:
+    def roster(self, timeout_seconds: float = budgets.ROSTER_ANSWER_S) -> list[str]:
         """Return the names of all roster entries in the storage.
 
         Raises:
@@ -350,7 +344,7 @@ class Recorder:
         names: list[str] = answer["names"]
         return names
 
-    def end(self, timeout_seconds: float = RECORDER_END_S) -> None:
+    def end(self, timeout_seconds: float = budgets.RECORDER_END_S) -> None:
         """Ask the recorder to finish its uploads and exit; return when it does, or after `timeout_seconds`.
 
         Raises:
@@ -368,7 +362,7 @@ class Recorder:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
         """
         deadline = time.monotonic() + seconds
-        first = min(RECEIVED_S, seconds / 2)
+        first = min(budgets.RECEIVED_S, seconds / 2)
         received = line = b""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, connection.makefile("rb") as lines:
@@ -399,7 +393,7 @@ def _send(connection: socket.socket, address: str, request: dict[str, Any], dead
             # Linux returns EAGAIN at once while the backlog is full
             if time.monotonic() >= deadline:
                 raise TimeoutError from None
-            time.sleep(BACKLOG_FULL_S)
+            time.sleep(budgets.BACKLOG_FULL_S)
     connection.settimeout(_left(deadline))
     # SIGPIPE would end a worker that has set it to its default action
     connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
@@ -407,4 +401,4 @@ def _send(connection: socket.socket, address: str, request: dict[str, Any], dead
 
 
 def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), SHORTEST_TIMEOUT_S)
+    return max(deadline - time.monotonic(), budgets.SHORTEST_TIMEOUT_S)

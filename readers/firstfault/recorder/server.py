@@ -34,16 +34,7 @@ from firstfault.model import (
 )
 from firstfault.model.failure import fatal_error
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
-from firstfault.recorder.folder import (
-    DOCUMENT,
-    PRESENCE,
-    RECEIVED,
-    NodeFolder,
-    Spool,
-    SpooledDocument,
-    Target,
-    tail_of,
-)
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Spool, SpooledDocument, Target, tail_of
 from firstfault.recorder.left_behind import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
 from firstfault.store import Store

@@ -15,12 +15,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 
-from firstfault.errors import (
-    AccessDeniedError,
-    StoreError,
-    StoreUnavailableError,
-    UsageError,
-)
+from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import _base
 from firstfault.store._base import (
     ATTEMPTS,
