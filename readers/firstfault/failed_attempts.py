@@ -7,18 +7,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from firstfault import layout
 from firstfault.errors import FirstFaultError, StoreError
-from firstfault.layout import (
-    ERRORS,
-    OUTPUTS,
-    ROSTER,
-    ErrorKey,
-    RosterKey,
-    attempt_of,
-    execution_of,
-    is_stock_error_file,
-    join_name,
-)
 from firstfault.model import Decision, Seal, Verdict, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import read_document, read_listed, sorted_out
@@ -89,8 +79,8 @@ class FailedAttempt:
     @property
     def execution(self) -> str:
         """Name of its execution, or of its local run."""
-        run = attempt_of(self.uri)
-        return execution_of(self.uri) or (run[0].rpartition("/")[2] if run is not None else self.uri)
+        run = layout.attempt_of(self.uri)
+        return layout.execution_of(self.uri) or (run[0].rpartition("/")[2] if run is not None else self.uri)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +191,7 @@ class _Reader:
         name = _document_of(verdict, found.documents) if self._with_machines else ""
         if not name:
             return summary
-        read = await read_document(self._store, join_name(found.path, f"{ERRORS}/{name}"))
+        read = await read_document(self._store, layout.join_name(found.path, f"{layout.ERRORS}/{name}"))
         return replace(summary, machine=_machine(read))
 
 
@@ -229,7 +219,7 @@ def _summary(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision
 
 def _document_of(verdict: Verdict, names: Iterable[str]) -> str:
     """Return the name of a document about the root cause; empty if no name tells it."""
-    keys = [(name, ErrorKey.parse(name)) for name in names]
+    keys = [(name, layout.ErrorKey.parse(name)) for name in names]
     exact = [name for name, key in keys if key is not None and key.timestamp_ns == verdict.timestamp_ns]
     of_rank = [name for name, key in keys if key is not None and key.rank is not None and key.rank in verdict.ranks]
     return next((name for name in exact if name in of_rank), next(iter([*of_rank, *exact]), ""))
@@ -281,10 +271,10 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
 def _next(page: Page, found: dict[str, FoundAttempt]) -> str:
     """Return the name behind which to continue."""
     last = page.objects[-1].name
-    for folder in (ERRORS, ROSTER):
+    for folder in (layout.ERRORS, layout.ROSTER):
         path, inside = _split(last, folder)
         # the names of a round's first nodes tell when they started
-        if inside and (folder == ERRORS or found[path].started_ns is not None):
+        if inside and (folder == layout.ERRORS or found[path].started_ns is not None):
             return f"{path}/{folder}0".lstrip("/")  # 0 sorts behind the slash
     return last
 
@@ -297,13 +287,13 @@ def _split(name: str, folder: str) -> tuple[str, str]:
 
 def _add(found: dict[str, FoundAttempt], item: ObjectInfo) -> None:
     is_error = True
-    path, name = _split(item.name, ERRORS)
+    path, name = _split(item.name, layout.ERRORS)
     if not name:
         is_error = False
-        path, name = _split(item.name, ROSTER)
+        path, name = _split(item.name, layout.ROSTER)
     if name:
         attempt = found.setdefault(path, FoundAttempt(path))
-        key = ErrorKey.parse(name) if is_error else RosterKey.parse(name)
+        key = layout.ErrorKey.parse(name) if is_error else layout.RosterKey.parse(name)
         if key is not None and key.incarnation:
             started = key.incarnation * 1_000_000
             attempt.started_ns = min(attempt.started_ns or started, started)
@@ -311,11 +301,11 @@ def _add(found: dict[str, FoundAttempt], item: ObjectInfo) -> None:
             attempt.documents.append(name)
     else:
         path, _, name = item.name.rpartition("/")
-        is_error = is_stock_error_file(name)
-        if not is_error and name != OUTPUTS:
+        is_error = layout.is_stock_error_file(name)
+        if not is_error and name != layout.OUTPUTS:
             return
         attempt = found.setdefault(path, FoundAttempt(path))
-        attempt.has_outputs |= name == OUTPUTS
+        attempt.has_outputs |= name == layout.OUTPUTS
         if is_error:
             attempt.error_files.append(item)
     if is_error and item.last_modified_ns is not None:

@@ -29,7 +29,7 @@ from firstfault.report.words import State
 from firstfault.strategies import _BUILT_IN, ENTRY_POINT_GROUP, get_strategy, run_strategy, unregister_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
-from firstfault.wire.json_schemas import decision_to_dict
+from firstfault.wire.json_schemas import DECISION
 from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.capture import ErrorClass
 from firstfault_torch.notifiers import attributes_of
@@ -173,7 +173,7 @@ def test_every_field_of_the_verdict_contract_is_documented() -> None:
     verdict = run_strategy(get_strategy("earliest"), make_job(make_error()))
     documented = {field for cell in _table("docs/cli.md", "Field of verdict") for field in cell.split(", ")}
     assert documented == set(verdict_to_dict(verdict))
-    assert set(_table("docs/cli.md", "Field of decision")) == set(decision_to_dict(decide(verdict)))
+    assert set(_table("docs/cli.md", "Field of decision")) == set(DECISION.write(decide(verdict)))
 
 
 def test_every_field_of_a_listed_attempt_is_documented() -> None:

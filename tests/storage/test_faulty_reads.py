@@ -10,7 +10,7 @@ import stamina
 
 from firstfault.errors import StoreError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import CLIENT_VARIABLE, Store, _base, _fsspec
+from firstfault.store import CLIENT_VARIABLE, Store, _base
 from firstfault.testing import make_error
 from tests.faulty_proxy import FAULTS, FaultyProxy, faulty_proxy_before
 from tests.s3_server import S3
@@ -69,7 +69,7 @@ def test_a_page_of_a_listing_that_fails_once(
 ) -> None:
     """Only this page is requested again; a long listing that began again with each failure might never end."""
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
-    monkeypatch.setattr(_fsspec, "PAGE", 2)
+    monkeypatch.setattr(_base, "PAGE", 2)
 
     async def use(store: Store) -> list[str]:
         for name in "abcde":

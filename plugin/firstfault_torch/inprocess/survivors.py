@@ -9,18 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
 from firstfault_torch.budgets import GIVING_UP_S, SURVIVORS_LOOK_S, SURVIVORS_POLL_S, SURVIVORS_STORE_S
-from firstfault_torch.compat.torch_agent import (
-    BARRIER_MEMBERS,
-    handed_over,
-    let_workers_end,
-    master_address,
-    worker_processes,
-)
+from firstfault_torch.compat import torch_agent
 from firstfault_torch.context import OTHERS_CONTINUE
 from firstfault_torch.guard import NonBlocking, bounded, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
@@ -56,7 +51,7 @@ class Survivors:
         for local_rank in sorted(lost - self._lost):
             logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))
         self._lost = lost
-        local = range(len(worker_processes(context)))
+        local = range(len(torch_agent.worker_processes(context)))
         continues = set(local) - lost
         if gave_up:
             now = time.monotonic()
@@ -67,7 +62,7 @@ class Survivors:
             return None
         if not continues:
             return self._without_workers(group, local)
-        values = handed_over(context, continues)
+        values = torch_agent.handed_over(context, continues)
         if not continues <= values.keys():
             return RunResult(WorkerState.HEALTHY)
         if lost:
@@ -75,8 +70,9 @@ class Survivors:
             if recovered is not None and not lost <= recovered:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
-        bounded(lambda: let_workers_end(context), SURVIVORS_STORE_S, "telling the workers that they may end")
-        processes = worker_processes(context)
+        tell = partial(torch_agent.let_workers_end, context)
+        bounded(tell, SURVIVORS_STORE_S, "telling the workers that they may end")
+        processes = torch_agent.worker_processes(context)
         deadline = time.monotonic() + (GIVING_UP_S if lost else float("inf"))
         # torch stops those that are left when the agent ends
         while any(processes[rank].exitcode is None for rank in continues) and time.monotonic() < deadline:
@@ -100,7 +96,7 @@ class Survivors:
         if self._others is None:
             bounded(lambda: store.add(_NO_WORKERS, 1), SURVIVORS_STORE_S, "counting the nodes that have no workers")
             self._others = NonBlocking(
-                lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(BARRIER_MEMBERS, 0))), (0, 0)
+                lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
         if time.monotonic() - self._looked < SURVIVORS_LOOK_S:
             return RunResult(WorkerState.HEALTHY)
@@ -135,7 +131,7 @@ class Survivors:
         round_ = str(self._reporter.recording.round)
 
         def ask() -> set[int]:
-            store = TCPStore(*master_address(group), timeout=dt.timedelta(seconds=SURVIVORS_STORE_S))
+            store = TCPStore(*torch_agent.master_address(group), timeout=dt.timedelta(seconds=SURVIVORS_STORE_S))
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
         return bounded(ask, SURVIVORS_STORE_S, "asking from which faults the ranks had recovered") if ranks else set()

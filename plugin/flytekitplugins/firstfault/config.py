@@ -13,15 +13,7 @@ from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from firstfault.errors import UsageError
 from firstfault.retry import RetryPolicy, as_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
-from firstfault_torch.options import (
-    DEFAULT_SIGNALS,
-    Hang,
-    RestartsInProcess,
-    check_numa,
-    parse_ranks,
-    parse_signals,
-    parse_streams,
-)
+from firstfault_torch import options
 from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -111,12 +103,9 @@ class _Recorded:
         get_strategy(self.strategy)
         if self.retry_policy is not None:
             as_policy(self.retry_policy)
-        self._check(_OF_BOTH)
-
-    def _check(self, checks: Mapping[str, _Check]) -> None:
-        for name, (wanted, is_valid) in checks.items():
-            value = getattr(self, name)
-            if not is_valid(value):
+        for name, (wanted, is_valid) in _CHECKS.items():
+            value = getattr(self, name, None)
+            if hasattr(self, name) and not is_valid(value):
                 raise UsageError(f"{type(self).__name__}.{name} must be {wanted}, not {value!r}")
 
 
@@ -168,12 +157,12 @@ class Elastic(_Recorded):
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of `max_restarts`: a fault that is not worth
     another try ends the attempt. False: torch elastic restarts the workers after any failure."""
-    in_process_restart: RestartsInProcess | None = None
+    in_process_restart: options.RestartsInProcess | None = None
     """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
     None: they do not."""
     watchdog: Watchdog | None = None
     """Deadlines for blocks and loops of the training (``firstfault_torch.watchdog``). None: off."""
-    hang: Hang | None = field(default_factory=Hang)
+    hang: options.Hang | None = field(default_factory=options.Hang)
     """What the agents do if no rank makes progress: a warning after 60 s, unless it is set. None: off."""
     log_dir: str | None = None
     """Folder for the workers' log files, ``<log_dir>/<run>_<random>/attempt_<restart>/<local rank>``. None: a new
@@ -197,7 +186,7 @@ class Elastic(_Recorded):
     numa_options: Any = None
     """Binds each worker to the CPUs near its GPU: "node", "socket", "exclusive", "core-complex", or torch's
     NumaOptions. None: torch's default."""
-    signals_to_handle: str = DEFAULT_SIGNALS
+    signals_to_handle: str = options.DEFAULT_SIGNALS
     """Signals that end the pod with a verdict, and are passed on to the workers."""
     shutdown_timeout: float | None = None
     """torchrun's name for `stop_seconds`; it counts if it is given."""
@@ -209,13 +198,12 @@ class Elastic(_Recorded):
     def __post_init__(self) -> None:
         """Check the fields of this configuration, too."""
         super().__post_init__()
-        self._check(_OF_ELASTIC)
         parse_nnodes(self.nnodes)
         for name in ("redirects", "tee"):
-            parse_streams(getattr(self, name), f"Elastic.{name}", self.nproc_per_node)
-        parse_ranks(self.local_ranks_filter, "Elastic.local_ranks_filter", self.nproc_per_node)
-        parse_signals(self.signals_to_handle, "Elastic.signals_to_handle")
-        check_numa(self.numa_options, "Elastic.numa_options")
+            options.parse_streams(getattr(self, name), f"Elastic.{name}", self.nproc_per_node)
+        options.parse_ranks(self.local_ranks_filter, "Elastic.local_ranks_filter", self.nproc_per_node)
+        options.parse_signals(self.signals_to_handle, "Elastic.signals_to_handle")
+        options.check_numa(self.numa_options, "Elastic.numa_options")
 
 
 _Check: TypeAlias = "tuple[str, Callable[[Any], bool]]"
@@ -239,12 +227,10 @@ _BOOL: _Check = ("True or False", lambda value: isinstance(value, bool))
 _NAME: _Check = ("a name", _is_text)
 _TEXT_OR_NONE: _Check = ("a text or None", lambda value: value is None or _is_text(value))
 _TEXTS: _Check = ("a list of texts", lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)))
-_OF_BOTH: dict[str, _Check] = {
+_CHECKS: dict[str, _Check] = {
     "settle_seconds": _SECONDS,
     "upload_deadline_seconds": _SECONDS,
     "deck": ("True, False or None", lambda value: value is None or isinstance(value, bool)),
-}
-_OF_ELASTIC: dict[str, _Check] = {
     "in_process_restart": (
         "an InProcessRestart or None",
         # by its name: the class is in an optional folder
@@ -265,7 +251,7 @@ _OF_ELASTIC: dict[str, _Check] = {
     "duplicate_stderr_filters": _TEXTS,
     "virtual_local_rank": _BOOL,
     "watchdog": ("a Watchdog or None", lambda value: value is None or isinstance(value, Watchdog)),
-    "hang": ("a Hang or None", lambda value: value is None or isinstance(value, Hang)),
+    "hang": ("a Hang or None", lambda value: value is None or isinstance(value, options.Hang)),
 }
 
 

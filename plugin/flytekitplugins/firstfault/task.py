@@ -333,17 +333,10 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     Raises:
         ValueError: the template has several containers, or mounts a volume at /dev/shm already.
     """
-    # takes a third of a second, and only registration needs it
-    from kubernetes.client import (  # noqa: PLC0415
-        V1Container,
-        V1EmptyDirVolumeSource,
-        V1PodSpec,
-        V1Volume,
-        V1VolumeMount,
-    )
+    from kubernetes import client  # noqa: PLC0415 - takes a third of a second, and only registration needs it
 
     if pod_template.pod_spec is None:
-        pod_template.pod_spec = V1PodSpec(containers=[])
+        pod_template.pod_spec = client.V1PodSpec(containers=[])
     spec = pod_template.pod_spec
     containers = spec.containers or []
     if len(containers) > 1:
@@ -351,15 +344,15 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
             "the pod template has several containers, so firstfault does not know which one needs shared memory; "
             "set increase_shared_mem=False and mount a volume at /dev/shm where it is needed"
         )
-    container = containers[0] if containers else V1Container(name="primary")
+    container = containers[0] if containers else client.V1Container(name="primary")
     mounts = container.volume_mounts or []
     if any(mount.mount_path == _SHARED_MEMORY for mount in mounts):
         raise ValueError(
             "the pod template mounts a volume at /dev/shm already; remove it or set increase_shared_mem=False"
         )
-    container.volume_mounts = [*mounts, V1VolumeMount(name="shm", mount_path=_SHARED_MEMORY)]
+    container.volume_mounts = [*mounts, client.V1VolumeMount(name="shm", mount_path=_SHARED_MEMORY)]
     spec.containers = [container]
-    volume = V1Volume(name="shm", empty_dir=V1EmptyDirVolumeSource(medium="Memory"))
+    volume = client.V1Volume(name="shm", empty_dir=client.V1EmptyDirVolumeSource(medium="Memory"))
     spec.volumes = [*(spec.volumes or []), volume]
 
 

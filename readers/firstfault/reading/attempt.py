@@ -18,18 +18,8 @@ from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_
 from firstfault.logs import logger_of
 from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
 from firstfault.model.job import nodes_done
+from firstfault.reading import fetch
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
-from firstfault.reading.fetch import (
-    Room,
-    copies_of,
-    cuts,
-    read_document,
-    read_listed,
-    read_restarts,
-    read_roster,
-    sorted_out,
-    with_copies,
-)
 from firstfault.reading.listing import (
     MORE,
     OF_EACH_FAULT,
@@ -125,7 +115,7 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
             begun = await begin(store, request.layout) if store.pages_in_order else None
             listing = await list_everything(store, request.layout, begun)
             if (new_mark := listing.mark()) != mark:
-                job = await _Look(*await with_copies(store, listing), request, known).read()
+                job = await _Look(*await fetch.with_copies(store, listing), request, known).read()
                 mark = new_mark
         except StoreUnavailableError as error:
             logger.warning("the storage does not answer, retrying: %s", error)
@@ -151,7 +141,7 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
     """
     layout = request.layout
     if layout.document:
-        return request.job_of(sorted_out([await read_document(store, layout.document)]))
+        return request.job_of(fetch.sorted_out([await fetch.read_document(store, layout.document)]))
     begun = None
     if store.pages_in_order and request.wish_of(()).reads is Reads.FIRST:
         found, begun = await _first(store, layout)
@@ -161,9 +151,9 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
         begun = await begin(store, layout)
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
-        copies = await copies_of(store, begun)
-    listing = await list_everything(store, layout, begun, cuts(copies or {}, layout))
-    return await _Look(*await with_copies(store, listing, copies), request, dict(known or {})).read()
+        copies = await fetch.copies_of(store, begun)
+    listing = await list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
+    return await _Look(*await fetch.with_copies(store, listing, copies), request, dict(known or {})).read()
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -194,7 +184,7 @@ async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) 
             for item in await store.list(layout.roster)
             if is_error_file(item.name) and item.name not in known
         ]
-        read, bad = await read_roster(store, new)
+        read, bad = await fetch.read_roster(store, new)
         # an unreadable entry counts by its name, and is tried once more by the look that follows
         known.update(read)
         unreadable.update(item.name for item in bad)
@@ -229,11 +219,11 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
     early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
 
     def start(item: ObjectInfo) -> None:
-        early[item.name] = asyncio.create_task(read_listed(store, item))
+        early[item.name] = asyncio.create_task(fetch.read_listed(store, item))
 
     async def read(item: ObjectInfo) -> WorkerError | Seal | Unreadable:
         task = early.get(item.name)
-        return await (task if task is not None else read_listed(store, item))
+        return await (task if task is not None else fetch.read_listed(store, item))
 
     try:
         listing = await begin(store, layout, start, SMALL)
@@ -254,7 +244,7 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
     count = len(listing.documents)
     said = f"only the first page of names was read ({count} documents{more}), and {len(first)} were opened"
     current = of_round(listing.documents, listing.last_round(), newest or {})
-    return sorted_out(found, notes=(said,), unopened=unopened_by_fault(current, opened)), listing
+    return fetch.sorted_out(found, notes=(said,), unopened=unopened_by_fault(current, opened)), listing
 
 
 # --- all documents, or several of each fault ------------------------------------------------------------------------
@@ -271,7 +261,7 @@ class _Look:
         self._listing = listing
         self._roster = roster
         self._bad_roster: list[Unreadable] = []
-        self._room = Room()
+        self._room = fetch.Room()
         self._opened: dict[Named, WorkerError | Seal | Unreadable] = {}
         self._judged: tuple[int, JobErrors] | None = None
         """What was assembled last, with the number of documents that were open then."""
@@ -302,13 +292,13 @@ class _Look:
         self._rest = await each(self._read, [*self._listing.others, *self._listing.stock])
 
     async def _read_restarts(self) -> None:
-        self._restarts = await read_restarts(self._store, self._listing.restarts)
+        self._restarts = await fetch.read_restarts(self._store, self._listing.restarts)
 
     async def _read_roster(self) -> None:
         items = [item for item in self._listing.roster if item.base not in self._roster]
         if len(items) > SMALL:
             items = roster_entries_to_open(items)
-        read, self._bad_roster = await read_roster(self._store, items, self._room)
+        read, self._bad_roster = await fetch.read_roster(self._store, items, self._room)
         self._roster.update(read)
 
     async def _open(self, documents: Iterable[Named]) -> None:
@@ -316,7 +306,7 @@ class _Look:
         self._opened.update(zip(new, await each(self._read, map(self._listing.item, new)), strict=True))
 
     async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
-        return await read_listed(self._store, item, self._room)
+        return await fetch.read_listed(self._store, item, self._room)
 
     async def _read_groups(self, wish: Wish) -> bool:
         """Open some documents of each fault, then those of named ranks; return whether all names were right."""
@@ -383,7 +373,7 @@ class _Look:
         return self._judged[1]
 
     def _snapshot(self) -> Snapshot:
-        found = sorted_out(
+        found = fetch.sorted_out(
             [*self._opened.values(), *self._rest],
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
             unopened=unopened_by_fault(self._current, self._opened),

@@ -18,7 +18,7 @@ from firstfault.report.words import PLAIN, State, few, ranks_text
 from firstfault.text import counted, elide, one_line, printable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.forms import Table
-from firstfault.wire.json_schemas import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
+from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict
 
 _MESSAGE_TITLE = "message:"
 """Stands above the root cause's text, whose lines are indented."""
@@ -295,7 +295,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         "schema": SCHEMA,
         **({} if decided else {"decided": False}),
         "verdict": verdict_to_dict(replace(report.verdict, message=_kept(report.verdict.message, longest))),
-        "decision": decision_to_dict(report.decision),
+        "decision": DECISION.write(report.decision),
         "first_line": report.first_line,
         "root": _root(report, root, longest) if root is not None else None,
         "what": answers.what,

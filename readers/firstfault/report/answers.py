@@ -17,18 +17,8 @@ from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
 from firstfault.layout import execution_of
 from firstfault.model import CATEGORIES, Decision, JobErrors, NodeSetup, Origin, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_signal
+from firstfault.report import words
 from firstfault.report.cascade import Cascade, world_size
-from firstfault.report.words import (
-    EngineWords,
-    FaultOwner,
-    State,
-    duration,
-    fault_of,
-    few,
-    ranks_text,
-    shown_time,
-    words_on,
-)
 from firstfault.text import counted, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
 
@@ -73,7 +63,7 @@ class Answers:
 
     what: str
     """One line: "ValueError: bad sample"."""
-    fault_owner: FaultOwner
+    fault_owner: words.FaultOwner
     category: str
     """With its meaning: "user_code: an exception of ..."."""
     where: str
@@ -98,7 +88,7 @@ class Case:
     verdict: Verdict
     decision: Decision
     cascade: Cascade
-    engine: EngineWords
+    engine: words.EngineWords
     """The words for what ran the job."""
     uri: str
     """Of the attempt's documents; empty: not known."""
@@ -130,17 +120,17 @@ def answers_on(case: Case) -> Answers:
     )
 
 
-def _fault_owner(case: Case) -> FaultOwner:
+def _fault_owner(case: Case) -> words.FaultOwner:
     verdict = case.verdict
     # a person may have aborted a job whose nodes were all terminated
     if verdict.scope is Scope.UNDETERMINED or (verdict.category == "preemption" and _terminated(case.job).are_all):
-        return FaultOwner.UNKNOWN
+        return words.FaultOwner.UNKNOWN
     root = verdict.root
     if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
-        return FaultOwner.TRANSIENT
+        return words.FaultOwner.TRANSIENT
     if verdict.category == "storage" and root is not None and is_unexplained_write(root):
-        return FaultOwner.EITHER
-    return words_on(verdict.category, case.engine)[0]
+        return words.FaultOwner.EITHER
+    return words.words_on(verdict.category, case.engine)[0]
 
 
 # --- what and where ---------------------------------------------------------------------------------------------------
@@ -149,26 +139,26 @@ def _fault_owner(case: Case) -> FaultOwner:
 def _what(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return verdict.headline
-    name, text = fault_of(verdict)
+    name, text = words.fault_of(verdict)
     text = one_line(text, _LINE)
     if verdict.category == "hang" and len(verdict.ranks) == 1 and text.startswith("it was"):
         text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1)
     return f"{name}: {text}" if text else name
 
 
-def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
+def _where(job: JobErrors, verdict: Verdict, engine: words.EngineWords) -> str:
     if verdict.category in FROM_OUTSIDE and (terminated := _terminated(job)).are_all:
         return f"all {terminated.count} {engine.nodes}, the first {verdict.node}"
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
         if suspects:
-            return f"one of: {', '.join(few(suspects, _FEW))}".replace(", and ", " and ")
+            return f"one of: {', '.join(words.few(suspects, _FEW))}".replace(", and ", " and ")
         return f"on {verdict.node}, rank not known" if verdict.node else "no rank stands out"
     on = f" on {verdict.node}" if verdict.node else ""
     if (machine := machine_of(job, verdict)) and len(verdict.ranks) <= 1:
         on += f" ({machine})"
     if len(verdict.ranks) > 1:
-        return f"{len(verdict.ranks)} ranks ({ranks_text(verdict.ranks, 60)}), the first{on}"
+        return f"{len(verdict.ranks)} ranks ({words.ranks_text(verdict.ranks, 60)}), the first{on}"
     if not verdict.ranks:
         is_agent = verdict.root is not None and verdict.root.subject is Subject.AGENT
         return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else on[4:] or "not known"
@@ -226,7 +216,7 @@ def _steps(case: Case, code: str) -> Iterator[Step]:
 
 def _advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
-    _, advice = words_on(verdict.category, case.engine)
+    _, advice = words.words_on(verdict.category, case.engine)
     if verdict.is_at_time_limit:
         return "raise the time limit, or continue from a checkpoint"
     if verdict.code == CTRL_C:
@@ -248,7 +238,7 @@ def _stood(job: JobErrors) -> list[str]:
     """Return where ranks stood outside of collectives: "rank 0 was at train.py:12 in load"."""
     stood = ((failure.rank, where_it_stood(failure)) for failure in job.failures if failure.rank is not None)
     away = [(rank, where.doing) for rank, where in stood if where.stood is Stood.ELSEWHERE and where.frame]
-    return few([f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS)
+    return words.few([f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS)
 
 
 def machine_of(job: JobErrors, verdict: Verdict) -> str:
@@ -270,19 +260,19 @@ def _unknown(case: Case) -> Iterator[str]:
     elif verdict.confidence != "high":
         yield "whether this failure came first: the lines on why speak for it, but do not prove it"
     suspects = [f"whether {suspect.name} failed first: {suspect.why}" for suspect in verdict.suspects]
-    yield from few(suspects, _FEW, "and {} more suspects")
+    yield from words.few(suspects, _FEW, "and {} more suspects")
     if not verdict.settled:
         yield f"what the other {engine.nodes} report: waiting for them timed out"
     yield from _unknown_of_nodes(verdict, engine)
-    if missing := [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]:
-        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {ranks_text(missing, _RANKS)}"
+    if missing := [item.rank for item in cascade.ranks if item.state is words.State.UNREPORTED]:
+        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {words.ranks_text(missing, _RANKS)}"
         yield f"what happened to {ranks}: no report"
     if verdict.scope is not Scope.UNDETERMINED:
         yield from _unknown_of_root(case)
     if engine.cites and (
         unknown := [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
     ):
-        ranks = ranks_text(sorted(rank for rank in unknown if rank is not None), _RANKS)
+        ranks = words.ranks_text(sorted(rank for rank in unknown if rank is not None), _RANKS)
         which = f"rank {ranks}" if len(unknown) == 1 else f"ranks {ranks}"
         yield f"from a log alone, where {which} stood: firstfault in the job would have recorded it"
     unclear = {event.failure.node for event in cascade.events if event.bounds is None and event.at_ns is not None}
@@ -290,7 +280,7 @@ def _unknown(case: Case) -> Iterator[str]:
         yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
 
 
-def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
+def _unknown_of_nodes(verdict: Verdict, engine: words.EngineWords) -> Iterator[str]:
     coverage = verdict.coverage
     if coverage.unreadable:
         yield f"what is in {counted(coverage.unreadable, 'document')} that could not be read"
@@ -344,7 +334,7 @@ def _terminated(job: JobErrors) -> _Terminated:
     return _Terminated(len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected, at_once)
 
 
-def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
+def _why_terminated(job: JobErrors, engine: words.EngineWords) -> str:
     """Return what may have terminated a node, by how many of the job's nodes were terminated, and when.
 
     From inside, an abort, a time limit, a drain and an eviction are the same signal.
@@ -395,7 +385,7 @@ def facts_of(case: Case) -> Iterator[Fact]:
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
     when = "not recorded"
     if verdict.timestamp_ns is not None:
-        when = shown_time(verdict.timestamp_ns)
+        when = words.shown_time(verdict.timestamp_ns)
     elif any(event.failure.timestamp_ns is not None for event in case.cascade.events):
         when = "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
     if root is None:
@@ -419,7 +409,7 @@ def facts_of(case: Case) -> Iterator[Fact]:
     yield from _counted_facts(root)
 
 
-def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
+def _place_facts(root: WorkerError, engine: words.EngineWords) -> Iterator[Fact]:
     place = root.place
     if place.rank is not None:
         yield Fact("rank", f"{place.rank}{'' if place.local_rank is None else f' (local_rank {place.local_rank})'}")
@@ -454,7 +444,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
         threads.append(
             f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
         )
-    yield from (Fact("thread", text) for text in few(threads, _FEW))
+    yield from (Fact("thread", text) for text in words.few(threads, _FEW))
     disks = [disk.text for disk in root.system.full or root.system.file_systems]
     limits = [
         f"{root.system.open_files} of {limit} files open"
@@ -470,7 +460,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
         number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
         completed = f", {progress.completed} completed" if progress.completed is not None else ""
         collectives.append(f"{number}{completed} (group {progress.group})")
-    yield from (Fact("last collective", text) for text in few(collectives, _FEW))
+    yield from (Fact("last collective", text) for text in words.few(collectives, _FEW))
 
 
 def _memory(root: WorkerError) -> Iterator[str]:
@@ -532,22 +522,22 @@ class JobIdentity:
         found = _COMMIT.search(self.source_url)
         return found[0] if found else ""
 
-    def _size(self, engine: EngineWords) -> str:
+    def _size(self, engine: words.EngineWords) -> str:
         ranks = counted(self.ranks, "rank") if self.ranks else ""
         return " on ".join(filter(None, [ranks, counted(self.nodes, engine.node) if self.nodes else ""]))
 
     @property
     def _after(self) -> str:
-        return f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+        return f"failed after {words.duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
 
-    def brief(self, engine: EngineWords) -> str:
+    def brief(self, engine: words.EngineWords) -> str:
         """Return what ran in few words; the rest is the same for every attempt of it."""
         gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
         return ", ".join(filter(None, [self.task or self.execution, self._size(engine), gpus, self._after]))
 
-    def parts(self, engine: EngineWords) -> tuple[str, ...]:
+    def parts(self, engine: words.EngineWords) -> tuple[str, ...]:
         """Return what is known, in the order in which a person asks for it."""
-        start = f"started {shown_time(self.started_ns)[:19]} UTC" if self.started_ns is not None else ""
+        start = f"started {words.shown_time(self.started_ns)[:19]} UTC" if self.started_ns is not None else ""
         parts = (
             self.task,
             f"execution {self.execution}" if self.execution else "",

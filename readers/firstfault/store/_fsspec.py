@@ -16,22 +16,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import _base
-from firstfault.store._base import (
-    ATTEMPTS,
-    NANO,
-    PAGE,
-    PART,
-    ObjectInfo,
-    Page,
-    StoreOfClient,
-    Trouble,
-    join,
-    nanoseconds,
-    no_credentials,
-    only_page,
-    storage_options,
-)
+from firstfault.store import ObjectInfo, Page, _base, join
 
 T = TypeVar("T")
 
@@ -39,7 +24,7 @@ _FIRST_ANSWER_S = 8.0
 """Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
 
 
-class FsspecStore(StoreOfClient):
+class FsspecStore(_base.StoreOfClient):
     """A folder of objects over fsspec.
 
     Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches listings and belongs
@@ -48,7 +33,7 @@ class FsspecStore(StoreOfClient):
 
     ordered = frozenset({"s3", "s3a"})  # elsewhere fsspec fetches all pages anyway
 
-    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS) -> None:
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = _base.ATTEMPTS) -> None:
         super().__init__(uri, options, attempts)
         self._fs: Any = None
         self._root = ""
@@ -61,7 +46,7 @@ class FsspecStore(StoreOfClient):
             UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
             AccessDeniedError: there are no credentials.
         """
-        options: dict[str, Any] = {**storage_options(self._protocol, self._options), "skip_instance_cache": True}
+        options: dict[str, Any] = {**_base.storage_options(self._protocol, self._options), "skip_instance_cache": True}
         try:
             kind = fsspec.get_filesystem_class(self._protocol)
         except ImportError as error:
@@ -77,7 +62,7 @@ class FsspecStore(StoreOfClient):
             self._fs = kind(**options)
         except (ValueError, OSError) as error:
             if "credentials" in str(error):  # adlfs without an account
-                raise AccessDeniedError(f"cannot open {self._uri}: {no_credentials(self._protocol)}") from error
+                raise AccessDeniedError(f"cannot open {self._uri}: {_base.no_credentials(self._protocol)}") from error
             raise UsageError(f"cannot open {self._uri}: {_line(error)}") from error
         if self._protocol in self.ordered:
             self._fs.retries = 1  # s3fs's retries inside ours would multiply the timeouts
@@ -109,7 +94,7 @@ class FsspecStore(StoreOfClient):
     async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""
         if not self.pages_in_order:
-            return only_page(await self._entries("find", ""), after)
+            return _base.only_page(await self._entries("find", ""), after)
         found, token = await self._s3_page("", after)
         return Page(tuple(found), bool(token))
 
@@ -128,7 +113,7 @@ class FsspecStore(StoreOfClient):
             await self._call("pipe_file", full, data)
             return
         # a reader may list the folder during the write; the rename makes the file appear whole
-        part = f"{full}.{uuid.uuid4().hex}{PART}"
+        part = f"{full}.{uuid.uuid4().hex}{_base.PART}"
 
         def write() -> None:
             self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
@@ -163,10 +148,12 @@ class FsspecStore(StoreOfClient):
         if after:
             request["StartAfter"] = prefix + after
 
+        request |= {"Bucket": bucket, "Prefix": prefix}
+
         async def ask() -> Any:
             await self._fs.set_session()
             # s3fs's way to call S3
-            return await self._fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=PAGE, **request)  # noqa: SLF001
+            return await self._fs._call_s3("list_objects_v2", MaxKeys=_base.PAGE, **request)  # noqa: SLF001
 
         answer = await asyncio.wait_for(ask(), _longest_s())
         objects = [
@@ -192,7 +179,7 @@ class FsspecStore(StoreOfClient):
             return await getattr(self._fs, f"_{name}")(*args, **kwargs)
         return await asyncio.to_thread(getattr(self._fs, name), *args, **kwargs)
 
-    async def request(self, verb: str, path: str, call: Callable[[StoreOfClient], Awaitable[T]]) -> T:
+    async def request(self, verb: str, path: str, call: Callable[[_base.StoreOfClient], Awaitable[T]]) -> T:
         """See `StoreOfClient.request`; send a small request before the first listing, whose time has no limit."""
         if verb == "list" and isinstance(self._fs, AsyncFileSystem) and not (self._has_answered or self.pages_in_order):
             ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))
@@ -210,30 +197,30 @@ class FsspecStore(StoreOfClient):
             self._has_answered = True
         return await super().request(verb, path, call)
 
-    def trouble(self, error: Exception, verb: str) -> tuple[Trouble, str] | None:
+    def trouble(self, error: Exception, verb: str) -> tuple[_base.Trouble, str] | None:
         """See `StoreOfClient.trouble`; an error of fsspec, botocore, aiohttp, Google or Azure."""
         name, line = type(error).__name__, _line(error)
         region = _region_of(error)
         if region is not None:
-            return Trouble.OTHER_REGION, region
+            return _base.Trouble.OTHER_REGION, region
         # s3fs raises one error for a missing bucket and a missing object
         cause = getattr(error.__cause__, "response", None) or {}
         if cause.get("Error", {}).get("Code") == "NoSuchBucket":
-            return Trouble.NO_BUCKET, line
+            return _base.Trouble.NO_BUCKET, line
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
-            return Trouble.NO_OBJECT, ""
+            return _base.Trouble.NO_OBJECT, ""
         if name in _NO_CREDENTIALS and getattr(error, "response", None) is None:
-            return Trouble.NO_CREDENTIALS, ""
+            return _base.Trouble.NO_CREDENTIALS, ""
         if isinstance(error, PermissionError) or name in _NO_CREDENTIALS:
-            return Trouble.REFUSED, line
+            return _base.Trouble.REFUSED, line
         transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
         names = {base.__name__ for base in type(error).__mro__}
         # s3fs makes the last ones of SlowDown, 503 and 500
         is_busy = isinstance(error, OSError) and error.errno in _BUSY
         if isinstance(error, transient) or names & _TRANSIENT_NAMES or is_busy:
-            return Trouble.NO_ANSWER, f"{name}: {line}"
+            return _base.Trouble.NO_ANSWER, f"{name}: {line}"
         if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
-            return Trouble.OTHER, f"{name}: {line}"
+            return _base.Trouble.OTHER, f"{name}: {line}"
         return None
 
     def _path(self, relative: str) -> str:
@@ -258,24 +245,20 @@ _NO_CREDENTIALS = {
 _LIBRARIES = {"botocore", "aiohttp", "gcsfs", "google", "azure", "adlfs"}
 """Packages whose errors are about the storage."""
 
-_TRANSIENT_NAMES = {
+_TRANSIENT_NAMES = {  # of errors, or of their bases
     "ServiceRequestError",  # Azure's
     "ServiceResponseError",
     "TransportError",  # Google's
     "EndpointConnectionError",
     "ConnectTimeoutError",
     "ReadTimeoutError",
-    "ConnectionClosedError",
-    "ServerDisconnectedError",
-    "ClientConnectorError",
-    "ClientOSError",
+    "ClientConnectionError",
     "ResponseParserError",
     "IncompleteReadError",
     "IncompleteRead",
     "ClientPayloadError",
     "HTTPClientError",
     "HttpError",
-    "FSTimeoutError",
 }
 
 _BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
@@ -306,7 +289,7 @@ def _objects(entries: Iterable[Mapping[str, Any]], folder: str) -> list[ObjectIn
         if entry["type"] == "file"
         # if the prefix is an object itself, fsspec lists that object
         and str(entry["name"]).rstrip("/") != folder
-        and not str(entry["name"]).endswith(PART)
+        and not str(entry["name"]).endswith(_base.PART)
     ]
 
 
@@ -315,7 +298,7 @@ def _modified(entry: Mapping[str, Any]) -> int | None:
     for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(field)
         if isinstance(value, dt.datetime):
-            return nanoseconds(value)
+            return _base.nanoseconds(value)
         if isinstance(value, int | float):
-            return int(value * NANO)
+            return int(value * _base.NANO)
     return None

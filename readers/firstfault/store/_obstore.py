@@ -17,22 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 
-from firstfault.store import _base
-from firstfault.store._base import (
-    ATTEMPTS,
-    AZURE,
-    PAGE,
-    ObjectInfo,
-    OtherRegionError,
-    Page,
-    StoreOfClient,
-    Trouble,
-    join,
-    nanoseconds,
-    only_page,
-    protocol_of,
-    storage_options,
-)
+from firstfault.store import ObjectInfo, Page, _base, join, protocol_of
 
 if TYPE_CHECKING:
     from firstfault.store._fsspec import FsspecStore
@@ -70,7 +55,7 @@ def obstore_for(uri: str, options: Mapping[str, Any] | None, attempts: int) -> O
     return ObstoreStore(uri, client, options, attempts=attempts) if client is not None else None
 
 
-class ObstoreStore(StoreOfClient):
+class ObstoreStore(_base.StoreOfClient):
     """A folder of objects over obstore.
 
     Args:
@@ -83,7 +68,7 @@ class ObstoreStore(StoreOfClient):
     ordered = frozenset({"s3", "s3a", "gs", "gcs"})  # Azure cannot start behind a name
 
     def __init__(
-        self, uri: str, client: Any, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS
+        self, uri: str, client: Any, options: Mapping[str, Any] | None = None, *, attempts: int = _base.ATTEMPTS
     ) -> None:
         super().__init__(uri, options, attempts)
         self._client = client
@@ -110,9 +95,9 @@ class ObstoreStore(StoreOfClient):
         objects: list[ObjectInfo] = []
         async for chunk in stream:
             objects += _objects(chunk, root)
-            if self.pages_in_order and len(objects) >= PAGE:
+            if self.pages_in_order and len(objects) >= _base.PAGE:
                 return Page(tuple(objects), more=True)
-        return Page(tuple(objects), more=False) if self.pages_in_order else only_page(objects, after)
+        return Page(tuple(objects), more=False) if self.pages_in_order else _base.only_page(objects, after)
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`. A limit needs no extra request here."""
@@ -129,13 +114,13 @@ class ObstoreStore(StoreOfClient):
         await obstore.head_async(self._client, self._path(path))
         return True
 
-    async def request(self, verb: str, path: str, call: Callable[[StoreOfClient], Awaitable[T]]) -> T:
+    async def request(self, verb: str, path: str, call: Callable[[_base.StoreOfClient], Awaitable[T]]) -> T:
         """See `StoreOfClient.request`; if the bucket is in another region, fsspec sends it."""
         if not _first_pid:
             _first_pid.append(os.getpid())
             atexit.register(_await_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
         if self._fallback is None:
-            with contextlib.suppress(OtherRegionError):
+            with contextlib.suppress(_base.OtherRegionError):
                 return await super().request(verb, path, call)
         return await (await self._other_store()).request(verb, path, call)
 
@@ -149,27 +134,27 @@ class ObstoreStore(StoreOfClient):
             await self._fallback.__aenter__()  # other requests do not run meanwhile: it awaits nothing
         return self._fallback
 
-    def trouble(self, error: Exception, verb: str) -> tuple[Trouble, str] | None:
+    def trouble(self, error: Exception, verb: str) -> tuple[_base.Trouble, str] | None:
         """See `StoreOfClient.trouble`; obstore's errors have a text alone."""
         text = str(error)
         if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text or _has_no_cloud(text):
-            return Trouble.NO_CREDENTIALS, ""
+            return _base.Trouble.NO_CREDENTIALS, ""
         if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
             return None
         status, code = _first(_STATUS, text), _first(_CODE, text)
         number = int(status) if status else 0
         detail = " ".join((_first(_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[:300]
         if code in _NO_BUCKET:
-            return Trouble.NO_BUCKET, detail
+            return _base.Trouble.NO_BUCKET, detail
         if isinstance(error, FileNotFoundError) or (number == _NOT_FOUND and verb != "write"):
-            return Trouble.NO_OBJECT, ""
+            return _base.Trouble.NO_OBJECT, ""
         if number in _REDIRECT or "redirect" in text or code == "AuthorizationHeaderMalformed":
-            return Trouble.OTHER_REGION, ""
+            return _base.Trouble.OTHER_REGION, ""
         if number in _REFUSED or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
-            return Trouble.REFUSED, detail
+            return _base.Trouble.REFUSED, detail
         if isinstance(error, ValueError) or (number and number < _SERVER_ERROR and number != _TOO_MANY_REQUESTS):
-            return Trouble.OTHER, detail
-        return Trouble.NO_ANSWER, detail
+            return _base.Trouble.OTHER, detail
+        return _base.Trouble.NO_ANSWER, detail
 
     def _path(self, relative: str) -> str:
         return join(self._root, relative) if self._root and relative else self._root or relative
@@ -203,7 +188,7 @@ def _has_no_cloud(text: str) -> bool:
 def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:
     """Return obstore's entries with names relative to `root`, without `root` itself."""
     return [
-        ObjectInfo(entry["path"][len(root) :].lstrip("/"), entry["size"], nanoseconds(entry["last_modified"]))
+        ObjectInfo(entry["path"][len(root) :].lstrip("/"), entry["size"], _base.nanoseconds(entry["last_modified"]))
         for entry in entries
         if entry["path"] != root
     ]
@@ -276,7 +261,7 @@ def _s3(bucket: str, given: Mapping[str, Any] | None) -> Any:
     client = dict(given.get("client_kwargs") or {})
     if not set(given) <= _S3_OPTIONS or not set(client) <= _S3_CLIENT_OPTIONS:
         return None
-    options = storage_options("s3", given)
+    options = _base.storage_options("s3", given)
     endpoint = client.get("endpoint_url") or options.get("endpoint_url") or ""
     config: dict[str, Any] = {"region": client.get("region_name") or _region(endpoint)}
     if endpoint:
@@ -383,12 +368,12 @@ def _google_key_is_known() -> bool:
 
 
 def _azure(container: str, given: Mapping[str, Any] | None) -> Any:
-    if not set(given or {}) <= set(AZURE):
+    if not set(given or {}) <= set(_base.AZURE):
         return None
-    options = storage_options("az", given)
+    options = _base.storage_options("az", given)
     if os.environ.get("AZURE_STORAGE_CONNECTION_STRING"):
         return None  # adlfs reads it, obstore does not
-    config = {option: options[option] for option in AZURE if options.get(option)}
+    config = {option: options[option] for option in _base.AZURE if options.get(option)}
     if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
         return None
     return _client("AzureStore", container, "", config)

@@ -222,19 +222,13 @@ DECISION = Rows(
 
 def to_json(verdict: Verdict, decision: Decision) -> str:
     """Return ``{"schema", "verdict", "decision"}`` as one line."""
-    document = {"schema": SCHEMA, "verdict": verdict_to_dict(verdict), "decision": decision_to_dict(decision)}
+    document = {"schema": SCHEMA, "verdict": verdict_to_dict(verdict), "decision": DECISION.write(decision)}
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
 def verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
     """Return the verdict as an object of the schema."""
     written: dict[str, Any] = VERDICT.write(verdict)
-    return written
-
-
-def decision_to_dict(decision: Decision) -> dict[str, Any]:
-    """Return the decision as an object of the schema."""
-    written: dict[str, Any] = DECISION.write(decision)
     return written
 
 

@@ -244,7 +244,7 @@ def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
         "status": attempt.status,
         "errors": attempt.errors_uri,
         "verdict": json_schemas.verdict_to_dict(conclusion.verdict) if conclusion is not None else None,
-        "decision": json_schemas.decision_to_dict(conclusion.decision) if conclusion is not None else None,
+        "decision": json_schemas.DECISION.write(conclusion.decision) if conclusion is not None else None,
         "engine": {
             "job": attempt.job.value if attempt.job is not None else None,
             "error_seen": {

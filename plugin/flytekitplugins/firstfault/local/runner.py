@@ -26,15 +26,7 @@ from firstfault_torch.guard import caught
 from firstfault_torch.node.document_writer import put_file
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
 from flytekitplugins.firstfault.flyte_engine import multi_error_files
-from flytekitplugins.firstfault.local import shown
-from flytekitplugins.firstfault.local.loading import (
-    Command,
-    TrainingTask,
-    load_task,
-    read_inputs,
-    serialized_command,
-    show_outputs,
-)
+from flytekitplugins.firstfault.local import loading, shown
 from flytekitplugins.firstfault.local.pods import (
     JobState,
     Pod,
@@ -118,8 +110,8 @@ class RunResult:
 class _Plan:
     """The data that all attempts of a run share."""
 
-    task: TrainingTask
-    command: Command
+    task: loading.TrainingTask
+    command: loading.Command
     root: Path
     name: str
     base: str
@@ -188,7 +180,7 @@ def run_task(
         values, error = _reader(plan, last.number).read()
         if values is None:
             raise UsageError(error.message if error else "the task left no outputs")
-        outputs = show_outputs(plan.task, values)
+        outputs = loading.show_outputs(plan.task, values)
     return RunResult(last.status, tuple(attempts), outputs, plan.folder)
 
 
@@ -198,7 +190,7 @@ def run_task(
 def _plan(settings: RunSettings) -> _Plan:
     if settings.strategy is not None:
         get_strategy(settings.strategy)
-    task, root = load_task(settings.file, settings.task)
+    task, root = loading.load_task(settings.file, settings.task)
     config = task.task_config
     if isinstance(config, PyTorch):
         workers = config.num_workers or config.worker.replicas or 0
@@ -207,8 +199,8 @@ def _plan(settings: RunSettings) -> _Plan:
     else:
         nodes = str(settings.nodes) if settings.nodes is not None else str(config.nnodes)
         pods = parse_nnodes(nodes)[1]
-    inputs = read_inputs(task, settings.inputs)
-    command = serialized_command(task)
+    inputs = loading.read_inputs(task, settings.inputs)
+    command = loading.serialized_command(task)
     name = f"f{uuid.uuid4().hex[:19]}"
     store = settings.store if "://" in settings.store else str(Path(settings.store).resolve())
     base = join(store, name)
