@@ -12,8 +12,6 @@ from firstfault.render.plain import flyte_message, json_report, markdown, termin
 from firstfault.render.terminal import print_report
 from firstfault.report import Report
 
-__all__ = ["FORMS", "printed"]
-
 
 def printed(report: Report, width: int = 80, *, verbose: bool = False) -> str:
     """Return what a terminal of this width shows."""

@@ -9,8 +9,6 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-__all__ = ["Received", "Receiver", "receiving"]
-
 
 class Received(NamedTuple):
     """One request."""

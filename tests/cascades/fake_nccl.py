@@ -40,17 +40,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from tests.cascades.nccl_words import (
-    ABORTS,
-    RAISES,
-    SECOND,
-    Failure,
-    cuda_error,
-    printed_at_dump_signal,
-    printed_at_error,
-    printed_at_stuck_watchdog,
-    raised_after,
-)
+from tests.cascades import nccl_words
 
 POLL_S = 0.1
 DUMP_S = 1.0
@@ -59,7 +49,7 @@ CLOSED_S = 1.0
 UNBLOCKED_S = 1.0
 """From the abort to the end of a process whose main thread goes on."""
 HEARTBEAT_S = 2.5
-_WITHOUT_MONITOR = {"2.1", *SECOND}
+_WITHOUT_MONITOR = {"2.1", *nccl_words.SECOND}
 _MOST = 400
 """Collectives of one group."""
 _ROW = struct.Struct(f"qq{_MOST}q")
@@ -172,7 +162,7 @@ class Gpu:
         """Raise what a CUDA call raises after an error, from native code as CUDA calls do."""
         if self.error:
             future = asyncio.new_event_loop().create_future()
-            future.set_exception(torch.AcceleratorError(cuda_error(self.error)))
+            future.set_exception(torch.AcceleratorError(nccl_words.cuda_error(self.error)))
             future.result()
 
     def abort(self) -> None:
@@ -221,15 +211,15 @@ class _Group:
     timeout_s: float
     store: Any
     works: list[_Work] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: nccl_words.Failure | None = None
     """What the watchdog has found."""
     beat: float = field(default_factory=time.monotonic)
 
     def enqueue(self, operation: str, tensor: torch.Tensor) -> None:
-        if self.failure is not None and self.gpu.version == ABORTS:
+        if self.failure is not None and self.gpu.version == nccl_words.ABORTS:
             threading.Event().wait()  # it aborts the process itself, after the same time
-        if self.failure is not None and self.gpu.version == RAISES:
-            raise RuntimeError(raised_after(self.failure))
+        if self.failure is not None and self.gpu.version == nccl_words.RAISES:
+            raise RuntimeError(nccl_words.raised_after(self.failure))
         work = _Work(self, len(self.works) + 1, operation, tensor.numel(), str(tensor.dtype)[6:], time.monotonic())
         self.works.append(work)
         self.gpu.submit(work)
@@ -266,8 +256,8 @@ class _Group:
             if member // self.per_node != me // self.per_node and member % self.per_node == me % self.per_node
         ]
 
-    def _failure(self, work: _Work, **more: str) -> Failure:
-        return Failure(
+    def _failure(self, work: _Work, **more: str) -> nccl_words.Failure:
+        return nccl_words.Failure(
             rank=self.members[self.rank],
             group=self.number,
             group_name=self.name,
@@ -288,7 +278,7 @@ class _Group:
         return sum(work.state == "completed" for work in self.works)
 
     @property
-    def idle(self) -> Failure:
+    def idle(self) -> nccl_words.Failure:
         """A failure of no work."""
         return self._failure(_Work(self, 0, "", 0, "", 0.0))
 
@@ -297,7 +287,7 @@ class _Group:
 
         torch 2.15 stops the watchdog first, and aborts the communicators when a work has timed out.
         """
-        if self.gpu.version in SECOND and self.failure is None:
+        if self.gpu.version in nccl_words.SECOND and self.failure is None:
             self.failure, until = self.idle, time.monotonic() + self.timeout_s
             while self.completed < len(self.works) and time.monotonic() < until:
                 time.sleep(POLL_S)
@@ -305,12 +295,12 @@ class _Group:
         self.gpu.lock()
         self.gpu.unlock()
 
-    def _end(self, failure: Failure, signals: bool = False) -> None:
-        found, last = printed_at_error(failure, self.gpu.version)
+    def _end(self, failure: nccl_words.Failure, signals: bool = False) -> None:
+        found, last = nccl_words.printed_at_error(failure, self.gpu.version)
         say(found)
-        if self.gpu.version in SECOND:
+        if self.gpu.version in nccl_words.SECOND:
             self.failure = failure
-        if self.gpu.version == RAISES:
+        if self.gpu.version == nccl_words.RAISES:
             for group in _groups:  # their works wait behind this one, and time out with it
                 group.failure = group.failure or failure
             self.gpu.aborted = True
@@ -335,7 +325,7 @@ class _Group:
         while True:
             time.sleep(0.3)
             if time.monotonic() - self.beat > HEARTBEAT_S:
-                say(printed_at_stuck_watchdog(self.idle, self.gpu.version))
+                say(nccl_words.printed_at_stuck_watchdog(self.idle, self.gpu.version))
                 abort()
             if seen:
                 continue
@@ -347,7 +337,7 @@ class _Group:
                     "server has shut down too early), with error: Broken pipe\n")  # fmt: skip
                 return
             if seen and source != self.members[self.rank]:
-                say(printed_at_dump_signal(self.idle, source, self.gpu.version))
+                say(nccl_words.printed_at_dump_signal(self.idle, source, self.gpu.version))
 
 
 class _Done(dist.Work):
@@ -393,12 +383,12 @@ def install(version: str, folder: Path) -> Gpu:
         version: of torch, whose words are printed; one of ``nccl_words.VERSIONS``.
         folder: shared by all ranks; the GPUs' connections.
     """
-    version = ABORTS if version == "nccl2" else version
+    version = nccl_words.ABORTS if version == "nccl2" else version
     gpu = Gpu(version)
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
 
     # torch 2.15 hooks its own recorder into a backend that Python defines
-    is_hooked = version in SECOND and hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks")
+    is_hooked = version in nccl_words.SECOND and hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks")
 
     def create(options: Any, _backend_options: Any) -> Any:
         name = str(options.group_id)
@@ -422,7 +412,7 @@ def install(version: str, folder: Path) -> Gpu:
         return _kept[-1]
 
     dist.Backend.register_backend("lab_nccl", create, extended_api=True, devices=["cpu"])
-    if version in SECOND and not is_hooked:
+    if version in nccl_words.SECOND and not is_hooked:
         c10d._dump_fr_trace_json = _recorded_by  # type: ignore[attr-defined]
     elif not is_hooked:
         c10d._dump_nccl_trace_json = _recorded  # type: ignore[attr-defined]

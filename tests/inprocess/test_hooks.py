@@ -20,16 +20,6 @@ from firstfault_torch import inprocess
 from firstfault_torch.inprocess import exception, hooks
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
-from firstfault_torch.inprocess.hooks import (
-    AbortTorchDistributed,
-    AbortTransformerEngine,
-    Compose,
-    CudaHealthCheck,
-    FaultCounter,
-    FaultCounterExceeded,
-    RetryController,
-    ThreadedFinalize,
-)
 from firstfault_torch.inprocess.rank_assignment import (
     ActiveWorldSizeDivisibleBy,
     FrozenState,
@@ -46,15 +36,15 @@ LONG = dt.timedelta(seconds=60)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RetryController(max_iterations=0), "max_iterations is 0; it must be at least 1"),
-        (lambda: RetryController(min_world_size=-1), "min_world_size is -1; it must be"),
-        (lambda: RetryController(min_active_world_size=-1), "min_active_world_size is -1; it must be"),
-        (lambda: ThreadedFinalize(dt.timedelta(seconds=0), Mock()), "timeout is 0 s; it must be more than 0 s"),
-        (lambda: CudaHealthCheck(dt.timedelta(seconds=-1)), "timeout is -1 s; it must be more than 0 s"),
-        (lambda: FaultCounter(-1), "max_rank_faults is -1; it must be at least 0"),
+        (lambda: hooks.RetryController(max_iterations=0), "max_iterations is 0; it must be at least 1"),
+        (lambda: hooks.RetryController(min_world_size=-1), "min_world_size is -1; it must be"),
+        (lambda: hooks.RetryController(min_active_world_size=-1), "min_active_world_size is -1; it must be"),
+        (lambda: hooks.ThreadedFinalize(dt.timedelta(seconds=0), Mock()), "timeout is 0 s; it must be more than 0 s"),
+        (lambda: hooks.CudaHealthCheck(dt.timedelta(seconds=-1)), "timeout is -1 s; it must be more than 0 s"),
+        (lambda: hooks.FaultCounter(-1), "max_rank_faults is -1; it must be at least 0"),
         (lambda: MaxActiveWorldSize(0), "max_active_world_size is 0; it must be at least 1"),
         (lambda: ActiveWorldSizeDivisibleBy(0), "divisor is 0; it must be at least 1"),
-        (Compose, "at least one part"),
+        (hooks.Compose, "at least one part"),
         (lambda: State.from_env({"RANK": "x"}), "RANK is 'x', which is not a number"),
         (lambda: State.from_env({"WORLD_SIZE": ""}), "WORLD_SIZE is '', which is not a number"),
         (lambda: State.from_env({"RANK": "2", "WORLD_SIZE": "2"}), "RANK must be from 0 to WORLD_SIZE - 1"),
@@ -81,7 +71,7 @@ def test_values_that_are_not_valid(make: Callable[[], object], message: str) -> 
         ({"soft_timeout": "fast"}, "soft_timeout must be a timedelta"),
         ({"soft_timeout": True}, "soft_timeout must be a timedelta"),
         ({"abort": 3}, "abort must be callable, not 3"),
-        ({"initialize": RetryController}, "initialize must be callable, not <class"),
+        ({"initialize": hooks.RetryController}, "initialize must be callable, not <class"),
         ({"store_factory": 3}, "store_factory must be callable"),
         ({"monitor_process_logfile": "here.log"}, "must be an absolute path"),
         ({"enabled": 1}, "enabled must be an instance of bool"),
@@ -142,20 +132,20 @@ def test_bases_of_exceptions() -> None:
     [
         ([lambda text: text + "a", lambda text: text + "b"], ">ba"),
         ([lambda text: text + "a", print], ">a"),
-        ([Compose(str.upper, lambda text: text + "b"), lambda text: text + "c"], ">CB"),
+        ([hooks.Compose(str.upper, lambda text: text + "b"), lambda text: text + "c"], ">CB"),
         ([lambda one, two: one + two, lambda text: (text, "d")], ">d"),
     ],
     ids=["order", "returns nothing", "a chain in a chain", "several values"],
 )
 def test_a_chain(parts: list[Callable[[str], Any]], result: str) -> None:
     """The last part is called first, and each gets the result of the part before, or what that got."""
-    assert Compose(*parts)(">") == result
+    assert hooks.Compose(*parts)(">") == result
 
 
 def test_a_part_that_cannot_be_called() -> None:
     """It is refused when the chain is made."""
     with pytest.raises(TypeError, match="cannot call 3"):
-        Compose(len, 3)  # type: ignore[arg-type]
+        hooks.Compose(len, 3)  # type: ignore[arg-type]
 
 
 # --- initialize -----------------------------------------------------------------------------------------------------
@@ -169,8 +159,8 @@ def iteration(number: int, world_size: int = 4, active_world_size: int | None = 
 @pytest.mark.parametrize("state", [iteration(2), iteration(0, 3, 2), iteration(0, 3, None), iteration(0, 9, 9)])
 def test_retries_are_allowed(state: FrozenState) -> None:
     """Within the limits, or without one, the controller returns the state."""
-    assert RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state) is state
-    assert RetryController()(dataclasses.replace(state, iteration=10**6)).iteration == 10**6
+    assert hooks.RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state) is state
+    assert hooks.RetryController()(dataclasses.replace(state, iteration=10**6)).iteration == 10**6
 
 
 @pytest.mark.parametrize(
@@ -194,7 +184,7 @@ def test_retries_are_allowed(state: FrozenState) -> None:
 def test_the_controller_gives_up(most: int, state: FrozenState, message: str) -> None:
     """The message names each limit that was met, with its numbers."""
     with pytest.raises(RestartAbort) as caught:
-        RetryController(max_iterations=most, min_world_size=3, min_active_world_size=2)(state)
+        hooks.RetryController(max_iterations=most, min_world_size=3, min_active_world_size=2)(state)
     assert str(caught.value) == f"no further restart: {message}"
 
 
@@ -232,7 +222,7 @@ class FakeGroup:
 def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """One that raises, or that hangs, keeps no other from being aborted; without groups there is nothing to abort."""
     state = State.from_env()
-    assert AbortTorchDistributed()(state) is state
+    assert hooks.AbortTorchDistributed()(state) is state
     released = threading.Event()
     request.addfinalizer(released.set)
     hanging, failing, healthy = FakeNccl(released.wait), FakeNccl(Mock(side_effect=RuntimeError)), FakeNccl()
@@ -241,16 +231,16 @@ def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch, request:
     monkeypatch.setattr(type(c10d._world), "pg_map", property(lambda _: dict.fromkeys(found)))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(hooks, "NCCL_ABORT_S", 0.3)
-    assert AbortTorchDistributed()(state) is state
+    assert hooks.AbortTorchDistributed()(state) is state
     assert all(backend.aborted.wait(LONG.total_seconds()) for backend in (hanging, failing, healthy))
 
 
 def test_the_buffers_of_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are destroyed if the program uses it, and an error there ends no chain of hooks."""
-    assert AbortTransformerEngine()(STATE) is STATE
+    assert hooks.AbortTransformerEngine()(STATE) is STATE
     destroyed = Mock(side_effect=RuntimeError("no buffers"))
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", Mock(**{"module.base.destroy_ub": destroyed}))
-    assert AbortTransformerEngine()(STATE) is STATE
+    assert hooks.AbortTransformerEngine()(STATE) is STATE
     destroyed.assert_called_once_with()
 
 
@@ -264,14 +254,14 @@ def test_finalize_calls_in_a_thread() -> None:
     def clean(*args: object, **kwargs: object) -> None:
         calls.append((args, kwargs, threading.current_thread().name))
 
-    finalize = ThreadedFinalize(LONG, clean, (1, 2), {"key": 3})
+    finalize = hooks.ThreadedFinalize(LONG, clean, (1, 2), {"key": 3})
     assert finalize(finalize(STATE)) is STATE
     assert calls == [((1, 2), {"key": 3}, "firstfault-restarting")] * 2
-    ThreadedFinalize(LONG, clean)(STATE)
+    hooks.ThreadedFinalize(LONG, clean)(STATE)
     assert calls[-1][:2] == ((), {})
     error = KeyError("cache")
     with pytest.raises(KeyError) as caught:
-        ThreadedFinalize(LONG, Mock(side_effect=error))(STATE)
+        hooks.ThreadedFinalize(LONG, Mock(side_effect=error))(STATE)
     assert caught.value is error
 
 
@@ -284,7 +274,7 @@ def test_finalize_times_out() -> None:
 
     try:
         with pytest.raises(RestartTimeoutError, match=r"finalize function .*clean_caches did not end within 0.05 s"):
-            ThreadedFinalize(SHORT, clean_caches)(STATE)
+            hooks.ThreadedFinalize(SHORT, clean_caches)(STATE)
     finally:
         release.set()
 
@@ -320,11 +310,11 @@ class Cuda:
 )
 def test_devices(used: set[int], initialized: bool, synchronized: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The devices with memory of this process are synchronized, or else the current one; CUDA is not initialized."""
-    assert CudaHealthCheck()(STATE) is STATE
+    assert hooks.CudaHealthCheck()(STATE) is STATE
     cuda = Cuda(monkeypatch, used, initialized=initialized)
-    assert CudaHealthCheck()(STATE) is STATE
+    assert hooks.CudaHealthCheck()(STATE) is STATE
     assert cuda.synchronized == synchronized
-    ThreadedFinalize(LONG, Mock())(STATE)
+    hooks.ThreadedFinalize(LONG, Mock())(STATE)
     assert cuda.set_devices == [2] * initialized, "a function's thread has the caller's current device"
 
 
@@ -334,13 +324,13 @@ def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch, {0, 3})
     cuda.wait = Mock(side_effect=error)
     with pytest.raises(RuntimeError) as caught:
-        CudaHealthCheck()(STATE)
+        hooks.CudaHealthCheck()(STATE)
     assert caught.value is error
     release = threading.Event()
     cuda.wait = lambda device: device == 3 and release.wait()
     try:
         with pytest.raises(RestartTimeoutError, match=r"synchronizing CUDA device 3 did not end within 0.05 s"):
-            CudaHealthCheck(SHORT)(STATE)
+            hooks.CudaHealthCheck(SHORT)(STATE)
     finally:
         release.set()
 
@@ -358,12 +348,12 @@ def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_too_many_faults(limit: int, message: str) -> None:
     """Only this rank's own faults count, and the message has both numbers; without a limit all are allowed."""
-    check, unlimited = FaultCounter(limit), FaultCounter()
+    check, unlimited = hooks.FaultCounter(limit), hooks.FaultCounter()
     own = FrozenState(rank=3, world_size=4, fn_exception=ValueError())
     for _ in range(limit):
         check(unlimited(own))
         check(unlimited(dataclasses.replace(own, fn_exception=None)))
-    with pytest.raises(FaultCounterExceeded) as caught:
+    with pytest.raises(hooks.FaultCounterExceeded) as caught:
         check(own)
     assert str(caught.value) == message
     assert isinstance(caught.value, RestartError)

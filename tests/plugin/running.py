@@ -20,8 +20,6 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, WorkerError
 from tests.processes import running_of
 
-__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "running", "short_folder"]
-
 DEADLINE_S = 280
 """A run of four processes takes a minute and a half on a busy machine with two slow cores."""
 

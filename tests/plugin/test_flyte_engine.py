@@ -24,15 +24,6 @@ from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.worker.recording import WorkerMonitor
 from flytekitplugins.firstfault import entrypoints, flyte_engine
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.flyte_engine import (
-    RECOVERABLE_TYPE,
-    FlyteEngine,
-    await_outputs,
-    multi_error_files,
-    newest_seal,
-    node_name,
-    sealed_name,
-)
 from tests.prefix import Prefix
 from tests.recordings import concluded, sealed
 from tests.s3_server import S3
@@ -48,7 +39,7 @@ SOON_S = 30.0
 def test_the_variable_is_the_one_of_the_task() -> None:
     """The user's variable switches recording off, also in workers."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
-    identity = FlyteEngine("s3://bucket/out", strategy="earliest").identity()
+    identity = flyte_engine.FlyteEngine("s3://bucket/out", strategy="earliest").identity()
     assert Recording("earliest", identity).environment()[STRATEGY_VARIABLE] == "earliest"
 
 
@@ -64,10 +55,10 @@ def test_the_variable_is_the_one_of_the_task() -> None:
 )
 def test_the_name_of_a_seal(environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt's error file is error.pb, or one of its own if the backend asks for that; the long name counts."""
-    assert multi_error_files(environment) is expected
+    assert flyte_engine.multi_error_files(environment) is expected
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    names = {sealed_name(f"s3://bucket/run/data/{attempt}") for attempt in (0, 0, 1)}
+    names = {flyte_engine.sealed_name(f"s3://bucket/run/data/{attempt}") for attempt in (0, 0, 1)}
     pattern = r"error-[0-9a-f]{32}\.pb" if expected else r"error\.pb"
     assert all(re.fullmatch(pattern, name) and is_stock_error_file(name) for name in names)
     assert len(names) == (2 if expected else 1)
@@ -85,15 +76,15 @@ def test_the_name_of_a_seal(environment: dict[str, str], expected: bool, monkeyp
 )
 def test_node_name(environment: dict[str, str], name: str) -> None:
     """A node is named as the backend names its pod, else as its host."""
-    assert node_name(environment) == name
+    assert flyte_engine.node_name(environment) == name
 
 
 @pytest.mark.parametrize(("text", "number"), [("2", 2), ("", 0), ("two", 0)])
 def test_attempt_number(text: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt's number is the backend's; without one, or with nonsense, it is the first."""
-    assert FlyteEngine().identity().attempt == 0
+    assert flyte_engine.FlyteEngine().identity().attempt == 0
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", text)
-    assert FlyteEngine().identity().attempt == number
+    assert flyte_engine.FlyteEngine().identity().attempt == number
 
 
 # --- exceptions -----------------------------------------------------------------------------------------------------
@@ -143,7 +134,7 @@ def _raised_from_a_recoverable_one() -> ValueError:
         (_FarError("x"), True, "USER:Recoverable"),
         (FlyteUserException("x"), False, "USER:Unknown"),
         (_FlyteRecoverableException("x"), False, "USER:RuntimeError"),
-        (ValueError(RECOVERABLE_TYPE), False, "USER:RuntimeError"),
+        (ValueError(flyte_engine.RECOVERABLE_TYPE), False, "USER:RuntimeError"),
         (_raised_from_a_recoverable_one(), False, "USER:RuntimeError"),
         (_CodeError(), False, "USER:Quota"),
         (_NumberError(), False, "507"),
@@ -154,7 +145,7 @@ def _raised_from_a_recoverable_one() -> ValueError:
 )
 def test_the_name_of_an_error(error: Exception, recoverable: bool, code: str) -> None:
     """Recoverable is flytekit's exception and its subclasses, by type; the code is the exception's own."""
-    assert FlyteEngine().name_error(error, capture(error)) == ErrorName(code, recoverable)
+    assert flyte_engine.FlyteEngine().name_error(error, capture(error)) == ErrorName(code, recoverable)
 
 
 def _deep(levels: int) -> None:
@@ -195,7 +186,7 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
     """The wait ends with rank 0's outputs or any pod's error file, before it or during it; nothing else ends it."""
     give_up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(await_outputs, prefix.uri, give_up, LONG_S)
+        result = pool.submit(flyte_engine.await_outputs, prefix.uri, give_up, LONG_S)
         until(lambda: len(looks) > 1)
         for other in ("deck.html", "outputs.pb.part", "firstfault/errors/e1-x.pb", "checkpoint/error.pb"):
             (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +197,7 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
         (prefix.folder / name).touch()
         assert result.result(SOON_S) is True
     give_up.set()
-    assert await_outputs(prefix.uri, give_up, LONG_S) is True
+    assert flyte_engine.await_outputs(prefix.uri, give_up, LONG_S) is True
 
 
 def test_a_wait_that_is_given_up(prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,20 +206,20 @@ def test_a_wait_that_is_given_up(prefix: Prefix, looks: list[bool], monkeypatch:
     monkeypatch.setattr(budgets, "LONGEST_OUTPUTS_POLL_S", LONG_S)
     give_up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(await_outputs, prefix.uri, give_up, LONG_S)
+        result = pool.submit(flyte_engine.await_outputs, prefix.uri, give_up, LONG_S)
         until(lambda: looks)
         assert not result.done()
         give_up.set()
         assert result.result(SOON_S) is False
-    assert await_outputs(prefix.uri, give_up, LONG_S) is False
+    assert flyte_engine.await_outputs(prefix.uri, give_up, LONG_S) is False
 
 
 def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
     """A pod stops waiting after the time limit; a storage that cannot be listed counts as empty. Both are logged."""
-    assert await_outputs(prefix.uri, threading.Event(), 0.3) is False
+    assert flyte_engine.await_outputs(prefix.uri, threading.Event(), 0.3) is False
     prefix.folder.parent.mkdir(exist_ok=True)
     prefix.folder.touch()
-    assert await_outputs(f"{prefix.uri}/below/a/file", threading.Event(), 0.1) is False
+    assert flyte_engine.await_outputs(f"{prefix.uri}/below/a/file", threading.Event(), 0.1) is False
     assert "rank 0's pod has written no outputs within 0.3 s" in caplog.text
     assert "rank 0's pod has written no outputs within 0.1 s" in caplog.text
 
@@ -239,7 +230,7 @@ def test_an_account_that_may_not_list(s3_no_list: S3, monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     uri = s3_no_list.uri()
     put_file(uri, "outputs.pb", b"the outputs")
-    assert await_outputs(uri, threading.Event(), LONG_S) is True
+    assert flyte_engine.await_outputs(uri, threading.Event(), LONG_S) is True
 
 
 def test_an_account_that_may_not_look(
@@ -249,7 +240,7 @@ def test_an_account_that_may_not_look(
     for name, value in replace(s3, access_key="no-such-key").environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(budgets, "OUTPUTS_REFUSED_S", 0.5)
-    assert await_outputs(s3.uri(), threading.Event(), 1800) is False
+    assert flyte_engine.await_outputs(s3.uri(), threading.Event(), 1800) is False
     assert "rank 0's pod has written no outputs within 0.5 s" in caplog.text
 
 
@@ -260,6 +251,6 @@ def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypa
     monkeypatch.setattr(budgets, "OUTPUTS_LOOK_S", 0.2)
     monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))
     began = time.monotonic()
-    assert newest_seal(own.seal, own.document, prefix.uri) == own.document
+    assert flyte_engine.newest_seal(own.seal, own.document, prefix.uri) == own.document
     assert time.monotonic() - began < SOON_S
     hangs.set()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from firstfault import retry
 from firstfault.errors import UsageError
 from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.model import (
@@ -24,27 +25,12 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.failure import CTRL_C
-from firstfault.retry import (
-    RetryContext,
-    RetryPolicy,
-    Vote,
-    decide,
-    declared,
-    default_policy,
-    exhausted,
-    explicit,
-    host_evidence,
-    never,
-    on_category,
-    same_fault_again,
-    same_fault_everywhere,
-)
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job
 from firstfault.wire.json_schemas import from_json, to_json
 from tests.readers.scenes import STACK, own, stopped
 
-_CONTEXT = RetryContext()
+_CONTEXT = retry.RetryContext()
 
 
 def _verdict(root: WorkerError | None = None, **changes: Any) -> Verdict:
@@ -52,15 +38,15 @@ def _verdict(root: WorkerError | None = None, **changes: Any) -> Verdict:
     return replace(verdict, **changes)
 
 
-def _yes(verdict: Verdict, context: RetryContext) -> Vote:
-    return Vote(retry=True, reason="yes", origin=Origin.SYSTEM)
+def _yes(verdict: Verdict, context: retry.RetryContext) -> retry.Vote:
+    return retry.Vote(retry=True, reason="yes", origin=Origin.SYSTEM)
 
 
-def _no(verdict: Verdict, context: RetryContext) -> Vote:
-    return Vote(retry=False, reason="no")
+def _no(verdict: Verdict, context: retry.RetryContext) -> retry.Vote:
+    return retry.Vote(retry=False, reason="no")
 
 
-def _broken(verdict: Verdict, context: RetryContext) -> bool:
+def _broken(verdict: Verdict, context: retry.RetryContext) -> bool:
     raise RuntimeError(f"{verdict} {context}")
 
 
@@ -68,48 +54,48 @@ def _broken(verdict: Verdict, context: RetryContext) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("policy", "retry"),
+    ("policy", "votes"),
     [
-        (explicit() | _yes, True),
-        (explicit() | _no, False),
-        (_yes | explicit(), True),
-        (~never() & _yes, True),
-        (never() & _yes, False),
-        (_yes & ~never(), True),
-        (_yes & never(), False),
-        (~never(), True),
-        (~~never(), False),
-        (~(never() | _yes), False),
+        (retry.explicit() | _yes, True),
+        (retry.explicit() | _no, False),
+        (_yes | retry.explicit(), True),
+        (~retry.never() & _yes, True),
+        (retry.never() & _yes, False),
+        (_yes & ~retry.never(), True),
+        (_yes & retry.never(), False),
+        (~retry.never(), True),
+        (~~retry.never(), False),
+        (~(retry.never() | _yes), False),
         # & binds more tightly than |
-        (never() | ~never() & _no, False),
-        (never() & _yes | _yes, True),
-        (never() & (_yes | never()), False),
-        (never() & _broken, False),
-        (~never() | _broken, True),
+        (retry.never() | ~retry.never() & _no, False),
+        (retry.never() & _yes | _yes, True),
+        (retry.never() & (_yes | retry.never()), False),
+        (retry.never() & _broken, False),
+        (~retry.never() | _broken, True),
     ],
 )
-def test_policies_compose(policy: RetryPolicy, retry: bool) -> None:
+def test_policies_compose(policy: retry.RetryPolicy, votes: bool) -> None:
     """`|`, `&` and `~` nest, take plain functions on both sides, and call an operand only if it matters."""
-    assert bool(policy(_verdict(), _CONTEXT)) is retry
+    assert bool(policy(_verdict(), _CONTEXT)) is votes
 
 
-_FREE = on_category("user_code", origin=Origin.SYSTEM)
-_PAID = on_category("user_code", origin=Origin.USER)
+_FREE = retry.on_category("user_code", origin=Origin.SYSTEM)
+_PAID = retry.on_category("user_code", origin=Origin.USER)
 _TEXT = f"user_code: {CATEGORIES['user_code']}"
 
 
 @pytest.mark.parametrize(
     ("policy", "vote"),
     [
-        (_PAID | _FREE, Vote(retry=True, reason=_TEXT, origin=Origin.USER)),
-        (never() | _no, Vote(retry=False, reason="the policy says never; no")),
-        (_FREE & _yes, Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
-        (_FREE & ~exhausted(), Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
-        (~exhausted() & _FREE, Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
-        (_FREE & _no & never(), Vote(retry=False, reason="no")),
+        (_PAID | _FREE, retry.Vote(retry=True, reason=_TEXT, origin=Origin.USER)),
+        (retry.never() | _no, retry.Vote(retry=False, reason="the policy says never; no")),
+        (_FREE & _yes, retry.Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
+        (_FREE & ~retry.exhausted(), retry.Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
+        (~retry.exhausted() & _FREE, retry.Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
+        (_FREE & _no & retry.never(), retry.Vote(retry=False, reason="no")),
     ],
 )
-def test_reason_and_budget_of_a_composition(policy: RetryPolicy, vote: Vote) -> None:
+def test_reason_and_budget_of_a_composition(policy: retry.RetryPolicy, vote: retry.Vote) -> None:
     """The first that says retry, or the first that does not, gives the reason; one that names a budget counts first."""
     assert policy(_verdict(), _CONTEXT) == vote
 
@@ -122,12 +108,12 @@ def test_a_plain_function_is_a_policy(answer: bool) -> None:
     """A function of verdict and context that returns a bool decides, is named, and takes from the user's budget."""
     seen = []
 
-    def on_tuesdays(verdict: Verdict, context: RetryContext) -> bool:
+    def on_tuesdays(verdict: Verdict, context: retry.RetryContext) -> bool:
         seen.append((verdict, context))
         return answer
 
-    verdict, context = _verdict(), RetryContext(attempt=2, retries=3)
-    decision = decide(verdict, on_tuesdays, context)
+    verdict, context = _verdict(), retry.RetryContext(attempt=2, retries=3)
+    decision = retry.decide(verdict, on_tuesdays, context)
     assert seen == [(verdict, context)]
     assert decision.retry is answer
     assert "on_tuesdays" in decision.reason
@@ -138,11 +124,11 @@ def test_a_plain_function_is_a_policy(answer: bool) -> None:
 def test_what_is_no_policy_is_refused(policy: Any) -> None:
     """What is not callable raises a UsageError, also as a part of a composition; so does an unknown category."""
     with pytest.raises(UsageError, match="must be callable"):
-        decide(_verdict(), policy)
+        retry.decide(_verdict(), policy)
     with pytest.raises(UsageError, match="must be callable"):
-        explicit() | policy
+        retry.explicit() | policy
     with pytest.raises(UsageError, match=r"unknown category premption; known are .*preemption"):
-        on_category("node_lost", "premption")
+        retry.on_category("node_lost", "premption")
 
 
 # --- single policies ------------------------------------------------------------------------------------------------
@@ -153,25 +139,25 @@ def test_explicit_and_declared() -> None:
     for kind, origin in itertools.product(Kind, Origin):
         verdict = _verdict(make_error(3, kind=kind, origin=origin))
         is_recoverable, is_of_system = kind is Kind.RECOVERABLE, origin is Origin.SYSTEM
-        assert bool(explicit()(verdict, _CONTEXT)) is (is_recoverable and not is_of_system)
-        assert bool(declared()(verdict, _CONTEXT)) is (is_recoverable and is_of_system)
+        assert bool(retry.explicit()(verdict, _CONTEXT)) is (is_recoverable and not is_of_system)
+        assert bool(retry.declared()(verdict, _CONTEXT)) is (is_recoverable and is_of_system)
 
 
 @pytest.mark.parametrize(
     ("context", "over"),
     [
-        (RetryContext(9), False),
-        (RetryContext(0, 0), True),
-        (RetryContext(0, 1), False),
-        (RetryContext(1, 1), True),
-        (RetryContext(3, 1), True),
-        (RetryContext(2, 2, retries_left=1), False),
-        (RetryContext(2, 2, retries_left=0), True),
+        (retry.RetryContext(9), False),
+        (retry.RetryContext(0, 0), True),
+        (retry.RetryContext(0, 1), False),
+        (retry.RetryContext(1, 1), True),
+        (retry.RetryContext(3, 1), True),
+        (retry.RetryContext(2, 2, retries_left=1), False),
+        (retry.RetryContext(2, 2, retries_left=0), True),
     ],
 )
-def test_exhausted(context: RetryContext, over: bool) -> None:
+def test_exhausted(context: retry.RetryContext, over: bool) -> None:
     """Retries are used up after that many attempts that the platform did not lose; never if that is not known."""
-    assert bool(exhausted()(_verdict(), context)) is over
+    assert bool(retry.exhausted()(_verdict(), context)) is over
 
 
 def test_a_vote_of_other_types() -> None:
@@ -181,12 +167,12 @@ def test_a_vote_of_other_types() -> None:
         def __bool__(self) -> bool:
             return True
 
-    verdict, vote = _verdict(), Vote(Truth(), 7, "SYSTEM")  # type: ignore[arg-type]
-    decision = decide(verdict, lambda *_: vote, _CONTEXT)
+    verdict, vote = _verdict(), retry.Vote(Truth(), 7, "SYSTEM")  # type: ignore[arg-type]
+    decision = retry.decide(verdict, lambda *_: vote, _CONTEXT)
     assert (decision.retry, decision.origin, decision.reason.split(";")[0]) == (True, Origin.SYSTEM, "7")
     assert from_json(to_json(verdict, decision)) == (replace(verdict, root=None), decision)
     with pytest.raises(UsageError, match="a retry policy's vote has the origin 'SOMEBODY'"):
-        decide(verdict, lambda *_: Vote(retry=True, reason="x", origin="SOMEBODY"), _CONTEXT)  # type: ignore[arg-type]
+        retry.decide(verdict, lambda *_: retry.Vote(retry=True, reason="x", origin="SOMEBODY"), _CONTEXT)  # type: ignore[arg-type]
 
 
 _WORLD = {"world_size": 4}
@@ -204,11 +190,11 @@ _ABOUT_TO_LEAVE = with_raise_point(STACK.format("/job/data.py", "__del__"), Fram
 def test_the_same_fault_everywhere(failures: list[WorkerError]) -> None:
     """The same fault of all ranks, in a world of more than one, is the reason against a retry."""
     verdict = run_strategy(get_strategy("evidence"), make_job(*failures))
-    assert same_fault_everywhere()(verdict, _CONTEXT)
-    assert decide(verdict).reason == "the same fault on all ranks; a retry would meet it again"
-    assert not same_fault_everywhere()(replace(verdict, ranks=(0, 1, 2)), _CONTEXT)
+    assert retry.same_fault_everywhere()(verdict, _CONTEXT)
+    assert retry.decide(verdict).reason == "the same fault on all ranks; a retry would meet it again"
+    assert not retry.same_fault_everywhere()(replace(verdict, ranks=(0, 1, 2)), _CONTEXT)
     for scope, ranks, world in ((Scope.RANK, (0,), 1), (Scope.RANKS, (0, 1), 0)):
-        assert not same_fault_everywhere()(
+        assert not retry.same_fault_everywhere()(
             _verdict(make_error(0, world_size=world), scope=scope, ranks=ranks), _CONTEXT
         )
 
@@ -265,7 +251,7 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, Origin], str]] = {
 def test_the_default(changes: dict[str, Any], decided: tuple[bool, Origin], reason: str) -> None:
     """By default a recoverable exception uses the user's budget, a cause from outside the system's; victims' do not."""
     root, victim = make_error(3, **changes), make_error(0, at_ms=30, kind=Kind.RECOVERABLE)
-    decision = decide(run_strategy(get_strategy("earliest"), make_job(root, victim)))
+    decision = retry.decide(run_strategy(get_strategy("earliest"), make_job(root, victim)))
     assert (decision.retry, decision.origin) == decided
     assert decision.kind is (Kind.RECOVERABLE if decision.retry else Kind.NON_RECOVERABLE)
     assert decision.reason
@@ -278,8 +264,8 @@ def test_a_recoverable_exception_that_was_replaced(where: str) -> None:
     asked = ExceptionInfo("flytekit.exceptions.user.FlyteRecoverableException", "the loader is gone")
     root = replace(make_error(3), exception=ExceptionInfo("ValueError", "bad", **{where: (asked,)}))
     reason = "ValueError was raised, and the FlyteRecoverableException inside it does not count for a retry"
-    assert decide(_verdict(root)).reason == reason
-    assert decide(_verdict(replace(root, kind=Kind.RECOVERABLE))).retry
+    assert retry.decide(_verdict(root)).reason == reason
+    assert retry.decide(_verdict(replace(root, kind=Kind.RECOVERABLE))).retry
 
 
 def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> WorkerError:
@@ -317,52 +303,53 @@ _OF_THE_MACHINE = {
 }
 
 
-@pytest.mark.parametrize(("root", "retry"), _OF_THE_MACHINE.values(), ids=_OF_THE_MACHINE)
-def test_a_machine_at_fault(root: WorkerError, retry: bool) -> None:
+@pytest.mark.parametrize(("root", "again"), _OF_THE_MACHINE.values(), ids=_OF_THE_MACHINE)
+def test_a_machine_at_fault(root: WorkerError, again: bool) -> None:
     """An OOM kill far below the limit is evidence, and so is a driver's error; a text of the program is not."""
-    decision = decide(_verdict(root))
-    assert decision.retry is retry
+    decision = retry.decide(_verdict(root))
+    assert decision.retry is again
     words = "gpu_hardware" if root.category == "gpu_hardware" else "the host ran out of memory"
-    assert not retry or (decision.origin is Origin.SYSTEM and words in decision.reason)
+    assert not again or (decision.origin is Origin.SYSTEM and words in decision.reason)
 
 
 def test_the_same_fault_again() -> None:
     """The decision says that the previous attempt failed in the same way; a policy can stop for that."""
     recoverable = _verdict(make_error(3, kind=Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException"))
-    again = RetryContext(attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint)
+    again = retry.RetryContext(attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint)
     other = replace(again, previous_fingerprint="1:000000000000")
-    policy = explicit() & ~same_fault_again()
+    policy = retry.explicit() & ~retry.same_fault_again()
 
-    assert decide(recoverable, None, again).retry
-    assert decide(recoverable, None, again).reason.endswith("; the previous attempt failed with the same fault")
-    assert not decide(recoverable, policy, again).retry
-    assert "the previous attempt failed with the same fault" in decide(recoverable, policy, again).reason
+    assert retry.decide(recoverable, None, again).retry
+    assert retry.decide(recoverable, None, again).reason.endswith("; the previous attempt failed with the same fault")
+    assert not retry.decide(recoverable, policy, again).retry
+    assert "the previous attempt failed with the same fault" in retry.decide(recoverable, policy, again).reason
     for context in (other, _CONTEXT):
-        assert decide(recoverable, policy, context).retry
-        assert "the previous attempt" not in decide(recoverable, None, context).reason
+        assert retry.decide(recoverable, policy, context).retry
+        assert "the previous attempt" not in retry.decide(recoverable, None, context).reason
     # a wrapper's cause tells one fault from another, though the wrapper's type and text are equal
     causes = (ExceptionInfo("AssertionError", "loss is nan"), ExceptionInfo("ValueError", "bad batch"))
     first, second = (
         _verdict(make_error(3, exception=ExceptionInfo("train.TrainingError", "step failed", causes=(cause,))))
         for cause in causes
     )
-    context = RetryContext(attempt=1, previous_fingerprint=first.fingerprint)
-    assert [decide(found, ~same_fault_again(), context).retry for found in (first, second)] == [False, True]
+    context = retry.RetryContext(attempt=1, previous_fingerprint=first.fingerprint)
+    assert [retry.decide(found, ~retry.same_fault_again(), context).retry for found in (first, second)] == [False, True]
 
 
 def test_an_unknown_root() -> None:
     """Without a known root cause there is no retry and no fault owner; only a policy on "unknown" would retry."""
     verdict = undetermined(make_job(), "earliest")
-    assert decide(verdict) == Decision(
+    assert retry.decide(verdict) == Decision(
         retry=False,
         kind=Kind.NON_RECOVERABLE,
         origin=Origin.UNKNOWN,
         enforced=True,
         reason="the cause is not known; if nothing in the code explains it, run it once more by hand",
     )
-    policies = (explicit(), declared(), same_fault_everywhere(), same_fault_again(), host_evidence(), never())
-    assert not any(policy(verdict, _CONTEXT) for policy in (*policies, on_category("data")))
-    assert on_category("unknown")(verdict, _CONTEXT)
+    some = (retry.explicit(), retry.declared(), retry.same_fault_everywhere(), retry.same_fault_again())
+    policies = (*some, retry.host_evidence(), retry.never(), retry.on_category("data"))
+    assert not any(policy(verdict, _CONTEXT) for policy in policies)
+    assert retry.on_category("unknown")(verdict, _CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -376,8 +363,8 @@ def test_an_unknown_root() -> None:
 )
 def test_a_budget_that_is_used_up(left: int | None, origin: Origin, spent: bool, paid: str) -> None:
     """With a used-up budget the decision still says retry to Flyte, and its reason says that the budget is used up."""
-    policy = on_category("data", origin=origin)
-    decision = decide(_verdict(category="data"), policy, RetryContext(2, 2, retries_left=left))
+    policy = retry.on_category("data", origin=origin)
+    decision = retry.decide(_verdict(category="data"), policy, retry.RetryContext(2, 2, retries_left=left))
     assert (decision.kind, decision.is_spent, decision.enforced) == (Kind.RECOVERABLE, spent, True)
     assert decision.reason.endswith(paid)
 
@@ -385,5 +372,5 @@ def test_a_budget_that_is_used_up(left: int | None, origin: Origin, spent: bool,
 def test_the_default_is_the_default() -> None:
     """Without a policy the default one decides; if no pod lives to write the verdict, the decision is advice."""
     gone = _verdict(category="node_lost")
-    assert decide(gone, default_policy()) == decide(gone)
-    assert not decide(gone, None, RetryContext(pods_alive=False)).enforced
+    assert retry.decide(gone, retry.default_policy()) == retry.decide(gone)
+    assert not retry.decide(gone, None, retry.RetryContext(pods_alive=False)).enforced

@@ -38,8 +38,6 @@ from firstfault.report import Report, report_of
 from firstfault.report.data import AttemptSummary, summary_of, with_attempts
 from firstfault.testing import START_NS
 
-__all__ = ["KINDS_OF_ROOT", "filled", "report_full_of"]
-
 _NAMES = {**vars(model), **vars(typing), "AttemptSummary": AttemptSummary}
 _VALUES: dict[type, Any] = {int: 3, float: 1.5, bool: False, str: "", type(None): None}
 _CHOSEN: dict[type, Any] = {

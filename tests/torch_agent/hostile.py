@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["HABITS", "MACHINES", "MEGABYTES", "NotAllowedError"]
-
 MEGABYTES = 100 if os.environ.get("FIRSTFAULT_PROCESS") == "all" else 50
 
 

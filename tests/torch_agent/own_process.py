@@ -18,8 +18,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-__all__ = ["look", "state"]
-
 _OF_GLIBC = 1 << 32 - 1 | 1 << 33 - 1
 """Two signals for which glibc sets handlers when it needs them."""
 

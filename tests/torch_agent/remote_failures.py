@@ -10,8 +10,6 @@ from typing import Any
 import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["WAYS", "LineError"]
-
 
 class LineError(Exception):
     """An exception that cannot be made from its text alone."""

@@ -28,12 +28,6 @@ from firstfault.wire.documents import decode
 from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine, RecoverableError
 from firstfault_torch.node import document_writer as recorder
-from firstfault_torch.node.document_writer import (
-    node_recorder,
-    record_error,
-    spool_for_agent,
-    spool_of,
-)
 from firstfault_torch.worker import recording as worker
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, recorded, run_recorded
 from tests.prefix import Prefix
@@ -109,12 +103,12 @@ def _failure(**fields: Any) -> WorkerError:
 )
 def test_where_the_spool_is(error_file: str | None, there: bool, prefix: Prefix, tmp_path: Path) -> None:
     """It lies in the node's folder, without a recorder beside torch's error.json; without an agent there is none."""
-    spool = spool_of(prefix.recording(), 1, error_file)
+    spool = recorder.spool_of(prefix.recording(), 1, error_file)
     assert (spool is not None) is there
     assert spool is None or str(spool.folder) == "/job/0/firstfault"
-    assert spool_for_agent(prefix.recording()) is None
+    assert recorder.spool_for_agent(prefix.recording()) is None
     recording = replace(prefix.recording(), round=2, node_folder=str(tmp_path))
-    spools = (spool_of(recording, 1, error_file), spool_for_agent(recording))
+    spools = (recorder.spool_of(recording, 1, error_file), recorder.spool_for_agent(recording))
     assert [spool and spool.folder for spool in spools] == [tmp_path / "spool" / "2-1", tmp_path / "spool" / "agent"]
 
 
@@ -129,7 +123,7 @@ def test_a_store_that_fails(
     uri = request.getfixturevalue(store)
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
-    _, receipt = record_error(_failure(), recording_at(uri), spool, 1)
+    _, receipt = recorder.record_error(_failure(), recording_at(uri), spool, 1)
     assert time.monotonic() - began < 1 + TOLERANCE_S
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
@@ -146,7 +140,7 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
     release = threading.Event()
     monkeypatch.setattr(Spool, "add", lambda *_, **__: release.wait(2 * LONG_S))
     began = time.monotonic()
-    _, receipt = record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
+    _, receipt = recorder.record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
     took = time.monotonic() - began
     release.set()
     assert receipt.error == "the storage did not answer within 0.0 s", "the disk has taken all the time"
@@ -202,7 +196,7 @@ def test_the_memory_of_the_container(
 ) -> None:
     """The recorder is asked for the container's memory if a limit may explain the exception."""
     monkeypatch.setattr(Recorder, "resources", lambda *_: Resources(memory_limit_bytes=7))
-    with node_recorder(prefix.recording()) as recording:
+    with recorder.node_recorder(prefix.recording()) as recording:
         told = Recording.from_environment()
         assert told is not None
         for name, value in replace(told, node_folder=recording.node_folder).environment().items():

@@ -30,16 +30,7 @@ from firstfault_torch.agent.agent import job_of, launch_agent
 from firstfault_torch.agent.local_workers import DeathWatch
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.compat.torch_agent import (
-    flight_recorder_variables,
-    format_exceptions_early,
-    master_address,
-    missing_names,
-    shutdown_timeout,
-    traceback_files,
-    unfinished,
-    worker_processes,
-)
+from firstfault_torch.compat import torch_agent
 from firstfault_torch.compat.torch_worker import (
     flight_recorders,
     group_teardown,
@@ -67,8 +58,8 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_nothing_is_missing() -> None:
     """The torch that is installed has every name; a missing attribute of the agent is found before it runs."""
-    assert missing_names() == ()
-    assert missing_names(SimpleNamespace(_pcontext=None)) == ("_worker_group", "_remaining_restarts")  # type: ignore[arg-type]
+    assert torch_agent.missing_names() == ()
+    assert torch_agent.missing_names(SimpleNamespace(_pcontext=None)) == ("_worker_group", "_remaining_restarts")  # type: ignore[arg-type]
     assert flight_recorders()
     assert group_teardown() is distributed_c10d.destroy_process_group
 
@@ -92,11 +83,11 @@ def test_a_name_that_is_missing(
 @pytest.mark.parametrize(
     ("call", "context", "expected"),
     [
-        (worker_processes, SimpleNamespace(_pc=SimpleNamespace(error_files=[])), []),
-        (worker_processes, SimpleNamespace(), []),
-        (traceback_files, SimpleNamespace(_pc=SimpleNamespace(processes=[])), {}),
-        (unfinished, SimpleNamespace(_return_values={}), frozenset()),
-        (unfinished, SimpleNamespace(_ret_vals={}), frozenset()),
+        (torch_agent.worker_processes, SimpleNamespace(_pc=SimpleNamespace(error_files=[])), []),
+        (torch_agent.worker_processes, SimpleNamespace(), []),
+        (torch_agent.traceback_files, SimpleNamespace(_pc=SimpleNamespace(processes=[])), {}),
+        (torch_agent.unfinished, SimpleNamespace(_return_values={}), frozenset()),
+        (torch_agent.unfinished, SimpleNamespace(_ret_vals={}), frozenset()),
     ],
     ids=["processes", "_pc", "error_files", "_ret_vals", "_return_values"],
 )
@@ -156,7 +147,7 @@ def test_the_timeout_of_a_shutdown(accepts: bool, monkeypatch: pytest.MonkeyPatc
     def before(self: object, death_sig: int, is_restart: bool) -> None: ...
 
     monkeypatch.setattr(LocalElasticAgent, "_shutdown", now if accepts else before)
-    assert shutdown_timeout(7) == ({"timeout": 7} if accepts else {})
+    assert torch_agent.shutdown_timeout(7) == ({"timeout": 7} if accepts else {})
 
 
 # --- workers that run a binary ---------------------------------------------------------------------------------------
@@ -171,10 +162,10 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
         ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         handlers = {0: SimpleNamespace(proc=running), 1: SimpleNamespace(proc=ended)}
         context = SimpleNamespace(subprocess_handlers=handlers)
-        watch = DeathWatch(worker_processes(context))
+        watch = DeathWatch(torch_agent.worker_processes(context))
         try:
-            assert traceback_files(context) == {}
-            assert unfinished(context) == frozenset()
+            assert torch_agent.traceback_files(context) == {}
+            assert torch_agent.unfinished(context) == frozenset()
             ended.wait(20)
             until(watch.ended)
             assert [(death.local_rank, death.exit_code) for death in watch.ended()] == [(1, 3)]
@@ -192,14 +183,14 @@ def test_the_address_of_the_workers_store() -> None:
     store.set("MASTER_PORT", "1234")
     before: Any = SimpleNamespace(store=store)
     now: Any = SimpleNamespace(store=None, master_addr="worker-1", master_port=4321)
-    assert [master_address(group) for group in (before, now)] == [("worker-0", 1234), ("worker-1", 4321)]
+    assert [torch_agent.master_address(group) for group in (before, now)] == [("worker-0", 1234), ("worker-1", 4321)]
 
 
 def _log_an_exception(folder: Path) -> None:
     os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT), 2)
     assert "torch._dynamo" not in sys.modules
-    format_exceptions_early()
-    format_exceptions_early()  # as a second agent of this process does
+    torch_agent.format_exceptions_early()
+    torch_agent.format_exceptions_early()  # as a second agent of this process does
     try:
         raise ValueError("boom of a worker")  # noqa: TRY301 - logged here
     except ValueError:
@@ -233,7 +224,7 @@ def test_the_flight_recorder_is_on(
 ) -> None:
     """It is turned on where torch does not do that; a torch that does would warn of the old variable."""
     monkeypatch.setattr("torch.__version__", TorchVersion(version))
-    assert flight_recorder_variables(environment) == set_for_workers
+    assert torch_agent.flight_recorder_variables(environment) == set_for_workers
 
 
 PATIENCE = dt.timedelta(seconds=60)
