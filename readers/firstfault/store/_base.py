@@ -12,14 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from firstfault.errors import (
-    AccessDeniedError,
-    ObjectNotFoundError,
-    ObjectTooLargeError,
-    StoreError,
-    StoreUnavailableError,
-    UsageError,
-)
+from firstfault import errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -130,7 +123,7 @@ class Trouble(enum.Enum):
     OTHER = enum.auto()
 
 
-class OtherRegionError(StoreError):
+class OtherRegionError(errors.StoreError):
     """The bucket is in another region than the client's."""
 
 
@@ -239,7 +232,7 @@ class StoreOfClient(abc.ABC):
         """See `Store.exists`."""
         try:
             return await self.request("read", path, lambda client: client.exists_once(path))
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return False
 
     async def request(self, verb: str, path: str, call: Callable[[StoreOfClient], Awaitable[T]]) -> T:
@@ -258,7 +251,7 @@ class StoreOfClient(abc.ABC):
         if not self._is_open:
             raise RuntimeError("the store is closed; use it inside `async with`")
         async for attempt in stamina.retry_context(
-            on=StoreUnavailableError, attempts=self._attempts, timeout=_TIMEOUT_S, wait_initial=0.1, wait_max=2.0
+            on=errors.StoreUnavailableError, attempts=self._attempts, timeout=_TIMEOUT_S, wait_initial=0.1, wait_max=2.0
         ):
             with attempt:
                 try:
@@ -270,25 +263,24 @@ class StoreOfClient(abc.ABC):
     def check_size(self, path: str, size: int, limit: int | None) -> None:
         """Raise `ObjectTooLargeError` if an object has more bytes than the limit."""
         if limit is not None and size > limit:
-            raise ObjectTooLargeError(f"{join(self._uri, path)} has {size} bytes, {limit} are allowed")
+            raise errors.ObjectTooLargeError(f"{join(self._uri, path)} has {size} bytes, {limit} are allowed")
 
     def _typed(self, error: Exception, verb: str, uri: str) -> Exception:
         """Return our error for one of the client's; any other error as it is."""
-        found = self.trouble(error, verb) if not isinstance(error, StoreError) else None
+        found = self.trouble(error, verb) if not isinstance(error, errors.StoreError) else None
         if found is None:
             return error
         trouble, detail = found
+        refused = f"refused ({detail}); check the credentials and the {verb} permission"
+        silent = f"the storage did not answer ({detail}); check the endpoint"
         kind, advice = {
-            Trouble.NO_CREDENTIALS: (AccessDeniedError, no_credentials(self._protocol)),
-            Trouble.REFUSED: (
-                AccessDeniedError,
-                f"refused ({detail}); check the credentials and the {verb} permission",
-            ),
-            Trouble.NO_OBJECT: (ObjectNotFoundError, "there is no such object"),
-            Trouble.NO_BUCKET: (StoreError, f"{detail}; check the bucket's name"),
+            Trouble.NO_CREDENTIALS: (errors.AccessDeniedError, no_credentials(self._protocol)),
+            Trouble.REFUSED: (errors.AccessDeniedError, refused),
+            Trouble.NO_OBJECT: (errors.ObjectNotFoundError, "there is no such object"),
+            Trouble.NO_BUCKET: (errors.StoreError, f"{detail}; check the bucket's name"),
             Trouble.OTHER_REGION: (OtherRegionError, _other_region(detail)),
-            Trouble.NO_ANSWER: (StoreUnavailableError, f"the storage did not answer ({detail}); check the endpoint"),
-            Trouble.OTHER: (StoreError, detail),
+            Trouble.NO_ANSWER: (errors.StoreUnavailableError, silent),
+            Trouble.OTHER: (errors.StoreError, detail),
         }[trouble]
         return kind(f"cannot {verb} {uri}: {advice}")
 
@@ -417,6 +409,6 @@ def _s3_options() -> dict[str, Any]:
     endpoint = next(filter(None, map(os.environ.get, endpoints)), None)
     if endpoint:
         if "://" not in endpoint:
-            raise UsageError(f"the S3 endpoint must be a URL such as https://host:port, not {endpoint!r}")
+            raise errors.UsageError(f"the S3 endpoint must be a URL such as https://host:port, not {endpoint!r}")
         options["endpoint_url"] = endpoint
     return options

@@ -16,7 +16,8 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import ObjectInfo, Page, _base, join
+from firstfault.store import _base
+from firstfault.store._base import ObjectInfo, Page, join
 
 T = TypeVar("T")
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 
-from firstfault.store import ObjectInfo, Page, _base, join, protocol_of
+from firstfault.store import _base
+from firstfault.store._base import ObjectInfo, Page, join, protocol_of
 
 if TYPE_CHECKING:
     from firstfault.store._fsspec import FsspecStore

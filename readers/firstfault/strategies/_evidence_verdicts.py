@@ -7,17 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from firstfault.evidence import faults
 from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import ENDS_OF_NODES, Candidate, Diagnosis, FirstFault, are_unlisted, names_it
-from firstfault.evidence.faults import (
-    AFTER_A_PRINTED_ERROR,
-    gave_up,
-    is_unclear_exit,
-    place_of_raise,
-    stopped_near,
-    stopped_raising,
-    stopped_unwinding,
-)
 from firstfault.evidence.texts import message_of
 from firstfault.evidence.watchdogs import may_have_waited_for, tells_of_a_wait
 from firstfault.exceptions.fingerprint import fingerprint_of
@@ -62,11 +54,11 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
     # unopened ranks have the first fault only if every opened one with it is in `same`
     opened = sum(judged.failure.fingerprint == first.failure.fingerprint for judged in classified)
     more = len(diagnosis.job.unopened_like(first.failure.fingerprint)) if opened == len(found.same) else 0
-    raising = stopped_raising(first, classified)
+    raising = faults.stopped_raising(first, classified)
     are_raising = set(map(id, raising))
-    likely = [item for item in stopped_unwinding(first, classified) if id(item) not in are_raising]
+    likely = [item for item in faults.stopped_unwinding(first, classified) if id(item) not in are_raising]
     are_raising |= set(map(id, likely))
-    near = [item for item in stopped_near(first, classified) if id(item) not in are_raising]
+    near = [item for item in faults.stopped_near(first, classified) if id(item) not in are_raising]
     earlier = _earlier_candidates(diagnosis, found)
     doubts = _doubts(diagnosis, found)
     why = [Reason(f"{who(first.failure)} {first.why}", (first.failure,))]
@@ -88,7 +80,7 @@ def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
         text = f"{len(timeless)} of the {len(contenders)} that may be first have no recorded time"
         why.append(Reason(text, timeless))
     why += about_clocks(diagnosis)
-    has_printed = any(judged.why == AFTER_A_PRINTED_ERROR for judged in classified)
+    has_printed = any(judged.why == faults.AFTER_A_PRINTED_ERROR for judged in classified)
     stood = may_have_waited_for(diagnosis, found.same)
     is_one = not (found.others or earlier or near or likely or raising or doubts or has_printed or stood)
     verdict = _verdict_on(
@@ -117,7 +109,7 @@ def _doubts(diagnosis: Diagnosis, found: FirstFault) -> list[Reason]:
         "an exit that gives no reason may follow any error, a peer's too": has_peers and _may_follow_an_error(first),
         "a clean-up or a checkpoint on a full disk fails so after any error": len(same) > 1 and is_printed_only,
         "its last words tell of a wait, which may be for a peer": has_peers and is_wait,
-        "it does not tell why its tries failed": has_peers and gave_up(first.failure),
+        "it does not tell why its tries failed": has_peers and faults.gave_up(first.failure),
         "its last try may have failed for another reason": first.why == OF_A_FIRST_TRY,
     }
     return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]
@@ -140,7 +132,7 @@ def _verdict_on(
 
 def _confidence(found: FirstFault, *, is_sure: bool) -> str:
     first, is_unclear = found.first, found.first.failure_class is FailureClass.UNCLEAR
-    if (is_unclear and first.failure.signal) or (gave_up(first.failure) and len(found.same) > 1):
+    if (is_unclear and first.failure.signal) or (faults.gave_up(first.failure) and len(found.same) > 1):
         return "low"
     if found.rivals:
         return "low" if any(rival.failure_class is first.failure_class for rival in found.rivals) else "medium"
@@ -171,7 +163,7 @@ def _about_stopped(
             text = f"{len(raising)} more printed the same exception, {were} stopped, and ended with the same exit code"
         found.append(Reason(text, failures_of(raising)))
     if near:
-        at = place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
+        at = faults.place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
         text = f"{who(near[0].failure)} was stopped at {at} without waiting for a peer, and may have been about to fail"
         more = f"; so may {len(near) - 1} more" if len(near) > 1 else ""
         found.append(Reason(text + more, failures_of(near)))
@@ -196,7 +188,7 @@ def _earlier_candidates(diagnosis: Diagnosis, found: FirstFault) -> list[Classif
     earlier = [
         judged
         for judged in diagnosis.classified
-        if (is_unclear_exit(judged) or (judged.waited and first.failure_class in ENDS_OF_NODES))
+        if (faults.is_unclear_exit(judged) or (judged.waited and first.failure_class in ENDS_OF_NODES))
         and id(judged) not in known
         and not diagnosis.clocks.before(first.failure, judged.failure)
     ]
