@@ -135,7 +135,7 @@ def _named(name: str, *bases: type[Exception], **attributes: object) -> type[Exc
 
 
 _ClientAuthenticationError = _named("ClientAuthenticationError", response=object())
-_ClientConnectorError = _named("ClientConnectorError", OSError)
+_ClientConnectionError = _named("ClientConnectionError", OSError)
 
 
 def _os_error(number: int) -> OSError:
@@ -146,7 +146,7 @@ _TRANSIENT = {
     "connection": ConnectionResetError("reset by peer"),
     "timeout": TimeoutError("timed out"),
     "endpoint": _named("EndpointConnectionError")("Could not connect to the endpoint URL"),
-    "name service": _named("ClientConnectorDNSError", _ClientConnectorError)("Cannot connect to host a.org"),
+    "name service": _named("ClientConnectorDNSError", _ClientConnectionError)("Cannot connect to host a.org"),
     "busy": _os_error(errno.EBUSY),
     "remote": _os_error(errno.EREMOTEIO),
 }
