@@ -259,6 +259,27 @@ def test_torchs_restart(show: Show) -> None:
     assert found["verdict"] is None
 
 
+_STOP = "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing signal SIGTERM"
+_FAIL = _STOP.replace("Sending process {} closing signal SIGTERM", "failed (exitcode: 1) local_rank: {} (pid: {})")
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails again", "succeeds"])
+@pytest.mark.parametrize("merged", ["by time", "a, b", "b, a", "prefixed"])
+def test_restarts_of_two_nodes(show: Show, merged: str, fails: bool) -> None:
+    """Each agent of torch ends its workers once in a round, however the nodes' lines are merged."""
+    ended = [("a", [*OPENING, *of("[rank0]: ", RAISED), _FAIL.format(1, 41, 0, 81)])]
+    ended += [("b", [*of("[rank1]: ", LOST), _STOP.format(2, 42, 82)]), ("a", [*OPENING, *STEPS[:2], "saved it"])]
+    if fails:
+        ended.append(("b", [*of("[rank1]: ", RAISED), _FAIL.format(9, 42, 1, 501), *box((1, 1))]))
+        ended.append(("a", [*of("[rank0]: ", LOST), _STOP.format(10, 41, 91), *LAUNCHER]))
+    order = sorted(ended, key=lambda part: merged.find(part[0])) if ", " in merged else ended
+    code, found = show([line for node, lines in order for line in of(f"{node}-0  | " * (merged == "prefixed"), lines)])
+    if fails:
+        assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "ValueError")
+    else:
+        assert (code, found["verdict"]) == (EXIT.OK, None)
+
+
 def test_a_requeued_job(show: Show) -> None:
     """A log to which a second job was appended is judged by the second one."""
     first = [

@@ -132,12 +132,13 @@ def _owners(names: Sequence[str]) -> dict[str, Owner]:
 def _of_book(book: Book, notes: tuple[str, ...] = ()) -> Snapshot | None:
     if not book.lines:
         return Snapshot(notes=notes) if notes else None
-    made = [Documents(attempt, number) for number, attempt in enumerate(book.attempts)]
+    of_attempts = book.attempts()
+    made = [Documents(attempt, number) for number, attempt in enumerate(of_attempts)]
     attempts = [each.all() for each in made]
     notes = (*notes, *made[-1].notes)
     documents = tuple(document for found in attempts for document in found)
     if not attempts[-1]:
-        if why := _why_unknown(book.attempts[-1]):
+        if why := _why_unknown(of_attempts[-1]):
             return Snapshot(documents, notes=(*notes, why))
         place = Place(round=len(attempts) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
         return Snapshot(documents, roster=(NodePresence(Phase.SUCCEEDED, place),), notes=notes)
@@ -160,6 +161,8 @@ def _why_unknown(attempt: Attempt) -> str:
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if not (attempt.is_torchrun or attempt.told or any(stream.progress for stream in streams)):
         return "nothing in it tells of a training or of a failure"
+    if not streams:
+        return "its launcher started it again, and no line tells how that ended"
     files = {stream.file for stream in streams}
     of_training = {stream.file for stream in streams if stream.progress is not None}
     if len(files) > 1 and len(of_training) * 2 < len(files):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from firstfault.evidence.signatures import Pattern
-from firstfault.job_logs.boxes import Boxes
-from firstfault.job_logs.launchers import About, Told, told_by, with_code_below
+from firstfault.job_logs.attempts import OF_AGENT, Course, Progress, Split, progress_in
+from firstfault.job_logs.boxes import Boxes, Entry
+from firstfault.job_logs.launchers import Told, told_by, with_code_below
 from firstfault.job_logs.lines import read_ahead
 from firstfault.job_logs.owners import Owner, Said, learned
 
 if TYPE_CHECKING:
+    from firstfault.job_logs.attempts import Where
     from firstfault.job_logs.lines import NumberedLine
 
 _AHEAD = 1000
@@ -31,11 +32,7 @@ _MOST = 20_000
 _EXCERPT = 200
 """Lines from a traceback on."""
 _EXCERPTS = 64
-"""Tracebacks of one owner, of which the first are kept, and the last one."""
-_APART_NS = 1_000_000_000
-"""Lines of one attempt are not so much later than its first failure, if a step is printed again."""
-_OPENING = 20
-"""First lines of an attempt that tell where another one begins."""
+"""Tracebacks of one owner, of which the first ones and the last ones are kept."""
 _BEGINS = "Traceback (most recent call last)"
 _LINK = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
@@ -43,18 +40,10 @@ _LINK = re.compile(
     r"|\(RANK \d+\)"
 )
 """Found above a traceback that belongs to the one before it."""
-_OF_FAILURES = Pattern(
-    r"(?-i:^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
-    r"|^frame #|^Exception |^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\])"
-)
-"""Found in lines that may follow a failure in the same attempt."""
-_VARYING = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
 _OF_TORCHRUN = re.compile(
     r"torch/distributed/(?:elastic/(?!multiprocessing/errors)|launcher|run)|torch\.distributed\.(?:elastic|run|launcher)"
     r"|\bChildFailedError\b|\btorchrun\b"
 )
-_OF_AGENT = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d\.\d+ (?P<pid>\d+)?")
-"""Begins a line of torch's log in Python."""
 _WORLD = re.compile(
     r"\bworld(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
     r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
@@ -65,26 +54,6 @@ _INLINE = re.compile(
 )
 _PIDS = re.compile(r"\(PID: ?(?P<pid>\d{1,10}),|^\S{0,12} ?\[PID: ?(?P<pid2>\d{1,10})\]")
 _OF_NCCL = re.compile(r"^(?P<host>[\w.-]{1,120}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S+ \S+ )?NCCL ")
-_PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<step>\d{1,9})\b")
-
-
-class Progress(NamedTuple):
-    """A step that a process printed."""
-
-    what: str
-    """"step", "epoch"."""
-    step: int
-    number: int
-    """Of the line."""
-
-
-def progress_in(said: Said) -> Progress | None:
-    """Return the step that a line tells; None: it tells none."""
-    text = said.text
-    if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
-        return None
-    found = _PROGRESS.search(text)
-    return Progress(found["what"], int(found["step"]), said.number) if found is not None else None
 
 
 @dataclass(slots=True)
@@ -94,15 +63,18 @@ class Excerpt:
     lines: list[Said]
     is_mixed: bool = False
     """Whether another traceback begins before this one has named its exception."""
-    after: int = 0
-    """Lines that its owner printed later, and that are not kept."""
+
+    @property
+    def begin(self) -> int:
+        """Number of its first line."""
+        return next((said for said in self.lines if _BEGINS in said.text), self.lines[0]).number
 
 
 @dataclass(slots=True)
 class Stream:
-    """What one owner printed in one file and one attempt."""
+    """What one owner printed in one file."""
 
-    file: str
+    where: Where
     owner: Owner
     tail: deque[Said] = field(default_factory=deque)
     by_torch: deque[Said] = field(default_factory=lambda: deque(maxlen=_EXCERPT * 2))
@@ -116,6 +88,11 @@ class Stream:
     _named: bool = True
     """Whether the last traceback has named its exception."""
 
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        return self.where[0]
+
     def take(self, said: Said, most: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
         self.progress = progress or self.progress
@@ -127,20 +104,24 @@ class Stream:
             self.by_torch.append(said)
         self._excerpt(said)
 
-    def after(self, number: int) -> Stream:
-        """Return what was printed from a line on, and keep the rest."""
-        later = Stream(self.file, self.owner, progress=self.progress)
-        for name in ("tail", "by_torch"):
-            lines: deque[Said] = getattr(self, name)
-            getattr(later, name).extend(said for said in lines if said.number >= number)
-            kept = [said for said in lines if said.number < number]
-            lines.clear()
-            lines.extend(kept)
-        for stream in (self, later):
-            stream._size = sum(len(said.text) + _OF_A_LINE for said in stream.tail)  # noqa: SLF001 - its own class
-        later.excerpts = [found for found in self.excerpts if found.lines[-1].number >= number]
-        self.excerpts = [found for found in self.excerpts if found.lines[-1].number < number]
-        return later
+    def parts(self, split: Split) -> dict[int, Stream]:
+        """Return what was printed in each attempt, by its number."""
+        found: dict[int, Stream] = {}
+
+        def part(number: int) -> Stream:
+            return found.setdefault(split.number_of(self.where, number), Stream(self.where, self.owner))
+
+        for said in self.tail:
+            part(said.number).tail.append(said)
+        for said in self.by_torch:
+            part(said.number).by_torch.append(said)
+        for excerpt in self.excerpts:
+            of = split.number_of(self.where, excerpt.begin)
+            lines = [said for said in excerpt.lines if split.number_of(self.where, said.number) == of]
+            part(excerpt.begin).excerpts.append(replace(excerpt, lines=lines))
+        if self.progress is not None:
+            part(self.progress.number).progress = self.progress
+        return found
 
     def _excerpt(self, said: Said) -> None:
         self._since += 1
@@ -150,14 +131,12 @@ class Stream:
             if mixed and self.excerpts:
                 self.excerpts[-1].is_mixed = True
             above = list(self.tail)[-2:-1]
-            del self.excerpts[_EXCERPTS - 1 :]
+            del self.excerpts[_EXCERPTS // 2 : -_EXCERPTS // 2]
             self.excerpts.append(Excerpt([*above, said], is_mixed=mixed))
             self._since, self._named = 0, False
         elif self.excerpts and self._since <= _EXCERPT:
             self.excerpts[-1].lines.append(said)
             self._named = self._named or (bool(said.text.strip()) and not said.text[:1].isspace())
-        elif self.excerpts:
-            self.excerpts[-1].after += 1
 
     def end_excerpt(self) -> None:
         """Leave out of the last traceback what follows: the last line is another process's."""
@@ -172,141 +151,104 @@ class Stream:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of a job, as its logs tell it."""
+    """One attempt of a job, or all, as its logs tell it."""
 
-    streams: dict[tuple[str, Owner], Stream] = field(default_factory=dict)
+    streams: dict[tuple[Where, Owner], Stream] = field(default_factory=dict)
     told: list[tuple[str, str, Told]] = field(default_factory=list)
     """File and node in which a statement stands, and the statement."""
-    boxes: dict[tuple[str, str], Boxes] = field(default_factory=dict)
-    """By file and node."""
+    entries: list[tuple[str, str, Entry]] = field(default_factory=list)
+    """The same of entries in torch's boxes."""
     world_size: int = 0
     """As a process printed it; 0: not known."""
     is_torchrun: bool = False
     labels_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
-    failed_at: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """By file, node and agent: the line in which an agent of torch told that a worker had failed."""
-    went_on: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By file and node: the first line after that in which something else than a failure is told."""
-
-    def move(self, to: Attempt, file: str, node: str) -> None:
-        """Move what was printed after its agents had gone on into another attempt."""
-        begin = self.went_on.pop((file, node))
-        for (of, owner), stream in list(self.streams.items()):
-            if of == file and owner.node == node:
-                to.streams[of, owner] = later = stream.after(begin)
-                if not stream.tail:
-                    del self.streams[of, owner]
-                if not later.tail:
-                    del to.streams[of, owner]
-        for told in [told for told in self.told if told[:2] == (file, node) and told[2].number >= begin]:
-            self.told.remove(told)
-            to.told.append(told)
-        to.is_torchrun, to.labels_are_nodes = self.is_torchrun, self.labels_are_nodes
-        to.world_size = max(to.world_size, self.world_size)
 
 
 class Book:
     """Sorts the lines of a job's logs."""
 
     def __init__(self) -> None:
-        self.attempts: list[Attempt] = [Attempt()]
         self.lines = 0
+        self._all = Attempt()
+        self._courses: dict[Where, Course] = {}
+        self._boxes: dict[Where, Boxes] = {}
 
-    def read(self, lines: Iterable[NumberedLine], file: str, owner: Owner, attempt: int = 0) -> None:
+    def read(self, lines: Iterable[NumberedLine], file: str, owner: Owner) -> None:
         """Take all lines of one file.
 
         Args:
             lines: of the file.
             file: its name, for references.
             owner: who wrote it, as far as its name tells.
-            attempt: the number of its first attempt.
         """
         first, everything = read_ahead(lines, _AHEAD)
         prefixes = learned([line for _, line in first])
-        of_nodes: dict[str, _Boundaries] = defaultdict(lambda: _Boundaries(attempt))
         for number, line in everything:
             self.lines += 1
             for said in prefixes.said(number, line, owner):
-                boundaries, progress = of_nodes[said.owner.node], progress_in(said)
-                if boundaries.begins_another(said, progress, self._at(boundaries.attempt)):
-                    boundaries.attempt += 1
-                self._take(self._at(boundaries.attempt), said, progress, (file, boundaries))
-        for node, boundaries in of_nodes.items():
-            last = self._at(boundaries.attempt)
-            # an agent that gives up prints a box
-            has_box = any(boxes.entries for (of, _), boxes in last.boxes.items() if of == file)
-            if last.failed_at and (file, node) in last.went_on and not has_box:
-                last.move(self._at(boundaries.attempt + 1), file, node)
+                self._take(file, said)
 
-    def _at(self, number: int) -> Attempt:
-        while len(self.attempts) <= number:
-            self.attempts.append(Attempt())
-        return self.attempts[number]
+    def attempts(self) -> list[Attempt]:
+        """Return what the logs tell of each attempt, in order."""
+        split, everything = Split(self._courses), self._all
+        made = [replace(everything, streams={}, told=[], entries=[]) for _ in range(split.count or 1)]
+        for key, stream in everything.streams.items():
+            for number, part in stream.parts(split).items():
+                made[number].streams[key] = part
+        for file, node, told in everything.told:
+            made[split.number_of((file, node), told.number)].told.append((file, node, told))
+        for (file, node), boxes in self._boxes.items():
+            for entry in boxes.entries:
+                made[split.number_of((file, node), entry.number)].entries.append((file, node, entry))
+        return made
 
-    def _take(self, attempt: Attempt, said: Said, progress: Progress | None, where: tuple[str, _Boundaries]) -> None:
-        text, owner, (file, boundaries) = said.text, said.owner, where
-        node = owner.node or ("" if owner.label is None else f"task {owner.label}")
-        boxes = attempt.boxes.get((file, node)) or attempt.boxes.setdefault((file, node), Boxes())
+    def _take(self, file: str, said: Said) -> None:
+        text, owner, everything = said.text, said.owner, self._all
+        where = (file, owner.node or ("" if owner.label is None else f"task {owner.label}"))
+        course = self._courses.get((file, owner.node)) or self._courses.setdefault((file, owner.node), Course())
+        boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
         is_boxed = boxes.take(said.number, text)
         if is_boxed or (("torch" in text or "ChildFailed" in text) and _OF_TORCHRUN.search(text)):
-            attempt.is_torchrun = True
-            attempt.labels_are_nodes |= owner.label is not None
+            everything.is_torchrun = True
+            everything.labels_are_nodes |= owner.label is not None
+        if boxes.ended:
+            course.take_box(said.number)
+            boxes.ended = False
         if is_boxed or not text.strip():
-            boundaries.ended |= boxes.ended
             return
-        attempt, is_told = self._take_told(attempt, said, (file, node), boundaries)
+        progress = progress_in(said)
+        is_told = self._take_told(said, where, course)
+        if not is_told:
+            course.take(said, progress)
         owner = _with_inline(owner, text)
-        attempt.labels_are_nodes |= owner.label is not None and owner.rank not in {None, owner.label}
-        if len(attempt.streams) >= _MOST:
+        everything.labels_are_nodes |= owner.label is not None and owner.rank not in {None, owner.label}
+        if len(everything.streams) >= _MOST:
             owner = Owner(node=owner.node)
-        stream = attempt.streams.get((file, owner)) or attempt.streams.setdefault((file, owner), Stream(file, owner))
-        if attempt.failed_at and not said.by_torch and _OF_FAILURES.search(text) is None:
-            attempt.went_on.setdefault((file, node), said.number)
-        if is_told or _OF_AGENT.match(text):
+        key = ((file, said.owner.node), owner)
+        stream = everything.streams.get(key) or everything.streams.setdefault(key, Stream(*key))
+        if is_told or OF_AGENT.match(text):
             stream.end_excerpt()
         if not is_told:
-            stream.take(said, _TAIL if len(attempt.streams) < _MANY else _SMALL_TAIL, progress)
+            stream.take(said, _TAIL if len(everything.streams) < _MANY else _SMALL_TAIL, progress)
 
-    def _take_told(
-        self, attempt: Attempt, said: Said, where: tuple[str, str], boundaries: _Boundaries
-    ) -> tuple[Attempt, bool]:
-        """Take what a line tells about processes and the job; return its attempt, and whether it told of processes."""
-        text, is_told = said.text, False
-        if attempt.told and ("Exit code" in text or "EXIT CODE" in text):
-            attempt.told[-1] = (*attempt.told[-1][:2], with_code_below(attempt.told[-1][2], text))
+    def _take_told(self, said: Said, where: Where, course: Course) -> bool:
+        """Take what a line tells about processes and the job; return whether it told of processes."""
+        text, everything, is_told = said.text, self._all, False
+        if everything.told and ("Exit code" in text or "EXIT CODE" in text):
+            everything.told[-1] = (*everything.told[-1][:2], with_code_below(everything.told[-1][2], text))
         for told in told_by(said.number, text):
             is_told = True
+            course.take_told(said, told)
             if not (told.ranks or told.tasks or told.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (said.owner.rank, said.owner.label))
                 told = replace(told, ranks=ranks, tasks=() if ranks else tasks)  # noqa: PLW2901
-            attempt = self._after_restart(attempt, told, where, boundaries)
-            if len(attempt.told) < _MOST:
-                attempt.told.append((*where, told))
-            boundaries.restarted |= told.about is About.RESTARTED
-            is_end = told.about is About.ENDED and told.local_rank is None
-            boundaries.ended |= is_end or told.about is About.TERMINATED
-            boundaries.failed_ns = boundaries.failed_ns or said.time_ns or 0
+            if len(everything.told) < _MOST:
+                everything.told.append((*where, told))
         if "orld" in text or "nranks" in text or "MEMBER" in text or "Starting with" in text:
             for found in _WORLD.finditer(text):
-                attempt.world_size = max(attempt.world_size, int(next(filter(None, found.groups()))))
-        return attempt, is_told
-
-    def _after_restart(self, attempt: Attempt, told: Told, where: tuple[str, str], boundaries: _Boundaries) -> Attempt:
-        """Return the attempt to which a statement belongs: torch's agent tells once in each that a worker failed."""
-        agent = _OF_AGENT.match(told.text)
-        key = (*where, (agent["pid"] or "") if agent is not None else "")
-        has_failed = key in attempt.failed_at
-        if told.about is About.ENDED and told.local_rank is not None:
-            if has_failed and where in attempt.went_on:
-                boundaries.attempt += 1
-                attempt.move(self._at(boundaries.attempt), *where)
-                attempt = self._at(boundaries.attempt)
-            attempt.failed_at[key] = told.number
-        # an agent that has told of a failure stops workers of the next attempt
-        if told.about is About.ENDED or (told.about is About.STOPPED and not has_failed):
-            attempt.went_on.pop(where, None)
-        return attempt
+                everything.world_size = max(everything.world_size, int(next(filter(None, found.groups()))))
+        return is_told
 
 
 def _with_inline(owner: Owner, text: str) -> Owner:
@@ -319,64 +261,6 @@ def _with_inline(owner: Owner, text: str) -> Owner:
     if " NCCL " in text and (found := _OF_NCCL.match(text)):
         owner = owner._replace(pid=owner.pid or int(found["pid"]), node=owner.node or found["host"])
     return owner
-
-
-@dataclass(slots=True)
-class _Boundaries:
-    """Tells where another attempt of one node begins in one file."""
-
-    attempt: int = 0
-    """The current one."""
-    ended: bool = False
-    """Whether a launcher has told that its processes ended."""
-    restarted: bool = False
-    failed_ns: int | None = None
-    """When something was told of a process's end; 0: it was, without a time; None: nothing was."""
-    _steps: dict[Owner, int] = field(default_factory=dict)
-    _opening: set[str] = field(default_factory=set)
-    _count: int = 0
-    """Lines of the attempt that may begin one."""
-
-    def begins_another(self, said: Said, progress: Progress | None, attempt: Attempt) -> bool:
-        """Whether a line begins another attempt: the launcher said so, or the log's first lines come again."""
-        if self.restarted:
-            self.restarted = False
-            is_first = any(stream.excerpts for stream in attempt.streams.values()) or any(
-                told.about is About.ENDED for _, _, told in attempt.told
-            )
-            if is_first:
-                self.ended = False
-                return True
-        if progress is not None and not said.by_torch:
-            return self._starts_over(said, progress.step)
-        if not self.ended and self._count > _OPENING and not self._opening:
-            return False
-        if said.by_torch or _OF_FAILURES.search(said.text) is not None:
-            self._count += _OPENING * bool(said.text.strip())  # what follows may be of the failure
-            return False
-        shape = _VARYING.sub("#", said.text.strip())[:200]
-        self._count += 1
-        if self.ended and shape in self._opening:
-            self.ended, self.failed_ns, self._count, self._steps = False, None, 1, {}
-            return True
-        if self._count <= _OPENING:
-            self._opening.add(shape)
-        elif not self.ended:
-            self._opening.discard(shape)  # any part of a log may have it
-        return False
-
-    def _starts_over(self, said: Said, step: int) -> bool:
-        """Whether an owner prints an earlier step than before, after something was told of a process's end."""
-        last = self._steps.get(said.owner, -1)
-        self._steps[said.owner] = step
-        if self.failed_ns is None or step >= last:
-            return False
-        # of several processes one may be behind the others
-        is_later = bool(self.failed_ns) and (said.time_ns or 0) - self.failed_ns > _APART_NS
-        if said.owner.is_process or is_later:
-            self.ended, self.failed_ns, self._count, self._steps = False, None, 0, {said.owner: step}
-            return True
-        return False
 
 
 def streams_in_order(attempt: Attempt) -> Iterator[Stream]:

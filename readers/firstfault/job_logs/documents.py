@@ -242,9 +242,7 @@ class Documents:
 
     def _went_on(self, raised: Sequence[_Raised]) -> bool:
         """Whether the job went on after these tracebacks, and nothing tells of a process that ended."""
-        if any(told.about is About.ENDED for _, _, told in self.attempt.told) or any(
-            boxes.entries for boxes in self.attempt.boxes.values()
-        ):
+        if self.attempt.entries or any(told.about is About.ENDED for _, _, told in self.attempt.told):
             return False
         if self.attempt.is_torchrun and all(found.after for found in raised):
             return True  # its agent would have told of the end
@@ -287,7 +285,7 @@ class Documents:
     def _stop_the_rest(self, failed: Sequence[Process]) -> None:
         processes, told, known = self.processes, self.attempt.told, set(map(id, failed))
         ends = any(item.about in {About.STOPPED, About.REST_STOPPED} for _, _, item in told)
-        is_known = ends or any(boxes.entries for boxes in self.attempt.boxes.values())
+        is_known = ends or bool(self.attempt.entries)
         ranks = {process.rank for process in processes.all if process.rank is not None}
         world = max([self.attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
         if len(ranks) * 2 >= world and world <= _MOST_SILENT:
@@ -422,7 +420,7 @@ def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
         "\n".join(said.text for said in lines[begin : len(lines) - after]),
         stream,
         (lines[begin].number, last.number),
-        len(later) + excerpt.after,
+        len(later) + sum(said.number > lines[-1].number for said in stream.tail),
         lines[0].text if begin else "",
         excerpt.is_mixed,
         next(iter(later), ""),

@@ -100,9 +100,8 @@ class Processes:
         """Streams of several processes, or of one that nothing names."""
         self.tasks_are_ranks = not attempt.labels_are_nodes and not attempt.is_torchrun
         self.task_nodes = {task: told.node for _, _, told in attempt.told for task in told.tasks if told.node}
-        for (file, node), boxes in attempt.boxes.items():
-            for entry in boxes.entries:
-                self._take_entry(entry, file, node)
+        for file, node, entry in attempt.entries:
+            self._take_entry(entry, file, node)
         for stream in sorted(streams_in_order(attempt), key=lambda stream: stream.owner.rank is None):
             self._take_stream(stream)
         for file, node, told in attempt.told:

@@ -170,7 +170,7 @@ def _printed(nodes: Sequence[_Node]) -> dict[tuple[str, int | None], WorkerError
                         name = f"{node.name}/attempt_{node.number}/{local_rank}/{log.name}"
                         with open_log(log) as stream:
                             book.read(lines_of(stream), name, Owner(node=node.name, local_rank=local_rank))
-    attempts = (Documents(attempt, 0).all() for attempt in reversed(book.attempts))
+    attempts = (Documents(attempt, 0).all() for attempt in reversed(book.attempts()))
     found = next(filter(None, attempts), [])
     return {(item.place.node, item.place.local_rank): item for item in found if item.place.local_rank is not None}
 

@@ -11,7 +11,7 @@ from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.exceptions.stderr import last_printed, native_lines
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.job_logs.book import progress_in
+from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.lines import TELLS
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error

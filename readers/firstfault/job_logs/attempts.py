@@ -1,0 +1,299 @@
+"""Which attempt of a job a line belongs to: torch's agents restart their workers, and jobs are appended to one file.
+
+What tells it is collected for each node of each file while the logs are read. The attempts are counted at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from firstfault.evidence.signatures import Pattern
+from firstfault.job_logs.launchers import About, Told
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from firstfault.job_logs.owners import Owner, Said
+
+    Key: TypeAlias = "tuple[int, int]"  # number of the job, and of its round
+    Where: TypeAlias = "tuple[str, str]"  # file and node
+
+_APART_NS = 1_000_000_000
+"""Lines of one attempt are not so much later than its first failure, if a step is printed again."""
+_SLOW_S = 2.0
+"""An agent signals all its workers in less time, and needs more to start others."""
+_SKEW_S = 0.1
+_DAY_S = 86_400
+_OPENING = 20
+"""First lines of an attempt that tell where another one begins."""
+_OF_FAILURES = Pattern(
+    r"(?-i:^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
+    r"|^frame #|^Exception |^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\])"
+)
+"""Found in lines that may follow a failure in the same attempt."""
+_PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<step>\d{1,9})\b")
+_TRACEBACK = "Traceback (most recent call last)"
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
+OF_AGENT = re.compile(r"[EWIF]\d{4} (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d\.\d+) (?P<pid>\d+)?")
+"""Begins a line of torch's log in Python."""
+
+
+class Progress(NamedTuple):
+    """A step that a process printed."""
+
+    what: str
+    """"step", "epoch"."""
+    step: int
+    number: int
+    """Of the line."""
+
+
+def progress_in(said: Said) -> Progress | None:
+    """Return the step that a line tells; None: it tells none."""
+    text = said.text
+    if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
+        return None
+    found = _PROGRESS.search(text)
+    return Progress(found["what"], int(found["step"]), said.number) if found is not None else None
+
+
+@dataclass(slots=True)
+class _Ending:
+    """The lines in which an agent of torch tells that it ended its workers, because one failed on some node."""
+
+    first: int
+    last: int
+    pids: set[int] = field(default_factory=set)
+    has_failed: bool = False
+    """Whether one of its own workers failed: an agent tells this once in each round."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    """An agent of torch."""
+
+    began: float | None
+    """When it said something for the first time, in seconds of a day."""
+    last: float | None = None
+    endings: list[_Ending] = field(default_factory=list)
+    went_on: bool = False
+    """Whether something else than a failure was told after its last words, and before another agent's."""
+    until: int = 0
+    """The line, if any, in which an exception ended a process after that: if logs are not merged, another node's."""
+    started_over: bool = False
+    """Whether the first lines of the log, or an earlier step, came again after its last words."""
+
+    def is_earlier(self, others: Sequence[_Agent]) -> bool:
+        """Whether it began before one of these had ended, by the clock."""
+        pairs = ((other.last, self.began) for other in others)
+        return any(a is not None and b is not None and _SKEW_S < (a - b) % _DAY_S < _DAY_S / 2 for a, b in pairs)
+
+    def within(self, begin: int, end: int) -> _Agent:
+        """Return what it told in some lines."""
+        return replace(self, endings=[ending for ending in self.endings if begin <= ending.first < end])
+
+
+class Course:
+    """What tells of attempts in the lines of one node in one file."""
+
+    def __init__(self) -> None:
+        self.agents: dict[tuple[int | None, str | None], _Agent] = {}
+        self.gave_up: list[int] = []
+        """Lines in which an agent's report of failures ends."""
+        self.begins: list[int] = []
+        """First lines of jobs behind the first one."""
+        self._speaker: _Agent | None = None
+        self._ended = False
+        """Whether a launcher has told that its processes ended."""
+        self._failed_ns: int | None = None
+        """When something was told of a process's end; 0: it was, without a time; None: nothing was."""
+        self._raised: dict[int | None, int] = {}
+        """Where torch printed a rank's exception last."""
+        self._steps: dict[Owner, int] = {}
+        self._opening: set[str] = set()
+        self._count = 0
+        """Lines of the attempt that may begin one."""
+
+    def take_told(self, said: Said, told: Told) -> None:
+        """Take what a line tells about processes."""
+        is_of_agent = told.about is About.RESTARTED or (told.pid is not None and told.about is About.STOPPED)
+        if is_of_agent or (told.about is About.ENDED and told.local_rank is not None):
+            self._take_agent(said, told)
+        elif told.about is About.TERMINATED or (told.about is About.ENDED and told.tasks):
+            self.gave_up.append(said.number)
+        self._ended |= told.about in {About.ENDED, About.TERMINATED}
+        self._failed_ns = self._failed_ns or said.time_ns or 0
+
+    def take_box(self, number: int) -> None:
+        """Take the end of a report of failures."""
+        self.gave_up.append(number)
+        self._ended = True
+
+    def _take_agent(self, said: Said, told: Told) -> None:
+        found = OF_AGENT.match(said.text)
+        now = said.time_ns / 1e9 if said.time_ns is not None else None
+        if found is not None:
+            now = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + float(found["second"])
+        name = (said.owner.label, found and found["pid"])
+        agent = self.agents.setdefault(name, _Agent(now))
+        ending = agent.endings[-1] if agent.endings else None
+        is_failure = told.about is About.ENDED
+        if ending is None:
+            is_new = True
+        elif ending.has_failed:
+            is_known = bool(said.owner.node) or any(part is not None for part in name)
+            is_new = told.about is not About.RESTARTED and (agent.went_on or is_known)
+        else:
+            is_slow = now is None or agent.last is None or (now - agent.last) % _DAY_S > _SLOW_S
+            is_new = is_slow and told.pid not in ending.pids and (agent.went_on or not (is_failure or now is None))
+        if ending is None or is_new:
+            ending = _Ending(said.number, said.number)
+            agent.endings.append(ending)
+        ending.last, agent.last, self._speaker = said.number, now, agent
+        agent.went_on, agent.until, agent.started_over = False, 0, False
+        ending.has_failed |= is_failure
+        ending.pids |= {told.pid} if told.pid is not None else set()
+
+    def take(self, said: Said, progress: Progress | None) -> None:
+        """Take a line that may begin another job: the first lines of the log come again, or an earlier step."""
+        agent, begins_another = self._speaker, self._begins_another(said, progress)
+        if agent is None or max(self.gave_up, default=0) > agent.endings[-1].last:
+            self.begins += [said.number] if begins_another else []
+        elif said.by_torch:
+            # no process raises twice without a handler
+            before = agent.endings[-2].last if len(agent.endings) > 1 else 0
+            agent.went_on |= _TRACEBACK in said.text and self._raised.get(said.owner.rank, 0) > before
+            agent.until = agent.until or (said.number if agent.went_on else 0)
+        else:
+            agent.went_on |= _OF_FAILURES.search(said.text) is None
+            agent.started_over |= begins_another
+        if said.by_torch and _TRACEBACK in said.text:
+            self._raised[said.owner.rank] = said.number
+
+    def _begins_another(self, said: Said, progress: Progress | None) -> bool:
+        if progress is not None and not said.by_torch:
+            return self._starts_over(said, progress.step)
+        if not self._ended and self._count > _OPENING and not self._opening:
+            return False
+        if said.by_torch or _OF_FAILURES.search(said.text) is not None:
+            self._count += _OPENING * bool(said.text.strip())  # what follows may be of the failure
+            return False
+        shape = _VARYING.sub("#", said.text.strip())[:200]
+        self._count += 1
+        if self._ended and shape in self._opening:
+            self._ended, self._failed_ns, self._count, self._steps = False, None, 1, {}
+            return True
+        if self._count <= _OPENING:
+            self._opening.add(shape)
+        elif not self._ended:
+            self._opening.discard(shape)  # any part of a log may have it
+        return False
+
+    def _starts_over(self, said: Said, step: int) -> bool:
+        """Whether an owner prints an earlier step than before, after something was told of a process's end."""
+        last = self._steps.get(said.owner, -1)
+        self._steps[said.owner] = step
+        if self._failed_ns is None or step >= last:
+            return False
+        # of several processes one may be behind the others
+        is_later = bool(self._failed_ns) and (said.time_ns or 0) - self._failed_ns > _APART_NS
+        if said.owner.is_process or is_later:
+            self._ended, self._failed_ns, self._count, self._steps = False, None, 0, {said.owner: step}
+            return True
+        return False
+
+    def jobs(self) -> list[_Job]:
+        """Return what the agents of each job told."""
+        begins = [0, *(begin for begin in self.begins if not self._is_of_another_node(begin)), 1 << 62]
+        return [
+            _Job(
+                begin,
+                [found for agent in self.agents.values() if (found := agent.within(begin, end)).endings],
+                [number for number in self.gave_up if begin <= number < end],
+            )
+            for begin, end in itertools.pairwise(begins)
+        ]
+
+    def _is_of_another_node(self, begin: int) -> bool:
+        """Whether lines go back in time here: the nodes' logs were put behind one another."""
+        before = [agent for agent in self.agents.values() if agent.endings[-1].last < begin]
+        return any(agent.endings[0].first > begin and agent.is_earlier(before) for agent in self.agents.values())
+
+
+@dataclass(slots=True)
+class _Job:
+    """What the lines of one node in one file tell of the rounds of one job."""
+
+    begin: int
+    agents: list[_Agent]
+    gave_up: list[int]
+
+    def __post_init__(self) -> None:
+        self.agents.sort(key=lambda agent: agent.endings[0].first)
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that ended."""
+        return max((len(agent.endings) for agent in self.agents), default=0)
+
+    def went_on(self, rounds: int) -> bool:
+        """Whether something was told after so many rounds."""
+        last = [agent for agent in self.agents if len(agent.endings) == rounds]
+        return any(agent.went_on for agent in (last[-1:] if self._is_merged else last))
+
+    @property
+    def _is_merged(self) -> bool:
+        """Whether lines of several agents are in the order of time, and not behind one another."""
+        ends = self._ends()
+        first = [min(a.endings[at].first for a in self.agents if len(a.endings) > at) for at in range(self.rounds)]
+        is_backwards = any(agent.is_earlier(self.agents[:at]) for at, agent in enumerate(self.agents))
+        is_backwards |= any(agent.started_over for agent in self.agents[:-1])
+        spans = [(agent.endings[0].first, agent.endings[-1].last) for agent in self.agents]
+        is_apart = all(end < begin for (_, end), (begin, _) in itertools.pairwise(spans))
+        is_in_turn = all(end < begin for end, begin in zip(ends, first[1:], strict=False))
+        return not is_apart or (is_in_turn and not is_backwards)
+
+    def _ends(self) -> list[int]:
+        """Return the line in which each round ends: workers start when all agents have ended those before."""
+        return [max(a.endings[at].last for a in self.agents if len(a.endings) > at) for at in range(self.rounds)]
+
+    def begins(self, rounds: int) -> Iterator[tuple[int, int]]:
+        """Yield the first line and the number of each round, as far as the job had so many."""
+        yield self.begin, 0
+        if self._is_merged:
+            yield from ((end + 1, at) for at, end in enumerate(self._ends(), 1) if at < rounds)
+            return
+        for before, agent in zip([None, *self.agents], self.agents, strict=False):
+            if before is not None:
+                last = before.endings[-1].last
+                ends = [number + 1 for number in self.gave_up if last < number < agent.endings[0].first]
+                yield max(ends, default=before.until or last + 1), 0
+            yield from ((ending.last + 1, at) for at, ending in enumerate(agent.endings, 1) if at < rounds)
+
+
+class Split:
+    """Tells to which attempt of a job a line belongs."""
+
+    def __init__(self, courses: Mapping[Where, Course]) -> None:
+        jobs = {where: course.jobs() for where, course in courses.items()}
+        self._begins: dict[Where, list[tuple[int, Key]]] = {where: [] for where in jobs}
+        for number in range(max(map(len, jobs.values()), default=0)):
+            here = {where: found[number] for where, found in jobs.items() if len(found) > number}
+            rounds = max(job.rounds for job in here.values())
+            has_given_up = any(job.gave_up for job in here.values())
+            rounds += not has_given_up and any(job.went_on(rounds) for job in here.values())
+            for where, job in here.items():
+                self._begins[where] += [(line, (number, at)) for line, at in job.begins(rounds)]
+        keys = sorted({key for begins in self._begins.values() for _, key in begins})
+        self._numbers = {key: number for number, key in enumerate(keys)}
+        self.count = len(keys)
+
+    def number_of(self, where: Where, line: int) -> int:
+        """Return the number of a line's attempt."""
+        begins = self._begins.get(where) or self._begins[where[0], ""]  # tasks without a node are told together
+        return self._numbers[begins[bisect_right(begins, (line, (1 << 62, 0))) - 1][1]]
