@@ -66,7 +66,9 @@ class ReadAttempt:
         return self.conclusion is not None or self.succeeded or bool(self.job.roster)
 
 
-def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+def read_attempt(
+    uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader], beside: Sequence[Path] = ()
+) -> ReadAttempt:
     """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
 
     If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
@@ -75,13 +77,32 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
     Args:
         uri: of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task.
         reader_of: makes the reader of a URI.
+        beside: logs and dumps of flight recorders of the same job.
 
     Raises:
         StoreError: an attempt could not be listed, or the only document could not be read.
+        BadDocumentError: a log cannot be read as one.
     """
     path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
     if path is not None and path.is_file() and path.suffix != ".pb":
-        return read_logs([path], uri, reader_of)
+        return read_logs([path, *beside], uri, reader_of)
+    found = _read_documents(uri, _with_beside(reader_of, beside) if beside else reader_of)
+    if found.exists or path is None or uri.rstrip("/").endswith((".pb", "/errors")):
+        return found
+    logs = read_logs([path, *beside], uri, reader_of)
+    return logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else found
+
+
+def _with_beside(
+    reader_of: Callable[[str], MultiErrorFileOutputReader], beside: Sequence[Path]
+) -> Callable[[str], MultiErrorFileOutputReader]:
+    """Return a maker of readers that add what logs and flight recorders tell."""
+    found = _snapshot_of(beside)
+    return lambda uri: reader_of(uri).with_beside(found)
+
+
+def _read_documents(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+    """As `read_attempt`, without logs; if there is no attempt, return that it does not exist."""
     here = _read_one(uri, reader_of)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
@@ -96,17 +117,13 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
             continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    found = found or _newest_run(uri, reader_of)
-    if found is None and path is not None:
-        logs = read_logs([path], uri, reader_of)
-        found = logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else None
-    return found or here
+    return found or _newest_run(uri, reader_of) or here
 
 
 def _newest_run(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
     """Return the last attempt of the last run in a local folder of runs; None if `uri` is not one."""
     runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
-    return read_attempt(str(runs[0]), reader_of) if runs else None
+    return _read_documents(str(runs[0]), reader_of) if runs else None
 
 
 def read_logs(
@@ -122,17 +139,21 @@ def read_logs(
     Raises:
         BadDocumentError: it cannot be read as a log.
     """
+    job = reader_of(uri).job_of(_snapshot_of(sources))
+    # a report names no output prefix: there is none
+    here = "" if failed(job) else uri
+    reader = reader_of(here)
+    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True)
+
+
+def _snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts do not need it
 
     snapshot = None
     for point in entry_points(group=JOB_LOGS_GROUP):
         with suppress(ImportError):  # its folder was deleted
             snapshot = snapshot or point.load()(sources)
-    job = reader_of(uri).job_of(snapshot or Snapshot())
-    # a report names no output prefix: there is none
-    here = "" if failed(job) else uri
-    reader = reader_of(here)
-    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True)
+    return snapshot or Snapshot()
 
 
 def read_document(data: bytes, name: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:

@@ -219,6 +219,11 @@ class MultiErrorFileOutputReader:
                 raise
             return await self._job_of_copies(f"only the documents at hand were read; {error}")
 
+    def with_beside(self, beside: Snapshot) -> MultiErrorFileOutputReader:
+        """Return this reader; it adds what logs and flight recorders of the same job tell."""
+        self._request = replace(self._request, beside=beside)
+        return self
+
     def job_of(self, snapshot: Snapshot) -> JobErrors:
         """As `job`, from what has been read already."""
         return self._request.job_of(snapshot)

@@ -30,6 +30,8 @@ from firstfault.errors import BadDocumentError
 from firstfault.text import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from firstfault.attempts import ReadAttempt
     from firstfault.report import Report
 
@@ -128,18 +130,17 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     if recovered and (forms.as_markdown or forms.html):
         raise click.UsageError("--recovered prints text, or JSON with --json")
-    from firstfault.attempts import read_attempt, read_logs  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415
 
     uri = _uri(uri, last=last)
     try:
-        if beside:
-            read = read_logs([*([] if uri == _STDIN else [Path(uri)]), *map(Path, beside)], uri, options.reader)
-        elif uri == _STDIN:
-            read = _of_stdin(options)
+        paths = [Path(path) for path in beside]
+        if uri == _STDIN:
+            read = _of_stdin(options, paths)
         else:
             uri = resolved(uri)
-            read = read_attempt(uri, options.reader)
+            read = read_attempt(uri, options.reader, paths)
     except ObjectNotFoundError as error:
         fail(str(error))
         return EXIT.NOTHING_FOUND
@@ -162,7 +163,7 @@ def _uri(uri: str | None, *, last: bool) -> str:
     return str(max(runs, key=began))
 
 
-def _of_stdin(options: ReaderOptions) -> ReadAttempt:
+def _of_stdin(options: ReaderOptions, beside: Sequence[Path]) -> ReadAttempt:
     """Return what is on stdin: an error document, or a log of any size."""
     from firstfault.attempts import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
@@ -175,7 +176,7 @@ def _of_stdin(options: ReaderOptions) -> ReadAttempt:
     if not begin:
         raise BadDocumentError("stdin is empty; did the command before the pipe fail?")
     if begin[:1] in _OF_TEXTS:
-        return read_logs([stdin], "stdin", options.reader)
+        return read_logs([stdin, *beside], "stdin", options.reader)
     data = stdin.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         raise BadDocumentError(f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less")

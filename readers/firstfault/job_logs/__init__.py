@@ -22,9 +22,10 @@ from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.lines import files_below, is_text, lines_of, open_log, stream_of
 from firstfault.job_logs.owners import RANK_WORD, Owner
 from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
-from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, Subject, WorkerError
+from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.reading.beside import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.text import one_line
 
@@ -72,16 +73,10 @@ def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot | N
     if not paths:
         return snapshot
     documents, unreadable = documents_of(paths)
-    recorded = {document.rank: document for document in documents}
-    found = snapshot or Snapshot()
-    known = []
-    for item in found.documents:
-        dumped = recorded.pop(item.rank, None) if item.subject is Subject.WORKER else None
-        if dumped is not None:
-            item = replace(item, collectives=dumped.collectives, documents=(*item.documents, *dumped.documents))  # noqa: PLW2901
-        known.append(item)
-    unreadable = [*found.unreadable, *unreadable]
-    return replace(found, documents=(*known, *recorded.values()), unreadable=tuple(unreadable), roster=())
+    recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable))
+    if snapshot is None or not snapshot.documents:
+        return replace(recorded, notes=snapshot.notes if snapshot is not None else ())
+    return joined(snapshot, recorded)
 
 
 def _read_stream(stream: IO[bytes], name: str, owner: Owner, book: Book) -> bool:

@@ -20,6 +20,7 @@ from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecor
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
+from firstfault.reading.beside import joined
 from firstfault.reading.listing import (
     MORE,
     OF_EACH_FAULT,
@@ -82,10 +83,13 @@ class Request:
     """Whether to open every document itself, although the pods left copies of them."""
     notes: tuple[str, ...] = ()
     """For the coverage: what is not read, and why."""
+    beside: Snapshot | None = None
+    """What logs and flight recorders of the same job tell."""
 
     def job_of(self, snapshot: Snapshot) -> JobErrors:
         """Return what a snapshot makes."""
-        with_notes = replace(snapshot, notes=(*snapshot.notes, *self.notes)) if self.notes else snapshot
+        known = joined(snapshot, self.beside) if self.beside is not None else snapshot
+        with_notes = replace(known, notes=(*known.notes, *self.notes)) if self.notes else known
         return assemble(with_notes, expected_nodes=self.patience.expected_nodes)
 
 

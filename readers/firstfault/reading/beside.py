@@ -1,0 +1,66 @@
+"""Adds to what was read of an attempt what logs and flight recorders of the same job tell. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from firstfault.model import Phase, Subject
+from firstfault.reading.assemble import Snapshot, round_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from firstfault.model import Place, WorkerError
+
+
+def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
+    """Return a snapshot with the collectives of its ranks, and with the processes of which it has no document.
+
+    Its own documents are about the same failures, and know more. Nodes that have succeeded get nothing.
+
+    Args:
+        snapshot: what was read of an attempt; if nothing was, it stays as it is.
+        beside: what logs and flight recorders tell; the last attempt in it counts.
+    """
+    judged = round_of(snapshot.roster, snapshot.documents, snapshot.restarts)
+    entries = [entry for entry in snapshot.roster if entry.place.round == judged.number]
+    places = {rank: entry.place for entry in entries for rank in entry.ranks}
+    finished = {rank for entry in entries if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
+    ours = [item for item in snapshot.documents if item.subject is Subject.WORKER and judged.has(item)]
+    anyones = next(iter([*(item.place for item in ours), *(entry.place for entry in entries)]), None)
+    if anyones is None:
+        return snapshot
+    found = {rank: item for rank, item in _last_of_ranks(beside.documents).items() if rank not in finished}
+    documents = [_with_collectives(item, found) if judged.has(item) else item for item in snapshot.documents]
+    existing = {item.rank for item in ours}.union(*(group.ranks for group in snapshot.unopened))
+    documents += [_placed(item, places.get(rank), anyones) for rank, item in found.items() if rank not in existing]
+    return replace(
+        snapshot,
+        documents=tuple(documents),
+        unreadable=(*snapshot.unreadable, *beside.unreadable),
+        notes=(*snapshot.notes, *beside.notes),
+    )
+
+
+def _last_of_ranks(documents: Sequence[WorkerError]) -> dict[int, WorkerError]:
+    """Return the documents of ranks in the last round."""
+    last = max((item.place.round for item in documents), default=0)
+    of_last = [item for item in documents if item.place.round == last and item.subject is Subject.WORKER]
+    return {item.rank: item for item in of_last if item.rank is not None}
+
+
+def _with_collectives(document: WorkerError, found: Mapping[int, WorkerError]) -> WorkerError:
+    recorded = found.get(document.rank) if document.rank is not None and document.subject is Subject.WORKER else None
+    if recorded is None or not recorded.collectives or document.collectives:
+        return document
+    refs = (*document.documents, *recorded.documents)
+    return replace(document, collectives=recorded.collectives, documents=refs)
+
+
+def _placed(document: WorkerError, own: Place | None, anyones: Place) -> WorkerError:
+    """Return a document with its place in the attempt's judged round: `own`, if the roster has the rank."""
+    known = own or replace(anyones, node=document.node, group_rank=None, incarnation=0, host="", ip="", machine="")
+    of_process = {name: getattr(document.place, name) for name in ("rank", "local_rank", "pid")}
+    place = replace(known, **of_process, gpu="", world_size=known.world_size or document.place.world_size)
+    return replace(document, place=place, worker=place.node)
