@@ -193,6 +193,12 @@ def test_live_documents_of_stuck_gpus() -> None:
     assert evidence(done(*failures, nodes=4)).ranks == (4, 6)
 
 
+def test_guilty_ranks_are_no_victims(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Two ranks that are the root cause together may have waited in different groups."""
+    write(tmp_path, {rank: dump(rank, came) for rank, came in _GPUS.items()})
+    assert json.loads(run("show", "--json", str(tmp_path)).out)["victims_by_state"]["victim"] == [0, 1, 2, 3, 5, 7]
+
+
 @pytest.mark.parametrize("lost", [[6], [4, 5, 6, 7]], ids=["one", "a node's"])
 def test_ranks_without_a_dump(lost: list[int], tmp_path: Path) -> None:
     """One of 8 is a suspect. Beside a rank that is behind neither is the root cause; half of the job proves little."""

@@ -292,13 +292,15 @@ def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) ->
 
 
 def _is_of_the_root(failure: WorkerError, verdict: Verdict) -> bool:
-    """Whether a failure is of one of the verdict's ranks and has their fault, or is of the verdict's node's agent.
+    """Whether a failure is of one of the verdict's ranks, and has its fault, or is of the verdict's node's agent.
 
     Other ranks with the same fault are not root causes: of several SIGKILLs the verdict may name only the first.
     """
     if verdict.scope in {Scope.RANK, Scope.RANKS}:
+        if len(verdict.ranks) > 1 and failure.rank in verdict.ranks:
+            return True  # ranks that are guilty together may wait in different groups
         is_alike = verdict.root is None or failure.fingerprint == verdict.fingerprint
-        is_there = len(verdict.ranks) > 1 or not verdict.node or failure.node == verdict.node
+        is_there = not verdict.node or failure.node == verdict.node
         return failure.rank in verdict.ranks and is_alike and is_there
     return failure.subject is Subject.AGENT and failure.node == verdict.node
 
