@@ -218,6 +218,15 @@ def test_a_silent_rank_is_a_suspect(show: Show) -> None:
     assert found["verdict"]["confidence"] != "high"
 
 
+def test_a_silent_rank_of_deepspeed(show: Show) -> None:
+    """Its launcher kills all processes, those that have ended too, which tells nothing about the silent one."""
+    head = "[2031-05-06 07:08:09,1] [INFO] [launch.py:9:{}] {}"
+    lines = [head.format("main", "dist_world_size=3"), *STEPS[:2], *of("[rank0]: ", LOST), *of("[rank1]: ", LOST)]
+    lines += [head.format("sigkill_handler", f"Killing subprocess {pid}") for pid in (71, 72, 73)]
+    _, found = show([*lines, head.format("sigkill_handler", "['python'] exits with return code = 1")])
+    assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([2], "medium")
+
+
 def test_two_ranks_that_differ(show: Show) -> None:
     """Two ranks that wait in different collectives are named together, and the job is not run again."""
     line = (
@@ -299,12 +308,13 @@ def test_a_requeued_job(show: Show) -> None:
     ("lines", "code", "said"),
     [
         ([*STEPS[:2], *RAISED, "retrying", *STEPS, "saved the model"], EXIT.OK, None),
+        ([*of("(T pid=7) ", STEPS), *of("(T pid=8) ", RAISED), "(T pid=7) step 6", "(T pid=7) saved"], EXIT.OK, None),
         ([*of("[rank0]: ", STEPS)], EXIT.NOTHING_FOUND, "it ends at step 5"),
         (["dear diary", "nothing happened"], EXIT.NOTHING_FOUND, "nothing in it tells of a training or of a failure"),
         ([""], EXIT.NOTHING_FOUND, "nothing in it tells"),
         (["\0\1\2" * 40], EXIT.TOOL_FAILED, "neither an error document nor a text"),
     ],
-    ids=["handled", "cut", "diary", "empty", "binary"],
+    ids=["handled", "Ray's driver told of none", "cut", "diary", "empty", "binary"],
 )
 def test_no_failure(run: Callable[..., Ran], tmp_path: Path, lines: list[str], code: int, said: str | None) -> None:
     """A log in which nothing failed, or that is none, gets one line that says so."""

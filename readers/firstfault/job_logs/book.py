@@ -45,7 +45,7 @@ _OF_TORCHRUN = re.compile(
     r"|\bChildFailedError\b|\btorchrun\b"
 )
 _WORLD = re.compile(
-    r"\bworld(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
+    r"(?:\b|_)world(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
     r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
 )
 _INLINE = re.compile(

@@ -129,8 +129,10 @@ class Documents:
         by_torch = [said for stream in process.streams for said in stream.by_torch]
         if process.raised is None:
             self._take_words(process, uncaught(by_torch, process.text))
-        if not process.has_ended and process.raised is None:
-            excerpts = [found for stream in process.streams for found in _raised_in(stream)]
+        excerpts = [found for stream in process.streams for found in _raised_in(stream)]
+        # Ray's driver tells of an actor that has failed
+        is_rays = bool(excerpts) and excerpts[-1].stream.owner.pid is not None and self._went_on(excerpts)
+        if not process.has_ended and process.raised is None and not is_rays:
             last = excerpts[-1] if excerpts else None
             if last is not None:
                 steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)

@@ -125,7 +125,6 @@ STATEMENTS = (
     ),
     # DeepSpeed, Lightning, torch.multiprocessing, accelerate, Horovod
     _made(About.ENDED, r"sigkill_handler\].*exits with return code = (?P<code>-?\d+)"),
-    _made(About.REST_STOPPED, r"sigkill_handler\] Killing subprocess (?P<pid>\d+)"),
     _made(
         About.ENDED,
         r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
