@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
+from firstfault.job_logs import snapshot_of
+from firstfault.job_logs.torchrun_folder import workers_in
 from firstfault.testing import make_error
 from tests.readers.conftest import Attempt
 
@@ -233,7 +234,7 @@ def test_the_crash_of_a_child(tmp_path: Path) -> None:
     )
     for text, what in (("\n".join(lines), "RuntimeError"), ("\n".join(lines[:4]), "SIGSEGV")):
         _worker(tmp_path, stderr=f"{text}\n")
-        snapshot = snapshot_of_torchrun(tmp_path)
+        snapshot = snapshot_of([tmp_path])
         assert snapshot is not None
         assert [document.what for document in snapshot.documents] == [what]
 
@@ -253,7 +254,7 @@ def test_the_random_end_of_a_folders_name(tmp_path: Path) -> None:
         _worker(tmp_path, name, error='{"message": "ValueError: boom"}')
     for path in (tmp_path / "other_5xk2n1aa").rglob("*"):
         os.utime(path, (1_000_000, 1_000_000))
-    snapshot = snapshot_of_torchrun(tmp_path)
+    snapshot = snapshot_of([tmp_path])
     assert snapshot is not None
     places = [(document.node, document.rank, document.place.local_rank) for document in snapshot.documents]
     assert places == [("job_hbse3iwq", None, 0), ("job_nt_bgjvv", None, 0)]
@@ -266,7 +267,7 @@ def test_other_folders_are_no_log_folders(tmp_path: Path, attempt: Attempt) -> N
     (tmp_path / "alike" / "attempt_0" / "logs").mkdir(parents=True)
     (tmp_path / "kfp" / "attempt-0" / "0").mkdir(parents=True)
     for folder in (attempt.folder, tmp_path / "runs", tmp_path / "alike", tmp_path / "kfp", tmp_path / "missing"):
-        assert snapshot_of_torchrun(folder) is None
+        assert workers_in(folder) == []
 
 
 def test_a_prefix_beside_log_folders(show: Show, tmp_path: Path, attempt: Attempt) -> None:
@@ -281,6 +282,6 @@ def test_a_traceback_that_ended_nothing(tmp_path: Path) -> None:
     raised = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nOSError: no space\n'
     for text, count in ((raised + "retrying\n", 0), ("retrying\n" + raised, 1)):
         _worker(tmp_path, stderr=text)
-        snapshot = snapshot_of_torchrun(tmp_path)
+        snapshot = snapshot_of([tmp_path])
         assert snapshot is not None
         assert [document.what for document in snapshot.documents] == ["OSError"] * count

@@ -6,22 +6,22 @@ rules of `firstfault.evidence`, the retry policy, the report.
 
 from __future__ import annotations
 
+import io
 import lzma
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias, cast
 
 from firstfault.credentials import redact
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.book import Attempt, Book
 from firstfault.job_logs.documents import Documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
-from firstfault.job_logs.lines import files_below, is_text, lines_of, open_log, stream_of
+from firstfault.job_logs.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.owners import RANK_WORD, Owner
-from firstfault.job_logs.torchrun_folder import snapshot_of_torchrun
+from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
@@ -29,6 +29,8 @@ from firstfault.reading.beside import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.text import one_line
 
+_Log: TypeAlias = "tuple[Path, str, Owner]"
+"""A log, its name in references, and who wrote it."""
 _HEAD = 64 * 1024
 _LOG = re.compile(
     r"(?i)\.(?:log|out|err|txt|stderr|stdout|jsonl?|gz|bz2|xz|zst|[oe]\d+|\d+)$|(?:log|stderr|stdout|slurm|nohup)[^/]*$"
@@ -54,90 +56,87 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     """
     paths = [source for source in sources if isinstance(source, Path)]
     dumps = [dump for path in paths for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))]
-    known = set(dumps)
-    if len(paths) == 1 and paths[0].is_dir() and (found := snapshot_of_torchrun(paths[0])) is not None:
-        return with_dumps(found, dumps)
-    logs = {path: path.name for path in paths if path.is_file() and path not in known}
-    for folder in filter(Path.is_dir, paths):
-        logs |= {path: str(path.relative_to(folder)) for path in _logs_in(folder, known)}
+    workers = workers_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else []
+    logs = _logs_of_workers(workers) if workers else _logs_at(paths, set(dumps))
     book = Book()
-    notes = _read(logs, book)
-    for source in sources:
-        if not isinstance(source, Path):
-            _read_stream(source, "stdin", Owner(), book)
-    return with_dumps(_of_book(book, notes), dumps)
-
-
-def with_dumps(snapshot: Snapshot | None, paths: Sequence[Path]) -> Snapshot | None:
-    """Return a snapshot with what the flight recorders of its ranks tell."""
-    if not paths:
-        return snapshot
-    documents, unreadable = documents_of(paths)
-    recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable))
-    if snapshot is None or not snapshot.documents:
-        return replace(recorded, notes=snapshot.notes if snapshot is not None else ())
-    return joined(snapshot, recorded)
-
-
-def _read_stream(stream: IO[bytes], name: str, owner: Owner, book: Book) -> bool:
-    """Read a log; return whether it is a text."""
-    begin = getattr(stream, "read1", stream.read)(_HEAD)
-    if is_text(begin):
-        book.read(lines_of(stream_of(begin, stream)), name, owner)
-    return is_text(begin)
-
-
-def _logs_in(folder: Path, dumps: Collection[Path]) -> list[Path]:
-    return [path for path in files_below(folder) if path not in dumps and _LOG.search(path.name)]
-
-
-def _read(logs: Mapping[Path, str], book: Book) -> tuple[str, ...]:
-    """Read logs, each with its name; return what could not be read."""
     notes = []
-    owners = _owners(list(logs.values()))
-    for path, name in logs.items():
+    for path, name, owner in logs:
         try:
             with open_log(path) as stream:
-                if not _read_stream(stream, name, owners[name], book) and len(logs) == 1:
+                if not _read(stream, name, owner, book) and len(logs) == 1:
                     raise BadDocumentError(f"{path} is neither an error document nor a text; give the job's log")
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             notes.append(f"not readable: {name}: {error}")
-    return tuple(notes)
+    for source in sources:
+        if not isinstance(source, Path):
+            _read(source, "stdin", Owner(), book)
+    found = _of_book(book, notes)
+    if workers:
+        found = with_error_files(found.documents if found is not None else (), workers)
+    if not dumps:
+        return found
+    documents, unreadable = documents_of(dumps)
+    recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
+    return joined(found, recorded) if found is not None and found.documents else recorded
 
 
-def _owners(names: Sequence[str]) -> dict[str, Owner]:
-    """Return who wrote each file: by a rank in its name, by the only number that differs, else by its name."""
-    if len(names) <= 1:
-        return dict.fromkeys(names, Owner())
-    numbers = {name: re.findall(r"\d+", name) for name in names}
-    counts = {len(found) for found in numbers.values()}
-    columns = list(zip(*numbers.values(), strict=False)) if len(counts) == 1 else []
+def _read(stream: IO[bytes], name: str, owner: Owner, book: Book) -> bool:
+    """Read a log; return whether it is a text."""
+    buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
+    is_of_text = is_text(buffered.peek())
+    if is_of_text:
+        book.read(lines_of(buffered), name, owner)
+    buffered.detach()
+    return is_of_text
+
+
+def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
+    found = [
+        (worker.folder / log, f"{worker.name}/{log}", Owner(node=worker.node, local_rank=worker.local_rank))
+        for worker in workers
+        for log in ("stdout.log", "stderr.log")
+    ]
+    return [log for log in found if log[0].is_file()]  # a FIFO would wait for a writer
+
+
+def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
+    """Return files, and those in folders that may be logs.
+
+    Who wrote each is told by a rank in its name, by the only number that differs, else by its name.
+    """
+    names = {path: path.name for path in paths if path.is_file() and path not in dumps}
+    for folder in filter(Path.is_dir, paths):
+        found = (path for path in files_below(folder) if path not in dumps and _LOG.search(path.name))
+        names |= {path: str(path.relative_to(folder)) for path in found}
+    numbers = [re.findall(r"\d+", name) for name in names.values()]
+    columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
     differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
-    owners = {}
-    for name in names:
-        if ranked := RANK_WORD.search(name):
-            owners[name] = Owner(rank=int(ranked[1]))
-        elif len(differ) == 1 and set(map(int, columns[differ[0]])) == set(range(len(set(columns[differ[0]])))):
-            owners[name] = Owner(label=int(numbers[name][differ[0]]))
-        else:
-            owners[name] = Owner(node=re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", name))
-    return owners
+    labels = {int(number) for number in columns[differ[0]]} if len(differ) == 1 else set()
+    logs = []
+    for (path, name), own in zip(names.items(), numbers, strict=True):
+        owner = Owner(node=re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", name) if len(names) > 1 else "")
+        if len(names) > 1 and (ranked := RANK_WORD.search(name)):
+            owner = Owner(rank=int(ranked[1]))
+        elif labels and labels == set(range(len(labels))):
+            owner = Owner(label=int(own[differ[0]]))
+        logs.append((path, name, owner))
+    return logs
 
 
-def _of_book(book: Book, notes: tuple[str, ...] = ()) -> Snapshot | None:
+def _of_book(book: Book, notes: Sequence[str]) -> Snapshot | None:
     if not book.lines:
-        return Snapshot(notes=notes) if notes else None
-    of_attempts = book.attempts()
-    made = [Documents(attempt, number) for number, attempt in enumerate(of_attempts)]
-    attempts = [each.all() for each in made]
+        return Snapshot(notes=tuple(notes)) if notes else None
+    attempts = book.attempts()
+    made = [Documents(attempt, number) for number, attempt in enumerate(attempts)]
+    found = [each.all() for each in made]
     notes = (*notes, *made[-1].notes)
-    documents = tuple(document for found in attempts for document in found)
-    if not attempts[-1]:
-        if why := _why_unknown(of_attempts[-1]):
-            return Snapshot(documents, notes=(*notes, why))
-        place = Place(round=len(attempts) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
-        return Snapshot(documents, roster=(NodePresence(Phase.SUCCEEDED, place),), notes=notes)
-    return Snapshot(documents, notes=notes, restarts=tuple(_restarts(attempts)))
+    documents = tuple(document for every in found for document in every)
+    if found[-1]:
+        return Snapshot(documents, notes=notes, restarts=tuple(_restarts(found)))
+    if why := _why_unknown(attempts[-1]):
+        return Snapshot(documents, notes=(*notes, why))
+    place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
+    return Snapshot(documents, roster=(NodePresence(Phase.SUCCEEDED, place),), notes=notes)
 
 
 def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartRecord]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import OF_AGENT, Course, Progress, Split, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
-from firstfault.job_logs.launchers import Told, told_by, with_code_below
+from firstfault.job_logs.launchers import Told, code_below, told_by
 from firstfault.job_logs.lines import read_ahead
 from firstfault.job_logs.owners import Owner, Said, learned
 
@@ -234,21 +234,20 @@ class Book:
 
     def _take_told(self, said: Said, where: Where, course: Course) -> bool:
         """Take what a line tells about processes and the job; return whether it told of processes."""
-        text, everything, is_told = said.text, self._all, False
+        text, everything, told = said.text, self._all, told_by(said.number, said.text)
         if everything.told and ("Exit code" in text or "EXIT CODE" in text):
-            everything.told[-1] = (*everything.told[-1][:2], with_code_below(everything.told[-1][2], text))
-        for told in told_by(said.number, text):
-            is_told = True
+            everything.told[-1] = (*everything.told[-1][:2], code_below(everything.told[-1][2], text))
+        if told is not None:
             course.take_told(said, told)
             if not (told.ranks or told.tasks or told.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (said.owner.rank, said.owner.label))
-                told = replace(told, ranks=ranks, tasks=() if ranks else tasks)  # noqa: PLW2901
+                told = replace(told, ranks=ranks, tasks=() if ranks else tasks)
             if len(everything.told) < _MOST:
                 everything.told.append((*where, told))
         if "orld" in text or "nranks" in text or "MEMBER" in text or "Starting with" in text:
             for found in _WORLD.finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, found.groups()))))
-        return is_told
+        return told is not None
 
 
 def _with_inline(owner: Owner, text: str) -> Owner:

@@ -19,6 +19,7 @@ from firstfault.job_logs.processes import (
     LATER,
     LAUNCHER,
     LAUNCHER_STOPPED,
+    MAX_TEXT,
     OF_RAY,
     PROCESS_OF_SPAWN,
     RAYS_DEAD,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from firstfault.job_logs.book import Attempt, Excerpt, Stream
     from firstfault.model import ExceptionInfo
 
-_MAX_TEXT = 64 * 1024
 _LOG_BYTES = 32 * 1024
 _MOST_SILENT = 4096
 _RECOVERABLE = "FlyteRecoverableException"
@@ -174,7 +174,7 @@ class Documents:
             return False
         where, code = found.stream, f"SYSTEM:{short_name(exception)}"
         agent = self._agent(where.owner.node, where.file, found.lines, category="platform", code=code)
-        self._agents.append(replace(agent, exception=exception, message=clean(found.text, _MAX_TEXT)))
+        self._agents.append(replace(agent, exception=exception, message=clean(found.text, MAX_TEXT)))
         return True
 
     def _take_ray(self, stream: Stream) -> None:
@@ -330,7 +330,7 @@ class Documents:
             code = TIME_LIMIT if "limit" in item.reason else code
             yield replace(
                 self._agent(name, file, (item.number, item.number), category=category, code=code),
-                message=clean(item.text, _MAX_TEXT),
+                message=clean(item.text, MAX_TEXT),
             )
             if "limit" in item.reason:
                 return
@@ -340,7 +340,7 @@ class Documents:
             if item.about is About.LOST:
                 where, code = (item.number, item.number), "SYSTEM:NodeLost"
                 agent = self._agent(item.node or item.ip, file, where, category="node_lost", code=code)
-                yield replace(agent, message=clean(item.text, _MAX_TEXT))
+                yield replace(agent, message=clean(item.text, MAX_TEXT))
 
     def _agent(self, node: str, file: str, lines: tuple[int, int], *, category: str, code: str) -> WorkerError:
         return WorkerError(
@@ -366,7 +366,7 @@ class Documents:
         stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != SILENT else "not told"
         return WorkerError(
             DIED if message and message == process.said else f"USER:{what}",
-            clean(process.raised_text or message, _MAX_TEXT),
+            clean(process.raised_text or message, MAX_TEXT),
             Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE,
             Origin.USER if raised is not None else Origin.UNKNOWN,
             timestamp_ns=process.time_ns,

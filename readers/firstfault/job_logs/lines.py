@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import importlib
-import io
 import lzma
 import os
 import re
@@ -87,23 +86,18 @@ def is_text(begin: bytes) -> bool:
 def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
     """Yield the lines of a log, without blocks in which nothing tells of a failure. What is cut off ends the log."""
     number = 1
-    held: bytes | None = None  # the block before, if it may be left out
-    beside = True  # whether the block before tells something
+    held: tuple[int, bytes] | None = None  # the block before and its first line, if nothing tells in it
+    beside = True  # whether something tells in the block before
     for block in _blocks(stream):
         tells = TELLS.search(block) is not None
-        if tells or beside:
-            if held is not None:
-                yield from _numbered(held, number)
-                number += held.count(b"\n")
-                held = None
+        if tells and held is not None:
+            yield from _numbered(held[1], held[0])
+        held = None if tells or beside else (number, block)
+        if held is None:
             yield from _numbered(block, number)
-            number += block.count(b"\n")
-        else:
-            number += held.count(b"\n") if held is not None else 0
-            held = block
-        beside = tells
+        number, beside = number + block.count(b"\n"), tells
     if held is not None:
-        yield from _numbered(held, number)
+        yield from _numbered(held[1], held[0])
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
@@ -155,19 +149,3 @@ def read_ahead(lines: Iterable[NumberedLine], count: int) -> tuple[list[Numbered
         yield from rest
 
     return first, everything()
-
-
-def stream_of(begin: bytes, rest: IO[bytes]) -> IO[bytes]:
-    """Return a stream of bytes that were read already, and of what follows them."""
-
-    class Joined(io.RawIOBase):
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, into: Any) -> int:
-            nonlocal begin
-            data, begin = (begin[: len(into)], begin[len(into) :]) if begin else (rest.read(len(into)), b"")
-            into[: len(data)] = data
-            return len(data)
-
-    return io.BufferedReader(Joined())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from firstfault.job_logs.boxes import Entry
     from firstfault.model import ExceptionInfo
 
-_MAX_TEXT = 64 * 1024
+MAX_TEXT = 64 * 1024
 LATER = 10
 """Lines of the same process after a traceback that show that it lived on."""
 LAUNCHER = re.compile(
@@ -197,7 +197,7 @@ class Processes:
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
     """Return the exception of the last traceback in a text; its causes are those that Python printed before it."""
-    found = exceptions_in(clean(text, _MAX_TEXT), whole=whole)
+    found = exceptions_in(clean(text, MAX_TEXT), whole=whole)
     if not found:
         return None
     first, *causes = (
