@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
 from firstfault.job_logs.launchers import About, Told
+from firstfault.job_logs.lines import TRACEBACK
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -37,7 +38,6 @@ _OF_FAILURES = Pattern(
 )
 """Found in lines that may follow a failure in the same attempt."""
 _PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<step>\d{1,9})\b")
-_TRACEBACK = "Traceback (most recent call last)"
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
 OF_AGENT = re.compile(r"[EWIF]\d{4} (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d\.\d+) (?P<pid>\d+)?")
 """Begins a line of torch's log in Python."""
@@ -167,12 +167,12 @@ class Course:
         elif said.by_torch:
             # no process raises twice without a handler
             before = agent.endings[-2].last if len(agent.endings) > 1 else 0
-            agent.went_on |= _TRACEBACK in said.text and self._raised.get(said.owner.rank, 0) > before
+            agent.went_on |= TRACEBACK in said.text and self._raised.get(said.owner.rank, 0) > before
             agent.until = agent.until or (said.number if agent.went_on else 0)
         else:
             agent.went_on |= _OF_FAILURES.search(said.text) is None
             agent.started_over |= begins_another
-        if said.by_torch and _TRACEBACK in said.text:
+        if said.by_torch and TRACEBACK in said.text:
             self._raised[said.owner.rank] = said.number
 
     def _begins_another(self, said: Said, progress: Progress | None) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.job_logs.attempts import OF_AGENT, Course, Progress, Split, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.launchers import Told, code_below, told_by
-from firstfault.job_logs.lines import read_ahead
+from firstfault.job_logs.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.owners import Owner, Said, learned
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _EXCERPT = 200
 """Lines from a traceback on."""
 _EXCERPTS = 64
 """Tracebacks of one owner, of which the first ones and the last ones are kept."""
-_BEGINS = "Traceback (most recent call last)"
 _LINK = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
     r"|terminated with the following error|\bCaught [\w.]+ in |^\s*Original Traceback|RemoteTraceback|^\s*\"\"\""
@@ -67,7 +66,7 @@ class Excerpt:
     @property
     def begin(self) -> int:
         """Number of its first line."""
-        return next((said for said in self.lines if _BEGINS in said.text), self.lines[0]).number
+        return next((said for said in self.lines if TRACEBACK in said.text), self.lines[0]).number
 
 
 @dataclass(slots=True)
@@ -125,7 +124,7 @@ class Stream:
 
     def _excerpt(self, said: Said) -> None:
         self._since += 1
-        is_begin = _BEGINS in said.text
+        is_begin = TRACEBACK in said.text
         if is_begin and not self._is_linked(said.text):
             mixed = not self._named and self._since < _EXCERPT
             if mixed and self.excerpts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,23 +14,9 @@ from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stderr import last_printed
 from firstfault.exceptions.tracebacks import is_library, short_name
 from firstfault.job_logs.launchers import About
-from firstfault.job_logs.processes import (
-    FEW,
-    HANDLED,
-    LATER,
-    LAUNCHER,
-    LAUNCHER_STOPPED,
-    MAX_TEXT,
-    OF_RAY,
-    PROCESS_OF_SPAWN,
-    RAYS_DEAD,
-    SILENT,
-    SUMMARIES,
-    Process,
-    Processes,
-    exception_in,
-)
-from firstfault.job_logs.words import Words, last_words, uncaught
+from firstfault.job_logs.lines import TRACEBACK
+from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
+from firstfault.job_logs.words import HANDLED, Words, last_words, uncaught
 from firstfault.model import (
     TIME_LIMIT,
     DocumentRef,
@@ -51,6 +38,24 @@ if TYPE_CHECKING:
 
 _LOG_BYTES = 32 * 1024
 _MOST_SILENT = 4096
+_LATER = 10
+"""Lines of the same process after a traceback that show that it lived on."""
+_LAUNCHER = re.compile(
+    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
+    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
+    r"|ray/train/.*(?:controller|trainer)"
+)
+"""Files of launchers, in the outermost frames of what they raise themselves."""
+_SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
+_SILENT = "the log does not tell how it ended; its launcher probably ended it"
+_FEW = 3
+"""More silent ranks than this are not suspects."""
+_OF_RAY = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
+_RAYS_DEAD = re.compile(
+    r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
+    r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
+)
+_PROCESS_OF_SPAWN = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 _RECOVERABLE = "FlyteRecoverableException"
 
 
@@ -109,7 +114,7 @@ class Documents:
         self._assign([found for found in raised if not self._is_of_launcher(found)])
         self._give_logs()
         self._end_terminated()
-        agents = [*self._terminated(), *self._lost(), *self._agents]
+        agents = [*self._of_launchers(), *self._agents]
         self._out_of_memory()
         failed = [process for process in processes.all if self._has_failed(process)]
         if not failed and not agents:
@@ -137,7 +142,7 @@ class Documents:
             if last is not None:
                 steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
                 went_on = any(step is not None and step.number > last.lines[1] for step in steps)
-                if last.after <= LATER and not (went_on or last.is_handled or last.is_mixed):
+                if last.after <= _LATER and not (went_on or last.is_handled or last.is_mixed):
                     self._give(process, last)
             if process.raised is None and not process.stopped:
                 self._take_words(process, last_words(lines))
@@ -161,31 +166,31 @@ class Documents:
     def _is_of_launcher(self, found: _Raised) -> bool:
         """Whether a traceback is a launcher's; if it tells about a process, take it."""
         exception = found.exception
-        spawned = PROCESS_OF_SPAWN.search(found.text)
+        spawned = _PROCESS_OF_SPAWN.search(found.text)
         if spawned is not None:
             process = self.processes.find(rank=int(spawned["rank"]))
             process.raised, process.raised_text = exception, found.text
             process.lines.add((found.stream.file, *found.lines))
             return True
-        own = [frame for frame in exception.frames if LAUNCHER.search(frame.file)]
-        if short_name(exception) in SUMMARIES or (own and short_name(exception) == "SignalException"):
+        own = [frame for frame in exception.frames if _LAUNCHER.search(frame.file)]
+        if short_name(exception) in _SUMMARIES or (own and short_name(exception) == "SignalException"):
             return True
-        if not own or not all(LAUNCHER.search(frame.file) or is_library(frame.file) for frame in exception.frames[1:]):
+        if not own or not all(_LAUNCHER.search(frame.file) or is_library(frame.file) for frame in exception.frames[1:]):
             return False
         where, code = found.stream, f"SYSTEM:{short_name(exception)}"
-        agent = self._agent(where.owner.node, where.file, found.lines, category="platform", code=code)
-        self._agents.append(replace(agent, exception=exception, message=clean(found.text, MAX_TEXT)))
+        agent = self._agent(where.owner.node, (where.file, *found.lines), "platform", code, found.text)
+        self._agents.append(replace(agent, exception=exception))
         return True
 
     def _take_ray(self, stream: Stream) -> None:
         """Take what Ray's driver raised for a process of another one."""
         for excerpt in list(stream.excerpts):
             text = redact("\n".join(said.text for said in excerpt.lines))
-            if (task := OF_RAY.search(text)) is not None:
+            if (task := _OF_RAY.search(text)) is not None:
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
                 process.raised_text = process.raised_text or text[task.start() :]
-            elif (died := RAYS_DEAD.search(text)) is not None:
+            elif (died := _RAYS_DEAD.search(text)) is not None:
                 process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
                 process.said = text[died.start() :].strip()
             else:
@@ -218,11 +223,7 @@ class Documents:
     def _assign_of_node(self, own: Sequence[_Raised], processes: Sequence[Process]) -> None:
         if not own:
             return
-        failing = [
-            item
-            for item in processes
-            if item.exit_code and item.raised is None and "Traceback (most recent call last)" not in item.text
-        ]
+        failing = [item for item in processes if item.exit_code and item.raised is None and TRACEBACK not in item.text]
         kinds = {found.kind: found for found in own}
         if failing and (len(failing) == 1 or (len(kinds) == 1 and len(own) >= len(failing))):
             for process in failing:
@@ -230,7 +231,7 @@ class Documents:
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             own = own[-1:]  # one process: the last one ended it
-            if own[0].after > LATER:
+            if own[0].after > _LATER:
                 return
             kinds = {own[0].kind: own[0]}
         for found in kinds.values():
@@ -259,7 +260,7 @@ class Documents:
             ended = [item for item in self.processes.all if item.has_ended and (not node or item.node in {node, ""})]
             first = min((told.number for file, _, told in self.attempt.told if file == stream.file), default=1 << 62)
             before = [said for said in stream.tail if said.number < first]
-            before = list(itertools.takewhile(lambda said: not LAUNCHER.search(said.text), before))
+            before = list(itertools.takewhile(lambda said: not _LAUNCHER.search(said.text), before))
             text = "\n".join(said.text for said in before)
             if len(ended) == 1 and ended[0].raised is None and not ended[0].text.strip():
                 ended[0].text = text
@@ -293,10 +294,10 @@ class Documents:
         if len(ranks) * 2 >= world and world <= _MOST_SILENT:
             silent = [Process(rank=rank) for rank in range(world) if rank not in ranks]
             processes.all += silent
-            known |= set(map(id, silent)) if not is_known and len(silent) <= FEW else set()
+            known |= set(map(id, silent)) if not is_known and len(silent) <= _FEW else set()
         for process in processes.all:
             if id(process) not in known and not process.stopped and process.exit_code != 0:
-                process.stopped = LAUNCHER_STOPPED if is_known else SILENT
+                process.stopped = LAUNCHER_STOPPED if is_known else _SILENT
 
     def _is_told(self, process: Process) -> bool:
         return process.rank is not None or self._has_failed(process)
@@ -312,40 +313,30 @@ class Documents:
 
     # --- launchers and nodes ------------------------------------------------------------------------------------------
 
-    def _terminated(self) -> Iterator[WorkerError]:
-        """Yield a document for each node whose launcher was told to end."""
-        done: set[tuple[str, str]] = set()
-        told = [(file, node, item) for file, node, item in self.attempt.told if item.about is About.TERMINATED]
+    def _of_launchers(self) -> Iterator[WorkerError]:
+        """Yield a document for each node that is gone, or whose launcher was told to end."""
+        done: set[str] = set()
         # a time limit is the reason of the signals that it sends
-        told.sort(key=lambda found: "limit" not in found[2].reason)
-        for file, node, item in told:
-            name = item.node or self.processes.node_of(node)
-            if (name, "") in done or ("", "") in done or (done and not name):
-                continue
-            done.add((name, ""))
-            is_lost = "node failure" in item.reason
-            is_interrupted = item.signal == "SIGINT" or "SIGINT" in item.text or "sigint" in item.reason
-            category = "node_lost" if is_lost else "interrupted" if is_interrupted else "preemption"
-            code = CTRL_C if "^C" in item.text else f"SYSTEM:{item.signal or 'Terminated'}"
-            code = TIME_LIMIT if "limit" in item.reason else code
-            yield replace(
-                self._agent(name, file, (item.number, item.number), category=category, code=code),
-                message=clean(item.text, MAX_TEXT),
-            )
-            if "limit" in item.reason:
-                return
-
-    def _lost(self) -> Iterator[WorkerError]:
-        for file, _, item in self.attempt.told:
+        for file, node, item in sorted(self.attempt.told, key=lambda found: "limit" not in found[2].reason):
+            name = item.node or item.ip or self.processes.node_of(node)
             if item.about is About.LOST:
-                where, code = (item.number, item.number), "SYSTEM:NodeLost"
-                agent = self._agent(item.node or item.ip, file, where, category="node_lost", code=code)
-                yield replace(agent, message=clean(item.text, MAX_TEXT))
+                category, code = "node_lost", "SYSTEM:NodeLost"
+            elif item.about is About.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
+                is_limit = "limit" in item.reason
+                done.add("" if is_limit else name)
+                is_interrupted = "SIGINT" in f"{item.signal} {item.text} {item.reason}".upper()
+                category = "interrupted" if is_interrupted else "preemption"
+                category = "node_lost" if "node failure" in item.reason else category
+                code = CTRL_C if "^C" in item.text else f"SYSTEM:{item.signal or 'Terminated'}"
+                code = TIME_LIMIT if is_limit else code
+            else:
+                continue
+            yield self._agent(name, (file, item.number, item.number), category, code, item.text)
 
-    def _agent(self, node: str, file: str, lines: tuple[int, int], *, category: str, code: str) -> WorkerError:
+    def _agent(self, node: str, lines: tuple[str, int, int], category: str, code: str, message: str) -> WorkerError:
         return WorkerError(
             code,
-            "",
+            clean(message, MAX_TEXT),
             Kind.NON_RECOVERABLE,
             Origin.SYSTEM,
             worker=node,
@@ -353,7 +344,7 @@ class Documents:
             writer=Writer.AGENT,
             subject=Subject.AGENT,
             category=category,
-            documents=tuple(_references({(file, *lines)})),
+            documents=tuple(_references({lines})),
         )
 
     # --- documents ----------------------------------------------------------------------------------------------------
@@ -363,7 +354,7 @@ class Documents:
         what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
         what = short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
-        stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != SILENT else "not told"
+        stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != _SILENT else "not told"
         return WorkerError(
             DIED if message and message == process.said else f"USER:{what}",
             clean(process.raised_text or message, MAX_TEXT),
@@ -406,7 +397,7 @@ def _raised_in(stream: Stream) -> Iterator[_Raised]:
 
 def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
     lines = excerpt.lines
-    begin = 0 if "Traceback (most" in lines[0].text else 1
+    begin = 0 if TRACEBACK in lines[0].text else 1
     text = "\n".join(said.text for said in lines[begin:])
     printed = last_printed(redact(text))
     if printed is None:

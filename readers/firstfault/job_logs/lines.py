@@ -36,6 +36,7 @@ TELLS = Pattern(
     r"|  file \"|unhealthy|refused|reset by|no space|quota"
 )
 """Found in lines that tell of a failure, or of the job's size."""
+TRACEBACK = "Traceback (most recent call last)"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
 _BAR = re.compile(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
 """A progress bar of tqdm, which another process may have written on after."""

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from firstfault.job_logs.lines import without_bars
+from firstfault.job_logs.lines import TRACEBACK, without_bars
 
 _STAMP = re.compile(
     r"\s*[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
@@ -63,7 +63,6 @@ _MOST = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
 _LEAST_LINES, _FEW_LINES = 4, 2
-_TRACEBACK = "Traceback (most recent call last):"
 _BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
 RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "@message")
@@ -179,7 +178,7 @@ def learned(lines: Sequence[str]) -> Prefixes:
     years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
     of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
-    above = (line.partition(_TRACEBACK)[0].partition('{"')[0] for line in lines if _TRACEBACK in line)
+    above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
     of_frames += list(above)
     texts = [line for line in lines if line.strip()]
     stamped = any(_is_stamped(before) for before in of_frames)

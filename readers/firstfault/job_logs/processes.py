@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -18,28 +17,9 @@ if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
 
 MAX_TEXT = 64 * 1024
-LATER = 10
-"""Lines of the same process after a traceback that show that it lived on."""
-LAUNCHER = re.compile(
-    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
-    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
-    r"|ray/train/.*(?:controller|trainer)"
-)
-"""Files of launchers, in the outermost frames of what they raise themselves."""
-SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
-HANDLED = re.compile(r"\b(?:re-?try|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
-SILENT = "the log does not tell how it ended; its launcher probably ended it"
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
-FEW = 3
-"""More silent ranks than this are not suspects."""
-OF_RAY = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
-RAYS_DEAD = re.compile(
-    r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
-    r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
-)
-PROCESS_OF_SPAWN = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 
 
 @dataclass(slots=True)

@@ -12,14 +12,13 @@ from firstfault.evidence.texts import classify
 from firstfault.exceptions.stderr import last_printed, native_lines
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.job_logs.attempts import progress_in
-from firstfault.job_logs.lines import TELLS
+from firstfault.job_logs.lines import TELLS, TRACEBACK
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 
 if TYPE_CHECKING:
     from firstfault.job_logs.owners import Said
 
-_TRACEBACK = "Traceback (most recent call last)"
 _ABORTS = re.compile(r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted")
 _EXCEPTION = re.compile(
     r"^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))"
@@ -27,7 +26,7 @@ _EXCEPTION = re.compile(
 )
 """The last line of a traceback, the rest of which may be missing."""
 _LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
-_HANDLED = re.compile(r"\b(?:re-?try|trying again|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
+HANDLED = re.compile(r"\b(?:re-?try|trying again|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
 _AT_EXIT = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
 """Functions in which Python cleans up after a program that has ended."""
 _WAITS = re.compile(
@@ -56,16 +55,16 @@ class Words(NamedTuple):
 def uncaught(by_torch: Sequence[Said], text: str) -> Words:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
     own = redact("\n".join(said.text for said in by_torch))
-    lines = [said for said in by_torch if _TRACEBACK in said.text or _EXCEPTION.match(said.text)]
+    lines = [said for said in by_torch if TRACEBACK in said.text or _EXCEPTION.match(said.text)]
     if not lines:
         return Words()
-    printed = last_printed(own) or (last_printed(redact(text)) if _TRACEBACK in own else None)
+    printed = last_printed(own) or (last_printed(redact(text)) if TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
     if raised is None and (named := _EXCEPTION.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
     if raised is None or (raised.frames and raised.frames[0].function in _AT_EXIT):
         return Words()
-    first = next((said for said in reversed(lines) if _TRACEBACK in said.text), lines[-1])
+    first = next((said for said in reversed(lines) if TRACEBACK in said.text), lines[-1])
     last = max(lines[-1], first, key=lambda said: said.number)
     return Words(raised, format_exception(raised), lines=(first.number, last.number), uncaught=True)
 
@@ -86,11 +85,11 @@ def last_words(lines: Sequence[Said]) -> Words:
     last_few = lines[-_ADVICE:]
     for at_end, said in enumerate(last_few):
         named, later = _EXCEPTION.match(said.text), last_few[at_end:]
-        if named is not None and not any(_HANDLED.search(line.text) or progress_in(line) for line in later):
+        if named is not None and not any(HANDLED.search(line.text) or progress_in(line) for line in later):
             raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
             return Words(raised, said.text, lines=(said.number, said.number))
     last = "\n".join(said.text for said in end)
-    if not _HANDLED.search(last) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
+    if not HANDLED.search(last) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
         return Words(None, last, lines=(end[0].number, end[-1].number))
     return Words()
 
