@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,10 +88,11 @@ class _Agent:
     started_over: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
 
-    def is_earlier(self, others: Sequence[_Agent]) -> bool:
-        """Whether it began before one of these had ended, by the clock."""
-        pairs = ((other.last, self.began) for other in others)
-        return any(a is not None and b is not None and _SKEW_S < (a - b) % _DAY_S < _DAY_S / 2 for a, b in pairs)
+    def is_earlier(self, other: _Agent) -> bool:
+        """Whether it began before another one had ended, by the clock."""
+        if self.began is None or other.last is None:
+            return False
+        return _SKEW_S < (other.last - self.began) % _DAY_S < _DAY_S / 2
 
     def within(self, begin: int, end: int) -> _Agent:
         """Return what it told in some lines."""
@@ -152,8 +153,7 @@ class Course:
             is_slow = now is None or agent.last is None or (now - agent.last) % _DAY_S > _SLOW_S
             is_new = is_slow and told.pid not in ending.pids and (agent.went_on or not (is_failure or now is None))
         if ending is None or is_new:
-            ending = _Ending(said.number, said.number)
-            agent.endings.append(ending)
+            agent.endings.append(ending := _Ending(said.number, said.number))
         ending.last, agent.last, self._speaker = said.number, now, agent
         agent.went_on, agent.until, agent.started_over = False, 0, False
         ending.has_failed |= is_failure
@@ -162,7 +162,7 @@ class Course:
     def take(self, said: Said, progress: Progress | None) -> None:
         """Take a line that may begin another job: the first lines of the log come again, or an earlier step."""
         agent, begins_another = self._speaker, self._begins_another(said, progress)
-        if agent is None or max(self.gave_up, default=0) > agent.endings[-1].last:
+        if agent is None or (self.gave_up and self.gave_up[-1] > agent.endings[-1].last):
             self.begins += [said.number] if begins_another else []
         elif said.by_torch:
             # no process raises twice without a handler
@@ -186,8 +186,7 @@ class Course:
         shape = _VARYING.sub("#", said.text.strip())[:200]
         self._count += 1
         if self._ended and shape in self._opening:
-            self._ended, self._failed_ns, self._count, self._steps = False, None, 1, {}
-            return True
+            return self._begin(1, {})
         if self._count <= _OPENING:
             self._opening.add(shape)
         elif not self._ended:
@@ -202,10 +201,11 @@ class Course:
             return False
         # of several processes one may be behind the others
         is_later = bool(self._failed_ns) and (said.time_ns or 0) - self._failed_ns > _APART_NS
-        if said.owner.is_process or is_later:
-            self._ended, self._failed_ns, self._count, self._steps = False, None, 0, {said.owner: step}
-            return True
-        return False
+        return (said.owner.is_process or is_later) and self._begin(0, {said.owner: step})
+
+    def _begin(self, count: int, steps: dict[Owner, int]) -> bool:
+        self._ended, self._failed_ns, self._count, self._steps = False, None, count, steps
+        return True
 
     def jobs(self) -> list[_Job]:
         """Return what the agents of each job told."""
@@ -221,8 +221,11 @@ class Course:
 
     def _is_of_another_node(self, begin: int) -> bool:
         """Whether lines go back in time here: the nodes' logs were put behind one another."""
-        before = [agent for agent in self.agents.values() if agent.endings[-1].last < begin]
-        return any(agent.endings[0].first > begin and agent.is_earlier(before) for agent in self.agents.values())
+        agents = self.agents.values()
+        last = max(
+            (one for one in agents if one.endings[-1].last < begin), key=lambda one: one.endings[-1].last, default=None
+        )
+        return last is not None and any(one.endings[0].first > begin and one.is_earlier(last) for one in agents)
 
 
 @dataclass(slots=True)
@@ -251,7 +254,7 @@ class _Job:
         """Whether lines of several agents are in the order of time, and not behind one another."""
         ends = self._ends()
         first = [min(a.endings[at].first for a in self.agents if len(a.endings) > at) for at in range(self.rounds)]
-        is_backwards = any(agent.is_earlier(self.agents[:at]) for at, agent in enumerate(self.agents))
+        is_backwards = any(after.is_earlier(before) for before, after in itertools.pairwise(self.agents))
         is_backwards |= any(agent.started_over for agent in self.agents[:-1])
         spans = [(agent.endings[0].first, agent.endings[-1].last) for agent in self.agents]
         is_apart = all(end < begin for (_, end), (begin, _) in itertools.pairwise(spans))

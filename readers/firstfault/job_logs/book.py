@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -64,9 +64,9 @@ class Excerpt:
     """Whether another traceback begins before this one has named its exception."""
 
     @property
-    def begin(self) -> int:
-        """Number of its first line."""
-        return next((said for said in self.lines if TRACEBACK in said.text), self.lines[0]).number
+    def at(self) -> int:
+        """Where it begins in `lines`."""
+        return next((at for at, said in enumerate(self.lines[:2]) if TRACEBACK in said.text), 0)
 
 
 @dataclass(slots=True)
@@ -115,9 +115,10 @@ class Stream:
         for said in self.by_torch:
             part(said.number).by_torch.append(said)
         for excerpt in self.excerpts:
-            of = split.number_of(self.where, excerpt.begin)
+            begin = excerpt.lines[excerpt.at].number
+            of = split.number_of(self.where, begin)
             lines = [said for said in excerpt.lines if split.number_of(self.where, said.number) == of]
-            part(excerpt.begin).excerpts.append(replace(excerpt, lines=lines))
+            part(begin).excerpts.append(replace(excerpt, lines=lines))
         if self.progress is not None:
             part(self.progress.number).progress = self.progress
         return found
@@ -259,9 +260,3 @@ def _with_inline(owner: Owner, text: str) -> Owner:
     if " NCCL " in text and (found := _OF_NCCL.match(text)):
         owner = owner._replace(pid=owner.pid or int(found["pid"]), node=owner.node or found["host"])
     return owner
-
-
-def streams_in_order(attempt: Attempt) -> Iterator[Stream]:
-    """Yield the streams by file and first line that is kept."""
-    kept = (stream for stream in attempt.streams.values() if stream.tail)
-    yield from sorted(kept, key=lambda stream: (stream.file, stream.tail[0].number))

@@ -33,7 +33,7 @@ from firstfault.model.failure import CTRL_C, DIED, OF_LOGS
 from firstfault.text import clean, clean_end
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.book import Attempt, Excerpt, Stream
+    from firstfault.job_logs.book import Attempt, Stream
     from firstfault.model import ExceptionInfo
 
 _LOG_BYTES = 32 * 1024
@@ -61,22 +61,17 @@ _RECOVERABLE = "FlyteRecoverableException"
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """A traceback in a stream of several processes."""
+    """A traceback in a stream."""
 
     exception: ExceptionInfo
     text: str
     stream: Stream
     lines: tuple[int, int]
     after: int
-    above: str
+    """Lines that its owner printed later."""
+    is_handled: bool
+    """Whether the lines around it tell that the program went on."""
     is_mixed: bool
-    below: str = ""
-    """The first line after it."""
-
-    @property
-    def is_handled(self) -> bool:
-        """Whether the lines around it tell that the program went on, and there is a line after it."""
-        return any(map(HANDLED.search, (self.above, self.below))) and self.after > 0
 
     @property
     def kind(self) -> tuple[str, str, str]:
@@ -122,7 +117,8 @@ class Documents:
         self._stop_the_rest(failed)
         world = max([self.attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
         nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
-        documents = [self._document(process) for process in processes.all if self._is_told(process)] + agents
+        told = [process for process in processes.all if process.rank is not None or self._has_failed(process)]
+        documents = [*map(self._document, told), *agents]
         size = len(nodes - {""}) or 1
         return [replace(item, place=replace(item.place, world_size=world, group_world_size=size)) for item in documents]
 
@@ -299,14 +295,10 @@ class Documents:
             if id(process) not in known and not process.stopped and process.exit_code != 0:
                 process.stopped = LAUNCHER_STOPPED if is_known else _SILENT
 
-    def _is_told(self, process: Process) -> bool:
-        return process.rank is not None or self._has_failed(process)
-
     def _out_of_memory(self) -> None:
-        told = [(file, item) for file, _, item in self.attempt.told if item.about is About.OOM and item.pid is None]
         killed = [process for process in self.processes.all if process.signal == "SIGKILL" and not process.stopped]
-        for file, item in told:
-            for process in killed:
+        for file, _, item in self.attempt.told:
+            for process in killed if item.about is About.OOM and item.pid is None else ():
                 if not item.node or not process.node or item.node == process.node:
                     process.is_oom = True
                     process.lines.add((file, item.number, item.number))
@@ -391,30 +383,23 @@ def _references(lines: Iterable[tuple[str, int, int]]) -> Iterator[DocumentRef]:
 
 def _raised_in(stream: Stream) -> Iterator[_Raised]:
     for excerpt in stream.excerpts:
-        if (found := _of_excerpt(stream, excerpt)) is not None:
-            yield found
-
-
-def _of_excerpt(stream: Stream, excerpt: Excerpt) -> _Raised | None:
-    lines = excerpt.lines
-    begin = 0 if TRACEBACK in lines[0].text else 1
-    text = "\n".join(said.text for said in lines[begin:])
-    printed = last_printed(redact(text))
-    if printed is None:
-        return None
-    after = len(printed.after)
-    # lines without a level or a date cannot be told from the exception's message
-    more = printed.exception.message.splitlines()[1:]
-    more = more[next((at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)) :]
-    later = [line for line in (*more, *printed.after) if line.strip()]
-    last = lines[max(len(lines) - after - len(more) - 1, begin)]
-    return _Raised(
-        printed.exception,
-        "\n".join(said.text for said in lines[begin : len(lines) - after]),
-        stream,
-        (lines[begin].number, last.number),
-        len(later) + sum(said.number > lines[-1].number for said in stream.tail),
-        lines[0].text if begin else "",
-        excerpt.is_mixed,
-        next(iter(later), ""),
-    )
+        above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
+        printed = last_printed(redact("\n".join(said.text for said in lines)))
+        if printed is None:
+            continue
+        # lines without a level or a date cannot be told from the exception's message
+        more = printed.exception.message.splitlines()[1:]
+        more = more[next((at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)) :]
+        later = [line for line in (*more, *printed.after) if line.strip()]
+        own = lines[: len(lines) - len(printed.after)]
+        after = len(later) + sum(said.number > lines[-1].number for said in stream.tail)
+        around = (*(said.text for said in above), *later[:1])
+        yield _Raised(
+            printed.exception,
+            "\n".join(said.text for said in own),
+            stream,
+            (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
+            after,
+            is_handled=any(map(HANDLED.search, around)) and after > 0,
+            is_mixed=excerpt.is_mixed,
+        )

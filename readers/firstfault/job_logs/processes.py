@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.tracebacks import exceptions_in
-from firstfault.job_logs.book import Attempt, Stream, streams_in_order
 from firstfault.job_logs.launchers import About, Told
 from firstfault.job_logs.owners import stamp_ns
 from firstfault.text import clean
 
 if TYPE_CHECKING:
+    from firstfault.job_logs.book import Attempt, Stream
     from firstfault.job_logs.boxes import Entry
     from firstfault.model import ExceptionInfo
 
@@ -82,7 +82,8 @@ class Processes:
         self.task_nodes = {task: told.node for _, _, told in attempt.told for task in told.tasks if told.node}
         for file, node, entry in attempt.entries:
             self._take_entry(entry, file, node)
-        for stream in sorted(streams_in_order(attempt), key=lambda stream: stream.owner.rank is None):
+        kept = (stream for stream in attempt.streams.values() if stream.tail)
+        for stream in sorted(kept, key=lambda one: (one.owner.rank is None, one.file, one.tail[0].number)):
             self._take_stream(stream)
         for file, node, told in attempt.told:
             self._take_told(file, node, told)
