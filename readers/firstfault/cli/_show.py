@@ -250,7 +250,9 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
 
 
 def _nothing(read: ReadAttempt, forms: Forms) -> int:
-    """Print that there is no error; return the exit code."""
+    """Print that there is no error, and the restarts that a log tells of; return the exit code."""
+    from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
+
     if forms.as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if read.succeeded or read.job.all_succeeded:
@@ -258,6 +260,8 @@ def _nothing(read: ReadAttempt, forms: Forms) -> int:
         why = "no line tells of a failure" if read.is_of_logs else why
         if not forms.as_json:
             click.echo(f"no error: {why}", err=forms.html == _STDOUT)
+            for record in read.job.restarts if read.is_of_logs else ():
+                click.echo(restart_line(record), err=forms.html == _STDOUT)
         return EXIT.OK
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:

@@ -130,13 +130,14 @@ def _of_book(book: Book, notes: Sequence[str]) -> Snapshot | None:
     made = [Documents(attempt, number) for number, attempt in enumerate(attempts)]
     found = [each.all() for each in made]
     notes = (*notes, *made[-1].notes)
-    documents = tuple(document for every in found for document in every)
-    if found[-1]:
-        return Snapshot(documents, notes=notes, restarts=tuple(_restarts(found)))
-    if why := _why_unknown(attempts[-1]):
-        return Snapshot(documents, notes=(*notes, why))
+    why = "" if found[-1] else _why_unknown(attempts[-1])
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
-    return Snapshot(documents, roster=(NodePresence(Phase.SUCCEEDED, place),), notes=notes)
+    return Snapshot(
+        tuple(document for every in found for document in every),
+        roster=() if found[-1] or why else (NodePresence(Phase.SUCCEEDED, place),),
+        notes=(*notes, why) if why else notes,
+        restarts=tuple(_restarts(found)),
+    )
 
 
 def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartRecord]:
