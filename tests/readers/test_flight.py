@@ -277,20 +277,14 @@ def test_several_dumps_of_one_rank(tmp_path: Path) -> None:
 def test_dumps_and_a_log_beside_documents(run: Callable[..., Ran], attempt: Attempt, tmp_path: Path) -> None:
     """A job's own documents get the collectives of dumps; a log adds a rank without a document, and no more."""
     log = "watchdog caught collective operation timeout: WorkNCCL(SeqNum=6, OpType=ALLREDUCE) ran for 9 milliseconds"
-    documents = [died(rank, "SIGABRT", -6, log_tail=f"{log} before timing out\n") for rank in _ONE if rank != 5]
-    attempt.write(*documents)
-    folder = tmp_path / "dumps"
-    folder.mkdir()
-    write(folder, {rank: dump(rank, came) for rank, came in _ONE.items()})
-    (tmp_path / "job.out").write_text(
-        "[rank5]: Traceback (most recent call last):\n[rank5]:   File 't.py', line 1, in f\n[rank5]: OSError: gone\n"
-        "[rank2]: ValueError: no\n".replace("'", '"'),
-        encoding="utf-8",
-    )
+    attempt.write(*(died(rank, "SIGABRT", -6, log_tail=f"{log} before timing out\n") for rank in _ONE if rank != 5))
+    (tmp_path / "dumps").mkdir()
+    write(tmp_path / "dumps", {rank: dump(rank, came) for rank, came in _ONE.items()})
+    raised = ("Traceback (most recent call last):", '  File "t.py", line 1, in f', "OSError: gone")
+    (tmp_path / "job.out").write_text("".join(f"[rank5]: {line}\n" for line in raised) + "[rank2]: ValueError: no\n")
     alone, dumped, logged = (
         json.loads(run("show", "--json", *more, attempt.uri).out)["verdict"]
-        for more in ((), ("--with", str(folder)), ("--with", str(tmp_path / "job.out")))
+        for more in ((), ("--with", str(tmp_path / "dumps")), ("--with", str(tmp_path / "job.out")))
     )
     assert (alone["ranks"], dumped["ranks"], dumped["category"]) == ([], [5], "hang")
-    assert (logged["ranks"], logged["victims"]["count"]) == ([5], 7)
-    assert "OSError" in logged["headline"]
+    assert (logged["ranks"], logged["victims"]["count"], "OSError" in logged["headline"]) == ([5], 7, True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
+import subprocess
+import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,13 +27,6 @@ pytest.importorskip("torch", reason="the folders are torchrun's")
 
 _TRAINING = """
 import os, signal, sys
-
-fault, recorded = sys.argv[1:]
-if fault == "early":
-    if os.environ["RANK"] == "1":
-        raise ValueError("bad batch 7")
-    signal.pause()
-
 import torch, torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -46,48 +38,35 @@ def main(fault):
     for step in range(4):
         dist.all_reduce(torch.ones(2))
         if step == 2 and dist.get_rank() == 1:
-            if fault == "SIGKILL":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if fault == "SIGSEGV":
-                os.kill(os.getpid(), signal.SIGSEGV)
+            if fault.startswith("SIG"):
+                os.kill(os.getpid(), getattr(signal, fault))
             try:
                 {}["labels"]
             except KeyError as error:
                 raise ValueError("bad batch 7") from error
     dist.destroy_process_group()
 
-(record(main) if recorded == "recorded" else main)(fault)
+record(main)(sys.argv[1])
 """
 
 
-def _torchrun(folder: Path, *options: str, fault: str, recorded: str = "recorded") -> Path:
-    """Run a node; return the folder of its logs."""
-    from tests.torchrun.nodes import run_torchrun  # noqa: PLC0415 - it needs torch
-
+def _ran(folder: Path, *options: str, fault: str) -> Path:
     script = folder / "train.py"
     script.write_text(_TRAINING, encoding="utf-8")
-    assert run_torchrun(["--log-dir", str(folder / "logs"), *options, str(script), fault, recorded]) == 1
+    command = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(folder / "logs"), "--standalone"]
+    subprocess.run(
+        [*command, "--nproc-per-node=2", *options, str(script), fault],
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=280,
+        check=False,
+    )
     return folder / "logs"
 
 
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that runs two workers with a fault once, and returns their log folder."""
-    made: dict[Any, Path] = {}
-
-    def run(*options: str, **how: str) -> Path:
-        key = (options, *sorted(how.items()))
-        if key not in made:
-            folder = tmp_path_factory.mktemp("torchrun")
-            made[key] = _torchrun(folder, "--standalone", "--nproc-per-node=2", *options, **how)
-        return made[key]
-
-    return run
-
-
-def _worker(folder: Path, run: str = "none_hbse3iwq", rank: int = 0, **files: str) -> Path:
+def _worker(folder: Path, run: str = "none_hbse3iwq", rank: int = 0, attempt: int = 0, **files: str) -> Path:
     """Make the folder of a worker, with `error` as its error.json and `stderr` as its log."""
-    path = folder / run / "attempt_0" / str(rank)
+    path = folder / run / f"attempt_{attempt}" / str(rank)
     path.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (path / {"error": "error.json", "stderr": "stderr.log"}[name]).write_text(text, encoding="utf-8")
@@ -107,9 +86,9 @@ def show(run: Callable[..., Ran]) -> Show:
 
 
 @pytest.mark.jobs
-def test_an_exception(show: Show, logs: Callable[..., Path]) -> None:
+def test_an_exception(show: Show, tmp_path: Path) -> None:
     """The rank that raised is the root cause, with its traceback, its cause and its time in whole seconds."""
-    code, found = show(logs(fault="raise"))
+    code, found = show(_ran(tmp_path, fault="raise"))
     root = found["root"]
     assert code == EXIT.ROOT_CAUSE
     assert (found["verdict"]["ranks"], root["type"], root["message"]) == ([1], "KeyError", "'labels'")
@@ -123,9 +102,9 @@ def test_an_exception(show: Show, logs: Callable[..., Path]) -> None:
 
 
 @pytest.mark.jobs
-def test_a_killed_worker(show: Show, logs: Callable[..., Path]) -> None:
+def test_a_killed_worker(show: Show, tmp_path: Path) -> None:
     """A worker that left nothing is the root cause, with low confidence, if the others only lost their peer."""
-    code, found = show(logs(fault="SIGKILL"))
+    code, found = show(_ran(tmp_path, fault="SIGKILL"))
     assert code == EXIT.ROOT_CAUSE
     assert found["first_line"].startswith("no error file rank 1 ")
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([1], "low")
@@ -133,47 +112,41 @@ def test_a_killed_worker(show: Show, logs: Callable[..., Path]) -> None:
 
 
 @pytest.mark.jobs
-def test_the_logs_tell_more(show: Show, logs: Callable[..., Path]) -> None:
+def test_the_logs_tell_more(show: Show, tmp_path: Path) -> None:
     """With redirected logs a crash has its signal, and torch's prefix tells the global ranks."""
-    _, found = show(logs("-r", "3", fault="SIGSEGV"))
+    _, found = show(_ran(tmp_path, "-r", "3", fault="SIGSEGV"))
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGSEGV")
     assert "Fatal Python error: Segmentation fault" in found["root"]["log"]
     assert not [note for note in found["verdict"]["coverage"]["notes"] if note.startswith("ranks are local")]
 
 
-@pytest.mark.jobs
-def test_the_last_attempt_counts(show: Show, logs: Callable[..., Path]) -> None:
+def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
     """After a restart only the last attempt of a node is read."""
-    folder = logs("--max-restarts=1", "-r", "3", fault="early")
-    (run,) = folder.iterdir()
-    assert {path.name for path in run.iterdir()} == {"attempt_0", "attempt_1"}
-    for path in (folder, run, run / "attempt_1"):
-        _, found = show(path)
-        assert (found["verdict"]["ranks"], found["root"]["restarts"]) == ([1], 1)
-    _, found = show(run / "attempt_0" / "1")
-    assert (found["root"]["message"], found["root"]["restarts"]) == ("bad batch 7", 0)
+    for attempt, what in enumerate(("first", "last")):
+        _worker(tmp_path, rank=0, attempt=attempt)
+        _worker(tmp_path, rank=1, attempt=attempt, error=json.dumps({"message": f"E: {what}"}))
+    run = tmp_path / "none_hbse3iwq"
+    for path, said, restarts in ((tmp_path, "last", 1), (run, "last", 1), (run / "attempt_0", "first", 0)):
+        root = show(path)[1]["root"]
+        assert (root["rank"], root["message"], root["restarts"]) == (1, said, restarts)
+    assert show(run / "attempt_0" / "1")[1]["root"]["message"] == "first"
 
 
-@pytest.mark.jobs
-def test_two_nodes_in_one_folder(show: Show, tmp_path: Path, logs: Callable[..., Path]) -> None:
+_RAISED = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\n'
+
+
+def test_two_nodes_in_one_folder(show: Show, tmp_path: Path) -> None:
     """The folders of the nodes of one run are read together; an earlier run with the same id is not."""
-    (earlier,) = logs(fault="SIGKILL").iterdir()
-    old = tmp_path / "logs" / "job_abcd1234"
-    shutil.copytree(earlier, old)
-    for path in [*old.rglob("*"), old]:
+    for path in [*_worker(tmp_path, "job_abcd1234", error='{"message": "old"}').iterdir(), *tmp_path.rglob("*")]:
         os.utime(path, (1_000_000, 1_000_000))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = ["--rdzv-backend=c10d", "--rdzv-id=job", "--nnodes=2", "--nproc-per-node=1", "-r", "3"]
-    options.append(f"--rdzv-endpoint=127.0.0.1:{port}")
-    with ThreadPoolExecutor(2) as nodes:
-        for _ in range(2):
-            nodes.submit(_torchrun, tmp_path, *options, fault="raise", recorded="plain")
-    _, found = show(tmp_path / "logs")
+    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.2.0.9]:41000"
+    for rank, said in enumerate((lost, "KeyError: 'labels'")):
+        text = "".join(f"[rank{rank}]: {line}\n" for line in f"{_RAISED}{said}".splitlines())
+        _worker(tmp_path, f"job_node_{rank}xx", stderr=text)
+    _, found = show(tmp_path)
     assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
     assert "2 folders of the run 'job' are taken for its nodes" in found["verdict"]["coverage"]["notes"]
     assert (found["root"]["type"], found["root"]["time"]) == ("KeyError", None)
-    assert "KeyError: 'labels'" in found["verdict"]["message"]
 
 
 def test_a_run_without_a_failure(tmp_path: Path, run: Callable[..., Ran]) -> None:
@@ -279,8 +252,8 @@ def test_a_prefix_beside_log_folders(show: Show, tmp_path: Path, attempt: Attemp
 
 def test_a_traceback_that_ended_nothing(tmp_path: Path) -> None:
     """A traceback that a program printed before it went on is no failure, only one at the end of its log is."""
-    raised = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nOSError: no space\n'
-    for text, count in ((raised + "retrying\n", 0), ("retrying\n" + raised, 1)):
+    raised = f"{_RAISED}OSError: no space\n"
+    for text, count in ((f"{raised}retrying\n", 0), (f"retrying\n{raised}", 1)):
         _worker(tmp_path, stderr=text)
         snapshot = snapshot_of([tmp_path])
         assert snapshot is not None
