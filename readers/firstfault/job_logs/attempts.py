@@ -30,6 +30,9 @@ _SLOW_S = 2.0
 """An agent signals all its workers in less time, and needs more to start others."""
 _SKEW_S = 0.1
 _DAY_S = 86_400
+_MOST_ATTEMPTS = 100
+"""Those before count as one."""
+_MOST_JOBS = 1000
 _OPENING = 20
 """First lines of an attempt that tell where another one begins."""
 _OF_FAILURES = Pattern(
@@ -163,7 +166,7 @@ class Course:
         """Take a line that may begin another job: the first lines of the log come again, or an earlier step."""
         agent, begins_another = self._speaker, self._begins_another(said, progress)
         if agent is None or (self.gave_up and self.gave_up[-1] > agent.endings[-1].last):
-            self.begins += [said.number] if begins_another else []
+            self.begins += [said.number] if begins_another and len(self.begins) < _MOST_JOBS else []
         elif said.by_torch:
             # no process raises twice without a handler
             before = agent.endings[-2].last if len(agent.endings) > 1 else 0
@@ -293,8 +296,8 @@ class Split:
             for where, job in here.items():
                 self._begins[where] += [(line, (number, at)) for line, at in job.begins(rounds)]
         keys = sorted({key for begins in self._begins.values() for _, key in begins})
-        self._numbers = {key: number for number, key in enumerate(keys)}
-        self.count = len(keys)
+        self.count = max(min(len(keys), _MOST_ATTEMPTS), 1)
+        self._numbers = {key: max(number + self.count - len(keys), 0) for number, key in enumerate(keys)}
 
     def number_of(self, where: Where, line: int) -> int:
         """Return the number of a line's attempt."""

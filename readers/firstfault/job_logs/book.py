@@ -192,15 +192,17 @@ class Book:
     def attempts(self) -> list[Attempt]:
         """Return what the logs tell of each attempt, in order."""
         split, everything = Split(self._courses), self._all
-        made = [replace(everything, streams={}, told=[], entries=[]) for _ in range(split.count or 1)]
+        everything.entries = [(*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries]
+        if split.count == 1:
+            return [everything]
+        made = [replace(everything, streams={}, told=[], entries=[]) for _ in range(split.count)]
         for key, stream in everything.streams.items():
             for number, part in stream.parts(split).items():
                 made[number].streams[key] = part
         for file, node, told in everything.told:
             made[split.number_of((file, node), told.number)].told.append((file, node, told))
-        for (file, node), boxes in self._boxes.items():
-            for entry in boxes.entries:
-                made[split.number_of((file, node), entry.number)].entries.append((file, node, entry))
+        for file, node, entry in everything.entries:
+            made[split.number_of((file, node), entry.number)].entries.append((file, node, entry))
         return made
 
     def _take(self, file: str, said: Said) -> None:
@@ -237,13 +239,12 @@ class Book:
         text, everything, told = said.text, self._all, told_by(said.number, said.text)
         if everything.told and ("Exit code" in text or "EXIT CODE" in text):
             everything.told[-1] = (*everything.told[-1][:2], code_below(everything.told[-1][2], text))
-        if told is not None:
+        if told is not None and len(everything.told) < _MOST:
             course.take_told(said, told)
             if not (told.ranks or told.tasks or told.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (said.owner.rank, said.owner.label))
                 told = replace(told, ranks=ranks, tasks=() if ranks else tasks)
-            if len(everything.told) < _MOST:
-                everything.told.append((*where, told))
+            everything.told.append((*where, told))
         if "orld" in text or "nranks" in text or "MEMBER" in text or "Starting with" in text:
             for found in _WORLD.finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, found.groups()))))
