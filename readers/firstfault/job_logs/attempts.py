@@ -32,7 +32,6 @@ _SKEW_S = 0.1
 _DAY_S = 86_400
 _MOST_ATTEMPTS = 100
 """Those before count as one."""
-_MOST_JOBS = 1000
 _OPENING = 20
 """First lines of an attempt that tell where another one begins."""
 _OF_FAILURES = Pattern(
@@ -166,7 +165,7 @@ class Course:
         """Take a line that may begin another job: the first lines of the log come again, or an earlier step."""
         agent, begins_another = self._speaker, self._begins_another(said, progress)
         if agent is None or (self.gave_up and self.gave_up[-1] > agent.endings[-1].last):
-            self.begins += [said.number] if begins_another and len(self.begins) < _MOST_JOBS else []
+            self.begins += [said.number] if begins_another and len(self.begins) < _MOST_ATTEMPTS * 10 else []
         elif said.by_torch:
             # no process raises twice without a handler
             before = agent.endings[-2].last if len(agent.endings) > 1 else 0
@@ -291,8 +290,8 @@ class Split:
         for number in range(max(map(len, jobs.values()), default=0)):
             here = {where: found[number] for where, found in jobs.items() if len(found) > number}
             rounds = max(job.rounds for job in here.values())
-            has_given_up = any(job.gave_up for job in here.values())
-            rounds += not has_given_up and any(job.went_on(rounds) for job in here.values())
+            if not any(job.gave_up for job in here.values()):
+                rounds += any(job.went_on(rounds) for job in here.values())
             for where, job in here.items():
                 self._begins[where] += [(line, (number, at)) for line, at in job.begins(rounds)]
         keys = sorted({key for begins in self._begins.values() for _, key in begins})

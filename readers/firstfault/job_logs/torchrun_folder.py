@@ -36,13 +36,11 @@ _NOTES = (
 
 
 class Worker(NamedTuple):
-    """The folder of a worker."""
+    """The folder of a worker; `node` is the name of its run's folder, `attempt` torchrun's restart count."""
 
     folder: Path
     node: str
-    """Name of the run's folder on its node."""
     attempt: int
-    """torchrun's restart count."""
     local_rank: int | None
 
     @property
@@ -139,8 +137,7 @@ def _printed(worker: Worker, told: WorkerError | None) -> WorkerError:
     """Return what a worker's logs tell; a worker that torchrun stopped has told nothing."""
     place = Place(node=worker.node, local_rank=worker.local_rank, restart_count=worker.attempt, engine="torchrun")
     refs = (DocumentRef(f"{worker.name}/{_ERROR}", str(worker.folder / _ERROR)),)
-    kind, origin, by_agent = Kind.NON_RECOVERABLE, Origin.UNKNOWN, Writer.AGENT
-    code = "SYSTEM:NoErrorFile"
+    code, kind, origin, by_agent = "SYSTEM:NoErrorFile", Kind.NON_RECOVERABLE, Origin.UNKNOWN, Writer.AGENT
     if told is None:
         return WorkerError(code, "", kind, origin, worker=worker.node, place=place, writer=by_agent, documents=refs)
     told = replace(told, place=replace(place, rank=told.rank), documents=told.documents or refs)
