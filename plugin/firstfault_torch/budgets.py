@@ -63,6 +63,7 @@ HANG_ANSWER_S = Limit(2.0, "the same agent, for workers that stand still to tell
 HANG_RECORDER_S = Limit(
     1.5, "a worker that stands still, for torch's flight recorders", "its answer has no collectives"
 )
+MOMENT_S = Limit(0.02, "an agent that sees a process blocked in the kernel", "it looks again")
 HANG_OTHERS_S = Limit(12.0, "an agent whose workers stand still, for the others", "it tells what it knows")
 SURVIVORS_STORE_S = Limit(2.0, "an agent without workers, for the store", "it ends without an answer")
 GIVING_UP_S = Limit(2.0, "the agent, for its other workers when one has given up", "it stops them")

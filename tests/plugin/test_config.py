@@ -26,7 +26,7 @@ OF_TORCHRUN = (
     *("signals_to_handle", "shutdown_timeout", "role", "virtual_local_rank"),
 )
 ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy", "deck"}
-ADDED |= {"restarts_follow_policy", "in_process_restart", "watchdog", *OF_TORCHRUN}
+ADDED |= {"restarts_follow_policy", "in_process_restart", "watchdog", "hang", *OF_TORCHRUN}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,7 @@ def test_bad_nnodes(nnodes: object) -> None:
         ({"monitor_interval": float("nan")}, "Elastic.monitor_interval must be a number of seconds above 0, not nan"),
         ({"stop_seconds": -1}, "Elastic.stop_seconds must be a number of seconds, 0 or more, not -1"),
         ({"shutdown_timeout": -1}, "Elastic.shutdown_timeout must be a number of seconds, 0 or more, not -1"),
+        ({"hang": 60}, "Elastic.hang must be a Hang or None, not 60"),
         ({"watchdog": True}, "Elastic.watchdog must be a Watchdog or None, not True"),
         ({"role": ""}, "Elastic.role must be a name, not ''"),
         ({"event_log_handler": None}, "Elastic.event_log_handler must be a name, not None"),

@@ -48,7 +48,7 @@ def test_names() -> None:
     """The package has kfpytorch's names, in a namespace that both share; each has its own task types."""
     stock = importlib.import_module("flytekitplugins.kfpytorch")
     of_kfpytorch = {"CleanPodPolicy", "Elastic", "Master", "PyTorch", "RestartPolicy", "RunPolicy", "Worker"}
-    assert set(plugin.__all__) == {*of_kfpytorch, "ElasticFunctionTask", "PyTorchFunctionTask", "Watchdog"}
+    assert set(plugin.__all__) == {*of_kfpytorch, "ElasticFunctionTask", "Hang", "PyTorchFunctionTask", "Watchdog"}
     assert all(hasattr(stock, name) for name in of_kfpytorch)
     for name in plugin.__all__:
         assert getattr(plugin, name).__module__.startswith(("flytekitplugins.firstfault", "firstfault_torch."))

@@ -25,8 +25,6 @@ from tests.processes import kill, left_of, running_of
 if TYPE_CHECKING:
     from tests.cascades.cases import Way
 
-__all__ = ["LONGEST_S", "Job", "Node", "run_job", "run_torchrun"]
-
 LONGEST_S = 280
 _DOORS = {"firstfault": ("-m", "firstfault", "torchrun"), "variable": ("-m", "torch.distributed.run")}
 _RENDEZVOUS = {

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from firstfault_torch.budgets import MOMENT_S
+
 _STEADY = 3
 """Looks with progress after which a training has begun; its first steps may compile for long."""
 _FIRST = 10
 """So many times longer the first steps may take."""
 _STATES = {b"T": "is stopped by a signal (SIGSTOP)", b"t": "is held by a debugger", b"D": "is blocked in the kernel"}
 _MOST_CHILDREN = 3
-_MOMENT_S = 0.02
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -100,7 +101,7 @@ def told_by_kernel(pid: int) -> list[str]:
 def _state(pid: int) -> str:
     fields = _stat(pid)
     if fields[:1] == [b"D"]:
-        time.sleep(_MOMENT_S)  # a moment in the kernel is usual
+        time.sleep(MOMENT_S)  # a moment in the kernel is usual
         fields = _stat(pid)
     said = _STATES.get(fields[0], "") if fields else ""
     channel = b"".join(_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
