@@ -16,11 +16,13 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.cli._watch import _Progress
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
-from firstfault.model import JobErrors, Kind, Phase
+from firstfault.layout import restart_record_name
+from firstfault.model import JobErrors, Kind, Phase, RestartKind, RestartRecord
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
+from firstfault.wire.json_schemas import restart_to_json
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 from tests.seals import sealed
@@ -149,6 +151,35 @@ def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> No
     assert "not decided yet: ValueError" in out
     assert "root cause:" not in out
     assert err.index("recovered from") < err.index("without a failure")
+
+
+def test_a_job_that_stands_still(attempt: Attempt, watching: Watch, run: Callable[..., Ran]) -> None:
+    """Each stall on record is told once while the job runs; `show` counts them in the report on a later failure."""
+    said = "no progress for 61 s: 1 of 2 ranks wait in all_reduce #41 (default_pg); rank 1 (w-1) has begun 40"
+
+    def stall(number: int, lost: float | None) -> None:
+        record = RestartRecord(
+            *(RestartKind.STALL, number, "rank 1 at loader.py:88 in read_shard"),
+            restart=False,
+            reason=said,
+            timestamp_ns=number,
+            lost_seconds=lost,
+            world_size_before=2,
+        )
+        name = restart_record_name("stall", number, 0)
+        attempt.put(f"firstfault/roster/{name}", restart_to_json(record))
+
+    code, _, err = watching(
+        lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
+        lambda: stall(0, None),
+        lambda: stall(0, 74.0),
+        lambda: stall(1, 106.0),
+        lambda: attempt.write(root()),
+        lambda: attempt.join(node(0), node(1)),
+    )
+    assert (code, err.count(said)) == (EXIT.ROOT_CAUSE, 2)
+    report = run("show", "-v", attempt.uri).out
+    assert "stalled 2 times: 180 s in all until it went on, 0.10 hours of all ranks; 2 times rank 1 at load" in report
 
 
 def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> list[str]:

@@ -194,6 +194,7 @@ class _Progress:
         """Whether the attempt runs, perhaps again after a failure."""
         self._as_json = as_json
         self._nodes = ""
+        self._stalls = 0
 
     @property
     def is_sealed(self) -> bool:
@@ -203,7 +204,11 @@ class _Progress:
     def show(self, job: JobErrors) -> None:
         """Print what has changed."""
         from firstfault.model.job import nodes_done  # noqa: PLC0415 - as above
+        from firstfault.report.data import stalls_of  # noqa: PLC0415
 
+        for record in stalls_of(job)[self._stalls :]:
+            self._note(record.reason)
+            self._stalls += 1
         conclusion = self.reader.conclude_from(job)
         self.is_running = conclusion is None and not nodes_done(job.roster, job.coverage.expected)
         if conclusion is None:
