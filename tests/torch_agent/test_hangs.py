@@ -118,6 +118,13 @@ def test_no_rank_stands_out() -> None:
     assert (told.ranks, told.ends) == ((), ((3, 0),))
 
 
+def test_ranks_that_work_by_themselves() -> None:
+    """Nothing is told if no rank waits in a collective and one works; if none works, that is told."""
+    odd = {rank: _worker(rank, begun=40, stack=READS) for rank in range(8)}
+    assert _told(odd, {3: Facts(1, 1, 58.0, works=True)}, ends=True) == Told(())
+    assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
+
+
 @pytest.mark.parametrize(
     ("facts", "missing", "why"),
     [
@@ -149,7 +156,7 @@ def _looked(*moments: tuple[float, int]) -> Standstill:
 def test_when_a_job_stands_still() -> None:
     """Time counts from the last progress of any worker, in full after the first steps, and not while frozen."""
     assert _looked((5, 0), (10, 0)).seconds(100) == 0, "no collective yet"
-    assert _looked((5, 1), (10, 2)).seconds(110) == pytest.approx(10), "the first steps may compile"
+    assert _looked((5, 1), (10, 2)).seconds(110) == pytest.approx(100 / 3), "the first steps may compile"
     still = _looked((5, 1), (10, 2), (15, 3), (20, 4))
     assert still.seconds(80) == 60
     assert still.stood(0, 80) == 60

@@ -13,7 +13,7 @@ from firstfault_torch.budgets import MOMENT_S
 
 _STEADY = 3
 """Looks with progress after which a training has begun; its first steps may compile for long."""
-_FIRST = 10
+_FIRST = 3
 """So many times longer the first steps may take."""
 _STATES = {b"T": "is stopped by a signal (SIGSTOP)", b"t": "is held by a debugger", b"D": "is blocked in the kernel"}
 _MOST_CHILDREN = 3

@@ -74,7 +74,7 @@ def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int,
 def told_of(
     files: Mapping[str, bytes], seconds: float, *, missing: Sequence[int] = (), ends: bool = False, own: int = 0
 ) -> Told:
-    """Return what is told of a job that stands still.
+    """Return what is told of a job that stands still; no lines: ranks work by themselves, and none waits for another.
 
     Args:
         files: what the nodes handed in.
@@ -88,7 +88,10 @@ def told_of(
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
     ranks = tuple(rank for rank in ranks if rank in facts)[:_MOST]
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
-    parts = [_waiters(failures, ranks), *_awaited(by_rank, ranks)]
+    waiting = [failure for failure in failures if failure.rank not in ranks and _waits(failure)]
+    if not waiting and any(each.works for each in facts.values()):
+        return Told(())
+    parts = [_waiters(failures, waiting), *_awaited(by_rank, ranks)]
     if not ranks:
         parts.append("no rank stands out")
     if missing:
@@ -114,21 +117,24 @@ def _with(told: Told, line: str, ends: tuple[tuple[int, int], ...] = ()) -> Told
     return replace(told, lines=(*told.lines, one_line(line, _LONGEST)), ends=ends)
 
 
-def _waiters(failures: Sequence[WorkerError], ranks: Sequence[int]) -> str:
+def _outstanding(failure: WorkerError) -> list[tuple[str, int, str]]:
+    """Return the collectives that a rank has called and that have not ended: operation, number, group."""
+    return [
+        (entry.operation.rpartition(":")[2], entry.sequence, progress.group)
+        for progress in failure.collectives
+        for entry in progress.last
+        if progress.is_outstanding and entry.state != "completed" and entry.sequence > (progress.completed or 0)
+    ]
+
+
+def _waits(failure: WorkerError) -> bool:
+    return bool(_outstanding(failure)) or where_it_stood(failure).stood is Stood.COLLECTIVE
+
+
+def _waiters(failures: Sequence[WorkerError], waiting: Sequence[WorkerError]) -> str:
     """Return how many ranks wait, and in which collective most of them do."""
-    calls: Counter[tuple[str, int, str]] = Counter()
-    waiting = 0
-    for failure in failures:
-        outstanding = [
-            (entry.operation.rpartition(":")[2], entry.sequence, progress.group)
-            for progress in failure.collectives
-            for entry in progress.last
-            if progress.is_outstanding and entry.state != "completed" and entry.sequence > (progress.completed or 0)
-        ]
-        calls.update(outstanding[:1])
-        stands = where_it_stood(failure).stood is Stood.COLLECTIVE
-        waiting += failure.rank not in ranks and (bool(outstanding) or stands)
-    who = f"{waiting} of {len(failures)} ranks wait"
+    calls = Counter(call for failure in waiting for call in _outstanding(failure)[:1])
+    who = f"{len(waiting)} of {len(failures)} ranks wait"
     if not calls:
         return f"{who} in a collective" if waiting else f"{len(failures)} ranks stand outside of collectives"
     (operation, number, group), most = calls.most_common(1)[0]

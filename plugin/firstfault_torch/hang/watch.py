@@ -152,7 +152,7 @@ class StallWatch:
         stall = self._settled(files, conclude) if self._node.peers is not None else None
         if self._node.peers is None:
             stall = _Stall(conclude(files), self._went_on.total(), began, is_mine=True)
-        if stall is None or self._stopped.is_set():
+        if stall is None or not stall.told.lines or self._stopped.is_set():
             return
         told, before = stall.told, self._stall
         is_usual = self._went_on[told.ranks, told.at] >= _USUAL and now - began < _LONGER * (
