@@ -54,7 +54,7 @@ def scored(log: str) -> list[Scored]:
             if not (rank := _RANK.search(line)):
                 break
             told.append(rank)
-        where = re.compile(program.AT.get(kind, kind if kind in program.ALONE else "asleep"))
+        where = re.compile(program.AT.get(kind, kind if kind in program.ALONE else "asleep|late"))
         is_line = bool(told) and all(where.search(rank[2]) for rank in told)
         text = " | ".join([lines[first], *(rank[0] for rank in told)]) if first is not None else "no warning"
         found.append(

@@ -38,6 +38,11 @@ def asleep() -> None:
     time.sleep(SECONDS)
 
 
+def late() -> None:
+    """Come late to a collective: at another line, because a stall that comes again and again is told less."""
+    time.sleep(SECONDS)
+
+
 def deep() -> None:
     """Stall below a recursion and a generator."""
 
@@ -226,11 +231,11 @@ def stall(kind: str, ranks: list[int], groups: dict[int, dist.ProcessGroup]) -> 
         asleep() if me in ranks else None
         dist.send(value, other) if me in ranks else dist.recv(value, ranks[0])
     elif kind in {"two", "node", "gather"} and me in ranks:
-        asleep()
+        late()
     elif kind == "ahead" and me in {ranks[0], ranks[0] ^ 1}:
         # the other rank of the pair called one more collective, and waits in it
         if me in ranks:
-            asleep()
+            late()
         dist.barrier(group=groups[min(ranks[0], ranks[0] ^ 1)])
     elif kind in ALONE and me in ranks:
         ALONE[kind]()
