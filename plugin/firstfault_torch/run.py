@@ -23,11 +23,11 @@ from firstfault.conclude import RestartContext, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
+from firstfault_torch import budgets
 from firstfault_torch.agent.agent import Job, RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERVICE_S, NOW_S, TERMINATED_SETTLE_S
 from firstfault_torch.capture import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.context import Recording, node_address
 from firstfault_torch.guard import begun, bounded, guarded
@@ -135,7 +135,7 @@ def recording_of(engine: Engine, options: Options) -> Recording:
         identity=engine.identity(),
         upload_deadline_seconds=options.upload_deadline_seconds,
         incarnation=time.time_ns() // 1_000_000,
-        ip=bounded(node_address, NAME_SERVICE_S, "looking up the node's address") or "",
+        ip=bounded(node_address, budgets.NAME_SERVICE_S, "looking up the node's address") or "",
     )
 
 
@@ -161,7 +161,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             sealed = verdict_on(end, pod)
             _report(sealed, engine)
             seconds = options.stop_seconds
-            end_what_workers_left(recording, min(seconds, NOW_S) if signals.gave_up.is_set() else seconds)
+            end_what_workers_left(recording, min(seconds, budgets.NOW_S) if signals.gave_up.is_set() else seconds)
             failed = NodeFailedError(end.error, end.report, sealed)
             end.forget_agent()
             del end  # its peers hold the round's store
@@ -231,7 +231,7 @@ def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
         if found is not None:
             return _published(found, pod)
     copies, seconds = end.report.copies, pod.options.settle_seconds
-    hurried = Wait(min(seconds, TERMINATED_SETTLE_S), is_hurried=True)
+    hurried = Wait(min(seconds, budgets.TERMINATED_SETTLE_S), is_hurried=True)
     wait = hurried if pod.give_up.is_set() else Wait(seconds, give_up=pod.give_up)
     if not is_shared:
         copies = {**copies, **_lost_first(end)}
@@ -286,15 +286,15 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
     """
     others: list[Callable[[], object]] = []
     if sealed.bundle:
-        name = bundle_name(sealed.bundle, of_nodes=not sealed.recording.identity.is_folder_shared)
-        others.append(partial(put_on_node, f"{ROSTER}/{name}", sealed.bundle, sealed.recording, LEAVING_FILES_S))
+        path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.recording.identity.is_folder_shared)}"
+        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, budgets.LEAVING_FILES_S))
     if sealed.conclusion is not None and sealed.decision.retry:
         others.append(partial(leave_verdict, sealed.recording, sealed.document, pod.give_up))
     ended = [begun(call, "leaving files for the next attempt and for readers") for call in others]
     with guarded("publishing the verdict"):
         sealed = pod.engine.publish(sealed, give_up=pod.give_up)
     for event in ended:
-        event.wait(LEAVING_FILES_S + LEAVING_SLACK_S)
+        event.wait(budgets.LEAVING_FILES_S + budgets.LEAVING_SLACK_S)
     return sealed
 
 
@@ -328,9 +328,9 @@ def _end_process(pod: Pod, end: RoundEnd) -> None:
 
     A verdict that another node has published stays: it knew more than this one learns in so short a time.
     """
-    sealed = bounded(partial(_found, end, pod), NOW_S, "looking for the verdict of another node")
+    sealed = bounded(partial(_found, end, pod), budgets.NOW_S, "looking for the verdict of another node")
     if sealed is None:
-        sealed = _sealed(end, end.report.copies, pod, Wait(NOW_S, is_hurried=True))
+        sealed = _sealed(end, end.report.copies, pod, Wait(budgets.NOW_S, is_hurried=True))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
             pod.engine.announce(sealed)

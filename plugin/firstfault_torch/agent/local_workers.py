@@ -24,10 +24,10 @@ from firstfault.exceptions.stack_position import stood_at
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
 from firstfault.recorder.folder import tail_of
 from firstfault.recorder.left_behind import end_left_processes
+from firstfault_torch import budgets
 from firstfault_torch.agent.reporter import Death, Expiry, Observation, Reporter, Stop
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.timers import TimerServer, open_timers
-from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WAKE_S
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recording
 from firstfault_torch.guard import begun, guarded, logger
@@ -246,8 +246,8 @@ class LocalWorkers:
 
     def stacks(self, pids: dict[int, int]) -> dict[int, str]:
         """Return the stacks of workers that do not answer; see `observe` for what this may do to one that runs."""
-        files = self._reporter.recording.files
-        return ask_for_stacks(files, self._reporter.recording.round, pids, ASKING_S) if files is not None else {}
+        files, number = self._reporter.recording.files, self._reporter.recording.round
+        return ask_for_stacks(files, number, pids, budgets.ASKING_S) if files is not None else {}
 
     def end_hung(self, local_ranks: Iterable[int], seconds: float) -> None:
         """End workers because the job made no progress for so long, as at a deadline that they did not keep."""
@@ -313,10 +313,10 @@ class LocalWorkers:
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
         """Wait a moment for workers whose exceptions are on their way out; return those that have reported one."""
-        deadline = time.monotonic() + min(RAISED_S, self._stop_seconds / 2)
+        deadline = time.monotonic() + min(budgets.RAISED_S, self._stop_seconds / 2)
         reported: set[int] = set()
         while local_ranks - reported and time.monotonic() < deadline:
-            time.sleep(STOP_POLL_S)
+            time.sleep(budgets.STOP_POLL_S)
             reported = local_ranks & self.reported().keys()
         return frozenset(reported)
 
@@ -392,13 +392,13 @@ class DeathWatch:
         if self._thread is None:
             self._descriptors.close()
         else:
-            self._thread.join(timeout=2 * WAKE_S)
+            self._thread.join(timeout=2 * budgets.WAKE_S)
 
     def _watch(self) -> None:
         waiting = self._waiting
         with self._descriptors:
             while waiting and not self._stop.is_set():
-                ready = multiprocessing.connection.wait(list(waiting), timeout=WAKE_S)
+                ready = multiprocessing.connection.wait(list(waiting), timeout=budgets.WAKE_S)
                 now = (time.time_ns(), time.monotonic_ns())
                 for descriptor in ready:
                     index = waiting.pop(descriptor)
@@ -450,8 +450,8 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
         return {}
     stacks: dict[int, str] = {}
     with guarded("asking workers for their stacks"):
-        stacks = ask_for_stacks(files, recording.round, pids, ASKING_S)
-    answers = channel.ask(pids, ASKING_S)
+        stacks = ask_for_stacks(files, recording.round, pids, budgets.ASKING_S)
+    answers = channel.ask(pids, budgets.ASKING_S)
     for rank in answers.keys() - stacks.keys():
         stacks[rank] = tail_of(files.worker(recording.round, rank).stacks)
     return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
@@ -480,7 +480,7 @@ def stop_processes(
             _send(process, sent)
     began = time.monotonic()
     _end(others, began + seconds, seconds)
-    _end(processes, began + max(seconds, EXIT_S), seconds)
+    _end(processes, began + max(seconds, budgets.EXIT_S), seconds)
 
 
 def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
@@ -491,7 +491,7 @@ def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
 
     def wait(until: float) -> list[Any]:
         while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < until:
-            time.sleep(STOP_POLL_S)
+            time.sleep(budgets.STOP_POLL_S)
         return left
 
     for process in wait(deadline):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
 from firstfault.recorder.folder import tail_of
 from firstfault.text import parse_json
-from firstfault_torch.budgets import SENDING_S, SIBLINGS_POLL_S, SIBLINGS_S, STACK_POLL_S, STACK_SETTLED_S
+from firstfault_torch import budgets
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
         data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
         # the queue of a unix socket holds few datagrams, and many workers may fail at once
-        sender.settimeout(SENDING_S)
+        sender.settimeout(budgets.SENDING_S)
         sender.sendto(data, str(path))
         return True
     return False
@@ -238,10 +238,10 @@ def await_siblings(files: NodeFolder) -> None:
     another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
     resolves blocks it without end. So no worker of this node connects before the last one has been forked.
     """
-    deadline = time.monotonic() + SIBLINGS_S
+    deadline = time.monotonic() + budgets.SIBLINGS_S
     # the recorder of a dead agent removes the folder
     while files.starting.exists() and time.monotonic() < deadline:
-        time.sleep(SIBLINGS_POLL_S)
+        time.sleep(budgets.SIBLINGS_POLL_S)
 
 
 # --- the stacks of all threads ----------------------------------------------------------------------------------------
@@ -329,9 +329,9 @@ def _await_content(files: list[Path], seconds: float) -> None:
         now = [file.stat().st_size for file in files]
         if now != sizes:
             sizes, since = now, time.monotonic()
-        elif all(sizes) and time.monotonic() - since >= STACK_SETTLED_S:
+        elif all(sizes) and time.monotonic() - since >= budgets.STACK_SETTLED_S:
             return
-        time.sleep(STACK_POLL_S)
+        time.sleep(budgets.STACK_POLL_S)
 
 
 def _opened(path: Path) -> int:

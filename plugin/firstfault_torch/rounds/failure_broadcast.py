@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from firstfault.model import CausedBy
-from firstfault_torch.budgets import CONNECTING_S, FATAL_LOOK_S, HOST_CLOSING_S, NUMBERING_S, STORE_S
+from firstfault_torch import budgets
 from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
 
@@ -64,7 +64,7 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
         store.set(key, str(number))
         return number
     try:
-        store.wait([key], dt.timedelta(seconds=NUMBERING_S))
+        store.wait([key], dt.timedelta(seconds=budgets.NUMBERING_S))
     except dist.DistStoreError:
         logger.warning("the first node does not number the rounds; it seems to run without firstfault")
         return fallback
@@ -81,7 +81,7 @@ def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
         if not hasattr(store, "clone"):
             return RoundStore(store, number)
         return dist.PrefixStore(f"firstfault/{number}", store) if has_shared_store(group) else store  # type: ignore[attr-defined]
-    key, limit = f"firstfault/server/{number}", dt.timedelta(seconds=CONNECTING_S)
+    key, limit = f"firstfault/server/{number}", dt.timedelta(seconds=budgets.CONNECTING_S)
     is_first = not group.group_rank
     if not is_first:
         store.wait([key], limit)
@@ -272,7 +272,7 @@ class FailureBroadcast:
             set_once(store, _OUTCOME, text)
 
         # a lost store is what `_next_outcome` reports
-        bounded(lambda: caught(put, dist.DistError), STORE_S, "telling the other agents")
+        bounded(lambda: caught(put, dist.DistError), budgets.STORE_S, "telling the other agents")
 
     def accept(self, failure: FirstFailure) -> None:
         """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
@@ -290,7 +290,7 @@ class FailureBroadcast:
 
         failure = self.failure
         if failure is None and not self._is_lost():
-            failure = bounded(ask, STORE_S, "asking which node failed")
+            failure = bounded(ask, budgets.STORE_S, "asking which node failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
@@ -300,10 +300,10 @@ class FailureBroadcast:
             to_agree: the failure asks. None also if a node failed for good.
         """
         if to_agree:
-            self._is_known.wait(STORE_S)
+            self._is_known.wait(budgets.STORE_S)
             is_usable = self.outcome is not None and not self.is_fatal
         else:
-            self._thread.join(STORE_S)
+            self._thread.join(budgets.STORE_S)
             is_usable = not self._thread.is_alive()
         if not is_usable or self._is_lost() or self._waiting is None or self._connection is None:
             return None
@@ -312,11 +312,11 @@ class FailureBroadcast:
     def end_for_good(self, failure: FirstFailure) -> None:
         """Take a failure that asked for fatal: the agents have decided against a restart."""
         self._ended.set()
-        self._thread.join(STORE_S)
+        self._thread.join(budgets.STORE_S)
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
-            bounded(lambda: self._heard(self._connection, fatal), STORE_S, "telling that this node knows")
+            bounded(lambda: self._heard(self._connection, fatal), budgets.STORE_S, "telling that this node knows")
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
@@ -325,7 +325,7 @@ class FailureBroadcast:
         self._ended.set()
         with guarded("ending the wait for the round's outcome"):
             self.send(FirstFailure("the round is over", "", self._group_rank, fatal=False))
-            self._thread.join(STORE_S)
+            self._thread.join(budgets.STORE_S)
 
     def _is_lost(self) -> bool:
         return self.outcome is not None and bool(self.outcome.lost)
@@ -345,7 +345,7 @@ class FailureBroadcast:
     def _await_a_fatal_failure(self) -> None:
         """Look for the failure of a third node, before this one enters the next round."""
         try:
-            while not self._ended.wait(FATAL_LOOK_S):
+            while not self._ended.wait(budgets.FATAL_LOOK_S):
                 if self._connection.check([_FATAL]):
                     failure = _failure_from(self._connection.get(_FATAL))
                     self.outcome = RoundOutcome(failure=failure)
@@ -369,7 +369,7 @@ class FailureBroadcast:
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # a connection can also break while the host lives; one that dies closes its port a moment later
                 if _listens(self._store):
-                    time.sleep(HOST_CLOSING_S)
+                    time.sleep(budgets.HOST_CLOSING_S)
                     if _listens(self._store):
                         continue
                 logger.info("lost the store that the agents share: %s", error)
@@ -391,7 +391,7 @@ def _listens(store: Any) -> bool:
     """Whether the store's host accepts connections; cloning the store would retry for minutes."""
     host = lowest(store)
     try:
-        with socket.create_connection((host.host, host.port), STORE_S):
+        with socket.create_connection((host.host, host.port), budgets.STORE_S):
             return True
     except (OSError, AttributeError):
         return False

@@ -27,15 +27,7 @@ from firstfault.layout import RosterKey
 from firstfault.model import Phase
 from firstfault.recorder.budgets import ROSTER_ANSWER_S
 from firstfault.text import parse_json
-from firstfault_torch.budgets import (
-    CONNECT_PAUSE_S,
-    CONNECTING_S,
-    FIRST_AGENT_S,
-    LONGEST_CONNECT_PAUSE_S,
-    RECONNECT_S,
-    ROSTER_JOIN_S,
-    ROSTER_POLL_S,
-)
+from firstfault_torch import budgets
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
@@ -86,7 +78,7 @@ class Liveness:
         """Send a farewell, close, and end the thread."""
         if not self._ended.done():
             self._ended.set_result(None)
-            self._thread.join(RECONNECT_S)
+            self._thread.join(budgets.RECONNECT_S)
 
     def _run(self) -> None:
         with guarded("holding the connections between the agents"):
@@ -132,7 +124,7 @@ class Liveness:
         answer = json.dumps({"node": self._node}).encode() + b"\n"
         with contextlib.closing(writer):
             try:
-                greeting = parse_json(await self._line(reader, RECONNECT_S))
+                greeting = parse_json(await self._line(reader, budgets.RECONNECT_S))
                 if not secrets.compare_digest(greeting["secret"], self._secret):
                     raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
                 group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
@@ -145,7 +137,7 @@ class Liveness:
                 return
             self._latest[group_rank] = writer
             if await _breaks(reader, writer):
-                await asyncio.sleep(RECONNECT_S)
+                await asyncio.sleep(budgets.RECONNECT_S)
                 # the old connection's end may be read after the new one was accepted
                 if self._latest[group_rank] is writer:
                     self._on_death(group_rank, node)
@@ -177,9 +169,9 @@ class Liveness:
         if where is None:
             return
         first = ""
-        deadline = time.monotonic() + FIRST_AGENT_S
+        deadline = time.monotonic() + budgets.FIRST_AGENT_S
         while True:
-            connected = await self._connect(where, RECONNECT_S if first else CONNECTING_S)
+            connected = await self._connect(where, budgets.RECONNECT_S if first else budgets.CONNECTING_S)
             if connected is not None:
                 reader, writer, first = connected
                 self.lost_first = ""
@@ -189,7 +181,7 @@ class Liveness:
             elif first or time.monotonic() > deadline:
                 break
             else:
-                await asyncio.sleep(CONNECTING_S)  # a thousand nodes may wait for one that is frozen
+                await asyncio.sleep(budgets.CONNECTING_S)  # a thousand nodes may wait for one that is frozen
         if first:
             self._on_death(0, first)
         else:
@@ -197,14 +189,14 @@ class Liveness:
 
     async def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
-        deadline = time.monotonic() + FIRST_AGENT_S
-        pause: float = CONNECT_PAUSE_S
+        deadline = time.monotonic() + budgets.FIRST_AGENT_S
+        pause: float = budgets.CONNECT_PAUSE_S
         while time.monotonic() < deadline:
             if store.check([_KEY]):
                 address: dict[str, Any] = json.loads(store.get(_KEY))
                 return address
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_CONNECT_PAUSE_S)
+            pause = min(2 * pause, budgets.LONGEST_CONNECT_PAUSE_S)
         return None
 
     async def _connect(
@@ -212,7 +204,7 @@ class Liveness:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str] | None:
         """Return a connection to the first agent, and the name of its node; None if there is none in time."""
         deadline = time.monotonic() + seconds
-        pause: float = CONNECT_PAUSE_S
+        pause: float = budgets.CONNECT_PAUSE_S
         greeting = {"secret": where["secret"], "group_rank": self._group_rank, "node": self._node}
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError):
@@ -281,7 +273,7 @@ class RosterPoll:
         self._incarnation = recording.incarnation
         self._before: frozenset[RosterKey] | None = None
         self._own = group_rank
-        self._every_s = max(ROSTER_POLL_S, recording.group_world_size / _POLLS_PER_SECOND)
+        self._every_s = max(budgets.ROSTER_POLL_S, recording.group_world_size / _POLLS_PER_SECOND)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
         self._ended = threading.Event()
@@ -291,7 +283,7 @@ class RosterPoll:
     def end(self) -> None:
         """Stop polling, and end the thread unless it waits for the storage."""
         self._ended.set()
-        self._thread.join(ROSTER_JOIN_S)
+        self._thread.join(budgets.ROSTER_JOIN_S)
 
     def _poll(self) -> None:
         with guarded("polling the roster"):

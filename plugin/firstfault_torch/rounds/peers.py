@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
 from firstfault.recorder.folder import Recorder
-from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, BARRIER_S, CLOSING_S, LEAVING_S, STORE_S
+from firstfault_torch import budgets
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
 from firstfault_torch.rounds.failure_broadcast import (
@@ -152,7 +152,7 @@ class Peers:
             if restart is not None and restart.asks:
                 # it ends the decision that the other agents wait for
                 self.broadcast.send(replace(restart, fatal=True, asks=False))
-            bounded(self._group.spec.rdzv_handler.set_closed, CLOSING_S, "closing the rendezvous")
+            bounded(self._group.spec.rdzv_handler.set_closed, budgets.CLOSING_S, "closing the rendezvous")
             failure = restart or FirstFailure("the round ended without a reason", "")
         logger.warning("this node's workers had succeeded. The first report, not the verdict: %s", failure.reason)
         return failure
@@ -168,24 +168,24 @@ class Peers:
                 return False  # the broadcast reports the lost store
 
         enter = partial(self._count_in, BARRIER_MEMBERS, BARRIER_LAST)
-        bounded(enter, STORE_S, "entering the exit barrier")
+        bounded(enter, budgets.STORE_S, "entering the exit barrier")
         is_complete = NonBlocking(look, default=False)
         waited = 0.0
         while (outcome := self.broadcast.outcome) is None:
             # the nodes ask one after the other who has firstfault: the answer is large
-            if is_complete() or (waited == BARRIER_S + self._own and self._lacks_agents()):
+            if is_complete() or (waited == budgets.BARRIER_S + self._own and self._lacks_agents()):
                 self.broadcast.send_finished()
                 return RoundOutcome(finished=True)
-            wake.wait(BARRIER_LOOK_S)
+            wake.wait(budgets.BARRIER_LOOK_S)
             wake.clear()
-            waited += BARRIER_LOOK_S
-            if waited % BARRIER_LOG_S < BARRIER_LOOK_S:
+            waited += budgets.BARRIER_LOOK_S
+            if waited % budgets.BARRIER_LOG_S < budgets.BARRIER_LOOK_S:
                 logger.info("this node's workers have finished; waiting for the other nodes'")
         return outcome
 
     def _lacks_agents(self) -> bool:
         """Whether some nodes run without firstfault."""
-        joined = bounded(partial(have_joined, self._store), STORE_S, "asking which nodes have firstfault")
+        joined = bounded(partial(have_joined, self._store), budgets.STORE_S, "asking which nodes have firstfault")
         if joined is None or joined >= self._nodes:
             return False
         logger.warning("some nodes run without firstfault, and may have failed; this one does not wait for them")
@@ -197,10 +197,10 @@ class Peers:
         def wait() -> None:
             self._count_in(_KNOW, _ALL_KNOW)
             # not `store.check`, again and again: torch prints its error if the host is gone
-            store.wait([_ALL_KNOW], dt.timedelta(seconds=LEAVING_S))
+            store.wait([_ALL_KNOW], dt.timedelta(seconds=budgets.LEAVING_S))
 
         store: Any = self._group.store
-        bounded(lambda: caught(wait, dist.DistError), LEAVING_S, "letting all agents know")
+        bounded(lambda: caught(wait, dist.DistError), budgets.LEAVING_S, "letting all agents know")
 
     def _count_in(self, members: str, last: str) -> None:
         store: Any = self._group.store
@@ -239,7 +239,7 @@ class Peers:
         """Close the connections to the other agents, and stop polling the roster."""
         while self._listeners:
             listener = self._listeners.pop(0)
-            bounded(listener.end, CLOSING_S, "ending the connections to the other agents", self._gave_up)
+            bounded(listener.end, budgets.CLOSING_S, "ending the connections to the other agents", self._gave_up)
 
     def end(self) -> None:
         """End the round and its threads: the next round may fork."""

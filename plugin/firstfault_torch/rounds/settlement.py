@@ -31,20 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from firstfault.errors import BadDocumentError
 from firstfault.wire.documents import pack, pack_within, unpack
-from firstfault_torch.budgets import (
-    GIVE_UP_POLL_S,
-    LONGEST_LOOK_S,
-    LOOK_S,
-    NO_ANSWER_S,
-    PUBLISHING_S,
-    STEP_FOR_NODE_S,
-    STEP_S,
-    TERMINATED_PUBLISHED_S,
-    TERMINATED_SETTLE_S,
-    TERMINATED_VERDICT_S,
-    TURN_FOR_NODE_S,
-    TURN_S,
-)
+from firstfault_torch import budgets
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.rounds.failure_broadcast import set_once
 
@@ -137,10 +124,11 @@ class Settlement:
                     yield turn
                 if isinstance(turn, SettledDocument):
                     return
-            found = self._next_result(TURN_S + TURN_FOR_NODE_S * self._nodes, give_up, TERMINATED_VERDICT_S)
+            patience = budgets.TURN_S + budgets.TURN_FOR_NODE_S * self._nodes
+            found = self._next_result(patience, give_up, budgets.TERMINATED_VERDICT_S)
             sealer = b"" if found is not None else self._bounded(self._sealer, "asking whose turn it is")
             if sealer and sealer.endswith(b"!"):
-                found = self._next_result(PUBLISHING_S, give_up, TERMINATED_PUBLISHED_S)
+                found = self._next_result(budgets.PUBLISHING_S, give_up, budgets.TERMINATED_PUBLISHED_S)
             if isinstance(found, bytes):
                 yield _unpacked(found)
             if found is not None or give_up.is_set():
@@ -187,7 +175,7 @@ class Settlement:
 
     def _bounded(self, call: Callable[[], _T], doing: str) -> _T | None:
         """Return what the store answers; None if it does not in time: all agents may ask at the same moment."""
-        return bounded(call, STEP_S + STEP_FOR_NODE_S * self._nodes, doing)
+        return bounded(call, budgets.STEP_S + budgets.STEP_FOR_NODE_S * self._nodes, doing)
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
@@ -207,20 +195,20 @@ class Settlement:
         """
         now = time.monotonic()
         deadline = now + seconds
-        look_at = min(now + NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
-        pause: float = LOOK_S
+        look_at = min(now + budgets.NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
+        pause: float = budgets.LOOK_S
         while True:
-            found = self._next_result(look_at - time.monotonic(), give_up, TERMINATED_SETTLE_S)
+            found = self._next_result(look_at - time.monotonic(), give_up, budgets.TERMINATED_SETTLE_S)
             if found is not None:
                 return json.loads(found) if isinstance(found, bytes) else None
             is_over = time.monotonic() >= deadline or give_up.is_set()
             if self._bounded(partial(self._close, is_over), "looking which nodes live") is None:
                 return None
             if is_over:
-                deadline = look_at = time.monotonic() + STEP_S + STEP_FOR_NODE_S * self._nodes
+                deadline = look_at = time.monotonic() + budgets.STEP_S + budgets.STEP_FOR_NODE_S * self._nodes
                 continue
             look_at = min(time.monotonic() + pause, deadline)
-            pause = min(2 * pause, LONGEST_LOOK_S)
+            pause = min(2 * pause, budgets.LONGEST_LOOK_S)
 
     def _next_result(
         self, seconds: float, give_up: threading.Event, hurried_seconds: float
@@ -233,7 +221,7 @@ class Settlement:
                 hurried, deadline = True, min(deadline, time.monotonic() + hurried_seconds)
             left = max(deadline - time.monotonic(), 0)
             try:
-                return self._results.get(timeout=left if hurried else min(left, GIVE_UP_POLL_S))
+                return self._results.get(timeout=left if hurried else min(left, budgets.GIVE_UP_POLL_S))
             except queue.Empty:
                 if time.monotonic() >= deadline:
                     return None
