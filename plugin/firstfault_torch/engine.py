@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from firstfault.layout import ERROR_FILE
+from firstfault.model import Decision, ExceptionInfo, JobErrors, Seal, Verdict
 from firstfault.store import join
 from firstfault_torch.budgets import PUBLISH_S, TERMINATED_PUBLISH_S
 from firstfault_torch.context import Identity, Recording
@@ -15,10 +17,7 @@ from firstfault_torch.guard import logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
 
 if TYPE_CHECKING:
-    import threading
-
     from firstfault.conclude import Conclusion
-    from firstfault.model import Decision, ExceptionInfo, JobErrors, Seal, Verdict
     from firstfault.report import Report
 
 

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.conclude import RestartContext, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
@@ -27,9 +30,11 @@ from firstfault_torch import budgets
 from firstfault_torch.agent.agent import Job, RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
+from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.capture import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.context import Recording, node_address
+from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.guard import begun, bounded, guarded
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.node.stderr_relay import await_passed_on
@@ -48,14 +53,6 @@ from firstfault_torch.verdict import (
     turn_of,
 )
 from firstfault_torch.worker.recording import run_recorded
-
-if TYPE_CHECKING:
-    import threading
-
-    from torch.distributed.launcher.api import LaunchConfig
-
-    from firstfault_torch.agent.reporter import NodeReport
-    from firstfault_torch.engine import Engine, SealedVerdict
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 

@@ -27,17 +27,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from types import FrameType, TracebackType
+from typing import Any
+
+from typing_extensions import Self
 
 from firstfault.errors import UsageError
 from firstfault.text import parse_json
 from firstfault_torch.budgets import WATCHDOG_BLOCKED_S
 from firstfault_torch.guard import logger
-
-if TYPE_CHECKING:
-    from types import FrameType, TracebackType
-
-    from typing_extensions import Self
 
 __all__ = ["expires", "pause", "ping"]
 

@@ -31,7 +31,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -39,8 +39,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.metrics.api import MetricsConfig
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.model import TERMINATED, Phase, RestartRecord
 from firstfault_torch.agent.local_workers import ObservedLogs
@@ -63,13 +64,8 @@ from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.node.channel import starting
 from firstfault_torch.options import DEFAULT_SIGNALS, with_node
 from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, begin_round, has_shared_store
+from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.rendezvous import RendezvousHandler
-    from torch.distributed.launcher.api import LaunchConfig
-
-    from firstfault_torch.rounds.peers import Peers
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _NO_PAUSE = 1e-6

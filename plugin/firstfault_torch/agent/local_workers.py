@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from firstfault.exceptions.stack_position import stood_at
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
@@ -33,13 +33,7 @@ from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recor
 from firstfault_torch.guard import begun, guarded, logger
 from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
-from firstfault_torch.watchdog import Timer
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing import LogsDest
-
-    from firstfault_torch.watchdog import Watchdog
-
+from firstfault_torch.watchdog import Timer, Watchdog
 
 _FLAGS = 5
 """Index of the kernel's flags of a process among the fields after its state: proc(5), field 9."""

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.conclude import RestartContext
@@ -30,14 +30,10 @@ from firstfault_torch.budgets import COMING_BACK_S
 from firstfault_torch.capture import ErrorClass
 from firstfault_torch.context import Moment, Recording, node_place
 from firstfault_torch.guard import guarded, logger
+from firstfault_torch.options import Options, Stalls, Survivors
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
-
-    from firstfault_torch.options import Options, Stalls, Survivors
 
 HANG_GROUP = "firstfault.hang"
 """Entry points of what looks whether the workers make progress: a callable of a `Hang` and a `NodeRound`."""

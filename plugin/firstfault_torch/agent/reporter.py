@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.exceptions.stack_position import with_raise_point, with_source
 from firstfault.exceptions.stderr import without_traceback
@@ -22,12 +22,14 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
+    ExpiredDeadline,
     FrameInfo,
     Kind,
     LogTail,
     NodePresence,
     Origin,
     Phase,
+    Place,
     Receipt,
     Resources,
     SentSignal,
@@ -38,7 +40,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.failure import CTRL_C
-from firstfault.recorder.folder import Recorder, tail_of
+from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
 from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
@@ -53,12 +55,8 @@ from firstfault_torch.node.document_writer import (
     spool_for_agent,
     spool_of,
 )
-
-if TYPE_CHECKING:
-    from firstfault.model import ExpiredDeadline, Place
-    from firstfault.recorder.folder import SpooledDocument
-    from firstfault_torch.node.stderr_relay import StderrRelay
-    from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.node.stderr_relay import StderrRelay
+from firstfault_torch.rounds.failure_broadcast import FirstFailure
 
 _UPLOADS = 4
 """Uploads of one node at a time."""

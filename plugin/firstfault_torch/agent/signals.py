@@ -17,18 +17,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FrameType, TracebackType
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
+from typing_extensions import Self
 
 from firstfault_torch.budgets import MAIN_THREAD_S, REPEAT_S
 from firstfault_torch.context import Moment
 from firstfault_torch.guard import guarded, logger
-
-if TYPE_CHECKING:
-    from types import FrameType, TracebackType
-
-    from typing_extensions import Self
 
 guarded_in_main = partial(guarded, through=(SignalException,))
 """`guarded` in the main thread, through which the exception of a signal passes."""

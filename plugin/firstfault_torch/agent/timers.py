@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.budgets import TIMERS_IDLE_S, TIMERS_JOIN_S, TIMERS_LOOK_S, TIMERS_STALL_S
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.watchdog import (
@@ -28,9 +28,6 @@ from firstfault_torch.watchdog import (
     Watchdog,
     parse_line,
 )
-
-if TYPE_CHECKING:
-    from firstfault.recorder.folder import NodeFolder
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8

@@ -20,16 +20,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
-from firstfault.recorder.folder import tail_of
+from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
 from firstfault.text import parse_json
 from firstfault_torch import budgets
 from firstfault_torch.guard import guarded
-
-if TYPE_CHECKING:
-    from firstfault.recorder.folder import NodeFolder, WorkerFiles
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""

@@ -18,15 +18,11 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from firstfault.recorder.folder import NodeFolder, WorkerFiles
 from firstfault.recorder.left_behind import pass_on_late, write_stderr
 from firstfault_torch.budgets import GIVE_UP_POLL_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
-
-if TYPE_CHECKING:
-    from firstfault.recorder.folder import NodeFolder, WorkerFiles
-
 
 _STDERR = 2
 _KEPT_BYTES = 8 * 1024

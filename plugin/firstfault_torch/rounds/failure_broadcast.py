@@ -13,18 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from typing_extensions import Self
 
 from firstfault.model import CausedBy
 from firstfault_torch import budgets
 from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import WorkerGroup
-    from typing_extensions import Self
 
 
 class Rendezvous:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -26,13 +26,11 @@ from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
 from firstfault.model import Phase
 from firstfault.recorder.budgets import ROSTER_ANSWER_S
+from firstfault.recorder.folder import Recorder
 from firstfault.text import parse_json
 from firstfault_torch import budgets
+from firstfault_torch.context import Recording
 from firstfault_torch.guard import guarded, logger
-
-if TYPE_CHECKING:
-    from firstfault.recorder.folder import Recorder
-    from firstfault_torch.context import Recording
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"

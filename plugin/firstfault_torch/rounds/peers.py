@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
 from firstfault.recorder.folder import Recorder
 from firstfault_torch import budgets
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
+from firstfault_torch.context import Recording
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
 from firstfault_torch.rounds.failure_broadcast import (
     FailureBroadcast,
@@ -25,13 +28,6 @@ from firstfault_torch.rounds.failure_broadcast import (
 )
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement, have_joined
-
-if TYPE_CHECKING:
-    import threading
-
-    from torch.distributed.elastic.agent.server.api import WorkerGroup
-
-    from firstfault_torch.context import Recording
 
 _KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
 """How many agents know that all workers have succeeded; set by the last one."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from firstfault.exceptions.tracebacks import format_exception, frames_to, own_frames
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
@@ -41,6 +41,7 @@ from firstfault_torch.capture import (
 )
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, is_in_foreground, worker_place
+from firstfault_torch.engine import Engine
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from firstfault_torch.node.channel import (
     PULSE,
@@ -64,9 +65,6 @@ from firstfault_torch.worker.process_state import (
     watch_threads,
 )
 from firstfault_torch.worker.pulse import pulse, snapshot
-
-if TYPE_CHECKING:
-    from firstfault_torch.engine import Engine
 
 T = TypeVar("T")
 
