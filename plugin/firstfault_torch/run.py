@@ -26,7 +26,7 @@ from firstfault.conclude import RestartContext, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
-from firstfault_torch import budgets
+from firstfault_torch import budgets, verdict
 from firstfault_torch.agent.agent import Job, RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
@@ -40,18 +40,6 @@ from firstfault_torch.node.document_writer import as_entry, end_node_recorder, n
 from firstfault_torch.node.stderr_relay import await_passed_on
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, packed_for
-from firstfault_torch.verdict import (
-    Wait,
-    await_turn,
-    conclude_on_node,
-    leave_verdict,
-    load_what_concluding_needs,
-    notify,
-    seal_verdict,
-    sealed_elsewhere,
-    torch_error_data,
-    turn_of,
-)
 from firstfault_torch.worker.recording import run_recorded
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
@@ -146,7 +134,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         pod = Pod(engine, options, signals.gave_up, job.max_restarts)
         asks = options.restarts_follow_policy and job.max_restarts > 0
         judge = partial(_decided_restart, pod) if asks else None
-        settings = AgentSettings(options, signals, job.min_nodes, judge, load_what_concluding_needs)
+        settings = AgentSettings(options, signals, job.min_nodes, judge, verdict.load_what_concluding_needs)
         try:
             end = launch_agent(job, recording, settings, partial(_end_process, pod))
             if end.error is None:
@@ -192,7 +180,7 @@ def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     for step in peers.settle(end.report.copies, pod.options.settle_seconds):
         if isinstance(step, SettledDocument):
             return _taken(step, end, pod)
-        sealed = _sealed(end, step.copies, pod, Wait(0.0, complete=step.complete, give_up=pod.give_up))
+        sealed = _sealed(end, step.copies, pod, verdict.Wait(0.0, complete=step.complete, give_up=pod.give_up))
         if sealed is not None and peers.settlement.claim():
             sealed = _published(_for_all(sealed, step.copies), pod)
             is_shared = end.recording.identity.is_folder_shared
@@ -216,7 +204,7 @@ def _for_all(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdic
 
 def _taken(settled: SettledDocument, end: RoundEnd, pod: Pod) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
-    taken = sealed_elsewhere(settled.document, end.recording, durable=settled.durable)
+    taken = verdict.sealed_elsewhere(settled.document, end.recording, durable=settled.durable)
     return _published(replace(taken, bundle=settled.bundle), pod)
 
 
@@ -224,16 +212,16 @@ def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
     is_shared = end.recording.identity.is_folder_shared
     if end.group_rank and is_shared:
-        found = await_turn(partial(_found, end, pod), turn_of(end.group_rank), pod.give_up)
+        found = verdict.await_turn(partial(_found, end, pod), verdict.turn_of(end.group_rank), pod.give_up)
         if found is not None:
             return _published(found, pod)
     copies, seconds = end.report.copies, pod.options.settle_seconds
-    hurried = Wait(min(seconds, budgets.TERMINATED_SETTLE_S), is_hurried=True)
-    wait = hurried if pod.give_up.is_set() else Wait(seconds, give_up=pod.give_up)
+    hurried = verdict.Wait(min(seconds, budgets.TERMINATED_SETTLE_S), is_hurried=True)
+    wait = hurried if pod.give_up.is_set() else verdict.Wait(seconds, give_up=pod.give_up)
     if not is_shared:
         copies = {**copies, **_lost_first(end)}
-        wait = Wait(0.0, complete=False, give_up=pod.give_up)
-    sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, Wait(0.0))
+        wait = verdict.Wait(0.0, complete=False, give_up=pod.give_up)
+    sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, verdict.Wait(0.0))
     return _published(sealed, pod) if sealed is not None else None
 
 
@@ -259,20 +247,20 @@ def _found(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     document = pod.engine.published_verdict()
     if document is None:
         return None
-    found = sealed_elsewhere(document, end.recording, durable=True)
+    found = verdict.sealed_elsewhere(document, end.recording, durable=True)
     earliest_ns = max(end.recording.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
     return found if found.seal.timestamp_ns >= earliest_ns else None
 
 
-def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: Wait) -> SealedVerdict | None:
+def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: verdict.Wait) -> SealedVerdict | None:
     """Conclude and seal; None if that fails."""
     with guarded("concluding on the failure"):
-        concluded = conclude_on_node(end.recording, copies, pod.engine, pod.options, wait)
+        concluded = verdict.conclude_on_node(end.recording, copies, pod.engine, pod.options, wait)
         if end.refused is not None:
             found = concluded.conclusion
             decision = with_unused_restarts(found.decision, found.verdict, end.refused, pod.max_restarts)
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
-        return seal_verdict(concluded, end.recording)
+        return verdict.seal_verdict(concluded, end.recording)
     return None
 
 
@@ -286,7 +274,7 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
         path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.recording.identity.is_folder_shared)}"
         others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, budgets.LEAVING_FILES_S))
     if sealed.conclusion is not None and sealed.decision.retry:
-        others.append(partial(leave_verdict, sealed.recording, sealed.document, pod.give_up))
+        others.append(partial(verdict.leave_verdict, sealed.recording, sealed.document, pod.give_up))
     ended = [begun(call, "leaving files for the next attempt and for readers") for call in others]
     with guarded("publishing the verdict"):
         sealed = pod.engine.publish(sealed, give_up=pod.give_up)
@@ -304,10 +292,10 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
     with guarded("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
-            write_error_file(outer, torch_error_data(sealed.verdict))
+            write_error_file(outer, verdict.torch_error_data(sealed.verdict))
     if sealed.report is not None:  # this node concluded, and by now the others have the verdict
         with guarded("notifying others"):
-            notify(sealed.report)
+            verdict.notify(sealed.report)
 
 
 # --- what the agent calls -------------------------------------------------------------------------------------------
@@ -315,8 +303,8 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
 
 def _decided_restart(pod: Pod, recording: Recording, reports: Reports, context: RestartContext) -> RestartRecord:
     """Judge a failed round, and return whether torch restarts the workers."""
-    wait = Wait(0.0, complete=reports.complete)
-    concluded = conclude_on_node(recording, reports.copies, pod.engine, pod.options, wait, restart=context)
+    wait = verdict.Wait(0.0, complete=reports.complete)
+    concluded = verdict.conclude_on_node(recording, reports.copies, pod.engine, pod.options, wait, restart=context)
     return record_of(concluded.conclusion, context)
 
 
@@ -327,7 +315,7 @@ def _end_process(pod: Pod, end: RoundEnd) -> None:
     """
     sealed = bounded(partial(_found, end, pod), budgets.NOW_S, "looking for the verdict of another node")
     if sealed is None:
-        sealed = _sealed(end, end.report.copies, pod, Wait(budgets.NOW_S, is_hurried=True))
+        sealed = _sealed(end, end.report.copies, pod, verdict.Wait(budgets.NOW_S, is_hurried=True))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
             pod.engine.announce(sealed)

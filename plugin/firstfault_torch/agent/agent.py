@@ -50,15 +50,7 @@ from firstfault_torch.agent.reporter import Death, NodeReport, Reporter, about_a
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.budgets import CLOSING_S
 from firstfault_torch.capture import ErrorClass, error_class_of
-from firstfault_torch.compat import warn_once
-from firstfault_torch.compat.torch_agent import (
-    flight_recorder_variables,
-    format_exceptions_early,
-    log_failure,
-    missing_names,
-    process_failure,
-    shutdown_timeout,
-)
+from firstfault_torch.compat import torch_agent, warn_once
 from firstfault_torch.context import Moment, Recording, node_place
 from firstfault_torch.guard import bounded, caught, guarded
 from firstfault_torch.node.channel import starting
@@ -95,7 +87,7 @@ class ReportingAgent(LocalElasticAgent):
         handler: Any = Rendezvous(spec.rdzv_handler)
         logs = kwargs["logs_specs"] = ObservedLogs(kwargs["logs_specs"])
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE, rdzv_handler=handler), **kwargs)
-        if missing := missing_names(self):
+        if missing := torch_agent.missing_names(self):
             raise MissingNamesError(", ".join(missing))
         self._interval = spec.monitor_interval
         self._stop_seconds = settings.options.stop_seconds
@@ -109,7 +101,7 @@ class ReportingAgent(LocalElasticAgent):
         """Restarts that torch had left and that the agents decided against."""
         logs.prepare = self.node.workers.prepare
         self._signals.when_received(self.node.report_signal)
-        format_exceptions_early()
+        torch_agent.format_exceptions_early()
 
     # --- torch's hooks ------------------------------------------------------------------------------------------
 
@@ -141,7 +133,7 @@ class ReportingAgent(LocalElasticAgent):
                 values = {"group_rank": place.group_rank, "node": place.node}
                 self._log_line_prefix_template = with_node(self._log_template, values)
         # spawned and forked workers both inherit this process's environment; torch's own watchdog would kill the agent
-        variables = flight_recorder_variables(os.environ)
+        variables = torch_agent.flight_recorder_variables(os.environ)
         with guarded_in_main("telling the workers where to record"):
             variables = {**variables, **node.reporter.recording.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
@@ -240,7 +232,7 @@ class ReportingAgent(LocalElasticAgent):
                 self.node.stop_workers(TERMINATED, death_sig, seconds)
             else:
                 self.node.stop_workers("its agent had failed")
-        super()._shutdown(death_sig, **shutdown_timeout(max(1, min(timeout, round(seconds)))), **more)
+        super()._shutdown(death_sig, **torch_agent.shutdown_timeout(max(1, min(timeout, round(seconds)))), **more)
 
     def close(self) -> None:
         """End all threads, after the uploads, each bounded by the deadline."""
@@ -262,7 +254,7 @@ class ReportingAgent(LocalElasticAgent):
             return self._failed_result(deaths)
         result = cast("RunResult", found)
         failures = {
-            rank: process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
+            rank: torch_agent.process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
             for rank, failure in result.failures.items()
         }
         return replace(result, failures=failures)
@@ -278,8 +270,9 @@ class ReportingAgent(LocalElasticAgent):
         first = next((death for death in deaths if death.local_rank in reported), deaths[0])
         if stopped is None or first.local_rank in reported:
             with guarded_in_main("logging a failure"):
-                log_failure(self._pcontext, first.local_rank, first.pid, first.exit_code)
-        failure = process_failure(first.local_rank, first.pid, first.exit_code, files.get(first.local_rank, ""))
+                torch_agent.log_failure(self._pcontext, first.local_rank, first.pid, first.exit_code)
+        file = files.get(first.local_rank, "")
+        failure = torch_agent.process_failure(first.local_rank, first.pid, first.exit_code, file)
         return RunResult(WorkerState.FAILED, failures={self.node.places.rank_of(first.local_rank) or 0: failure})
 
     def _restart_with_a_failed_peer(self, group: WorkerGroup) -> None:

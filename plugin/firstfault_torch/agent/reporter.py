@@ -13,32 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from firstfault import model
 from firstfault.exceptions.stack_position import with_raise_point, with_source
 from firstfault.exceptions.stderr import without_traceback
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.model import (
-    TIME_LIMIT,
-    CausedBy,
-    CollectiveProgress,
-    DocumentRef,
-    ExceptionInfo,
-    ExpiredDeadline,
-    FrameInfo,
-    Kind,
-    LogTail,
-    NodePresence,
-    Origin,
-    Phase,
-    Place,
-    Receipt,
-    Resources,
-    SentSignal,
-    StackDump,
-    Subject,
-    ThreadFailure,
-    WorkerError,
-    Writer,
-)
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
@@ -46,15 +24,7 @@ from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, T
 from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.context import Moment, Recording, is_in_foreground, setup_of_node, time_limit
 from firstfault_torch.guard import bounded, guarded
-from firstfault_torch.node.document_writer import (
-    as_entry,
-    document_path,
-    put_document,
-    put_on_node,
-    record_error,
-    spool_for_agent,
-    spool_of,
-)
+from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 
@@ -68,7 +38,7 @@ class NodeReport:
 
     copies: dict[str, bytes] = field(default_factory=dict)
     """Its documents and roster entries, by path below the output prefix, whether or not they were uploaded."""
-    receipts: list[Receipt] = field(default_factory=list)
+    receipts: list[model.Receipt] = field(default_factory=list)
     error_files: dict[int, str] = field(default_factory=dict)
     """Local rank to torch's error.json, which need not exist."""
 
@@ -81,7 +51,7 @@ class Reporter:
         place_of: place of the agent (None) or of the worker with a local rank.
     """
 
-    def __init__(self, recording: Recording, place_of: Callable[[int | None], Place]) -> None:
+    def __init__(self, recording: Recording, place_of: Callable[[int | None], model.Place]) -> None:
         self.recording = recording
         self.report = NodeReport()
         self._place_of = place_of
@@ -90,7 +60,7 @@ class Reporter:
         self._pool: ThreadPoolExecutor | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
-        self._own_logs: dict[int, LogTail] = {}
+        self._own_logs: dict[int, model.LogTail] = {}
         self._hurried_until: float | None = None
 
     @property
@@ -128,12 +98,12 @@ class Reporter:
         self.report.error_files.update(error_files)
         self._traceback_files = traceback_files
         self._log_tails = log_tails
-        self.announce(Phase.JOINED, ranks)
+        self.announce(model.Phase.JOINED, ranks)
         with guarded("spooling the report on the agent's death"):
             if self.recording.files is not None:
                 place, spool = self._place_of(None), self.recording.files.last_words
                 spool.add("document.pb", encode(lost_agent(place)))
-                spool.add("presence.pb", encode_presence(NodePresence(Phase.FAILED, place, ranks)))
+                spool.add("presence.pb", encode_presence(model.NodePresence(model.Phase.FAILED, place, ranks)))
 
     def remove_traceback_files(self) -> None:
         """Remove the files in which torch.multiprocessing kept tracebacks of this round; it leaves them."""
@@ -153,30 +123,32 @@ class Reporter:
 
     # --- roster -------------------------------------------------------------------------------------------------
 
-    def announce(self, phase: Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
+    def announce(self, phase: model.Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
         """Write a roster entry in the background; a failed node's holds receipts and ends of logs."""
-        presence = NodePresence(phase, self._place_of(None), ranks, timestamp_ns=time.time_ns())
-        if phase is Phase.FAILED:
+        presence = model.NodePresence(phase, self._place_of(None), ranks, timestamp_ns=time.time_ns())
+        if phase is model.Phase.FAILED:
             logs = tuple(tail for _, tail in sorted(self._own_logs.items()))
             setup = setup_of_node(self.recording.identity)
             presence = replace(presence, receipts=tuple(self.report.receipts), log_tails=logs, setup=setup)
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
-        path, data = as_entry(presence)
+        path, data = document_writer.as_entry(presence)
         self.report.copies[path] = data
         self.put(path, data)
 
     def put(self, path: str, data: bytes) -> None:
         """Write another small file below the output prefix, in the background."""
-        self._entries.append(self._submit(lambda: put_on_node(path, data, self.recording, self.deadline_seconds)))
+        self._entries.append(
+            self._submit(lambda: document_writer.put_on_node(path, data, self.recording, self.deadline_seconds))
+        )
 
     # --- documents ----------------------------------------------------------------------------------------------
 
-    def write(self, failure: WorkerError) -> Receipt:
+    def write(self, failure: model.WorkerError) -> model.Receipt:
         """Make a document that the agent wrote durable, within the deadline."""
-        spool = spool_for_agent(self.recording)
-        data, receipt = record_error(failure, self.recording, spool, self.deadline_seconds)
-        self.report.copies[document_path(receipt.name)] = data
+        spool = document_writer.spool_for_agent(self.recording)
+        data, receipt = document_writer.record_error(failure, self.recording, spool, self.deadline_seconds)
+        self.report.copies[document_writer.document_path(receipt.name)] = data
         self.report.receipts.append(receipt)
         return receipt
 
@@ -210,10 +182,10 @@ class Reporter:
         for upload in self._documented.values():
             with guarded("uploading a worker's document"):
                 upload.result()
-        self.announce(Phase.FAILED, ranks, first)
+        self.announce(model.Phase.FAILED, ranks, first)
 
     def _document(
-        self, death: Death, stop: Stop | None, expiry: Expiry | None, own: list[WorkerError], seen: Observation
+        self, death: Death, stop: Stop | None, expiry: Expiry | None, own: list[model.WorkerError], seen: Observation
     ) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
@@ -222,7 +194,7 @@ class Reporter:
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = expiry is None and (stop is None or not stop.ended(death))
-        kept, resources, rank, files = None, Resources(), death.local_rank, self.recording.files
+        kept, resources, rank, files = None, model.Resources(), death.local_rank, self.recording.files
         if not own and not death.signal:
             # what torch kept of a process that a signal ended was handled: the process continued
             kept = kept_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
@@ -235,37 +207,38 @@ class Reporter:
 
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the others have recovered from it."""
-        spool = spool_of(self.recording, local_rank, self.report.error_files.get(local_rank))
+        spool = document_writer.spool_of(self.recording, local_rank, self.report.error_files.get(local_rank))
         if spool is None:
             return
         for document in spool.documents():
             spool.withdraw(document.name)
-            self.report.receipts.append(Receipt(document.name, durable=document.is_durable, withdrawn=True))
+            self.report.receipts.append(model.Receipt(document.name, durable=document.is_durable, withdrawn=True))
 
-    def _keep_log(self, death: Death, own: WorkerError) -> None:
+    def _keep_log(self, death: Death, own: model.WorkerError) -> None:
         """Keep the end of a worker's stderr for this node's roster entry: its own document cannot have it."""
         rank, log = self._place_of(death.local_rank).rank, self._log_of(death)
         if own.exception is not None:
             log = without_traceback(log, own.exception)
         if rank is not None and log:
-            self._own_logs[death.local_rank] = LogTail(rank, log)
+            self._own_logs[death.local_rank] = model.LogTail(rank, log)
 
     def _log_of(self, death: Death) -> str:
         return self._log_tails.tail(death.local_rank) if self._log_tails is not None else ""
 
-    def _own_documents(self, death: Death) -> list[WorkerError]:
+    def _own_documents(self, death: Death) -> list[model.WorkerError]:
         """Return the failures that the worker wrote itself; upload those that it could not upload.
 
         A document that cannot be read gets a receipt with that error; it hides neither the others nor the agent's own.
         """
-        spool = spool_of(self.recording, death.local_rank, self.report.error_files.get(death.local_rank))
+        error_file = self.report.error_files.get(death.local_rank)
+        spool = document_writer.spool_of(self.recording, death.local_rank, error_file)
         if spool is None:
             return []
         rank = self._place_of(death.local_rank).rank
         failures = []
         for document in spool.documents():
             failure, unread = None, "" if document.is_durable else "it cannot be read"
-            receipt = Receipt(document.name, durable=document.is_durable, error=unread, rank=rank)
+            receipt = model.Receipt(document.name, durable=document.is_durable, error=unread, rank=rank)
             with guarded(f"reading {document.name} in the node's spool"):
                 receipt, failure = self._take(document)
             self.report.receipts.append(receipt)
@@ -273,16 +246,18 @@ class Reporter:
                 failures.append(failure)
         return failures
 
-    def _take(self, document: SpooledDocument) -> tuple[Receipt, WorkerError | None]:
+    def _take(self, document: SpooledDocument) -> tuple[model.Receipt, model.WorkerError | None]:
         settled = document.settled
         if settled is not None and settled.withdrawn:
             return settled, None
         data = document.path.read_bytes()
-        failure = decode(data, DocumentRef(document.name))
-        if not isinstance(failure, WorkerError):
+        failure = decode(data, model.DocumentRef(document.name))
+        if not isinstance(failure, model.WorkerError):
             raise TypeError(f"{document.name} in the node's spool is not an error document")
-        self.report.copies[document_path(document.name)] = data
-        receipt = settled or put_document(document, data, failure, self.recording, self.deadline_seconds)
+        self.report.copies[document_writer.document_path(document.name)] = data
+        receipt = settled or document_writer.put_document(
+            document, data, failure, self.recording, self.deadline_seconds
+        )
         return receipt, failure
 
     def _fatal_stack(self, local_rank: int) -> str:
@@ -304,14 +279,14 @@ class Reporter:
         return self._pool.submit(call)
 
 
-def _answers(failure: WorkerError, stop: Stop | None, death: Death) -> bool:
+def _answers(failure: model.WorkerError, stop: Stop | None, death: Death) -> bool:
     """Whether a worker called ``sys.exit`` after its agent had begun to stop it, as signal handlers do."""
     if stop is None or not stop.ended(death) or not _is_bare_exit(failure):
         return False
     return failure.monotonic_ns is not None and failure.monotonic_ns >= stop.began_ns
 
 
-def _is_bare_exit(failure: WorkerError) -> bool:
+def _is_bare_exit(failure: model.WorkerError) -> bool:
     """Whether a worker exited outside of an exception's handling: what led to it stands only in its stderr."""
     exception = failure.exception
     return exception is not None and exception.type == "SystemExit" and not exception.causes
@@ -349,7 +324,7 @@ def signal_name(number: int) -> str:
 class KeptException:
     """What torch kept of an exception that firstfault did not record."""
 
-    exception: ExceptionInfo
+    exception: model.ExceptionInfo
     traceback: str
 
 
@@ -365,7 +340,7 @@ def kept_exception(error_file: str, traceback_file: str) -> KeptException | None
             return None
         line = text.strip().splitlines()[-1]
     kind, _, message = line.partition(": ")
-    return KeptException(ExceptionInfo(type=kind or "unknown", message=message), text)
+    return KeptException(model.ExceptionInfo(type=kind or "unknown", message=message), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +349,9 @@ class Observation:
 
     stack: str = ""
     """The stacks of all its threads."""
-    collectives: tuple[CollectiveProgress, ...] = ()
-    thread_failures: tuple[ThreadFailure, ...] = ()
-    raised_at: FrameInfo | None = None
+    collectives: tuple[model.CollectiveProgress, ...] = ()
+    thread_failures: tuple[model.ThreadFailure, ...] = ()
+    raised_at: model.FrameInfo | None = None
     """Where an exception was raised that was on its way out, but that Python did not show yet; None: there was none."""
 
 
@@ -384,7 +359,7 @@ class Observation:
 class Expiry:
     """The deadline for which the agent killed a worker, and what it learned before."""
 
-    deadline: ExpiredDeadline
+    deadline: model.ExpiredDeadline
     observation: Observation
 
 
@@ -399,7 +374,7 @@ class Stop:
     """The signal."""
     first: frozenset[int] = frozenset()
     """Local ranks of the workers that failed first; the agent stopped the others because of them."""
-    caused_by: CausedBy | None = None
+    caused_by: model.CausedBy | None = None
     observations: Mapping[int, Observation] = field(default_factory=dict)
     """By local rank."""
     killed_ns: int | None = None
@@ -426,7 +401,7 @@ class Traces:
 
     kept: KeptException | None = None
     """The exception that torch kept."""
-    resources: Resources = field(default_factory=Resources)
+    resources: model.Resources = field(default_factory=model.Resources)
     """The container's memory."""
     fatal_stack: str = ""
     """What faulthandler wrote at a fatal signal."""
@@ -437,8 +412,13 @@ class Traces:
 
 
 def about_death(
-    death: Death, place: Place, *, stop: Stop | None = None, traces: Traces | None = None, expiry: Expiry | None = None
-) -> WorkerError:
+    death: Death,
+    place: model.Place,
+    *,
+    stop: Stop | None = None,
+    traces: Traces | None = None,
+    expiry: Expiry | None = None,
+) -> model.WorkerError:
     """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it did not."""
     traces = traces or Traces()
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
@@ -457,9 +437,10 @@ def about_death(
         stack = with_raise_point(stack, seen.raised_at)
     code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
     category = "host_oom" if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill else ""
-    sent: tuple[SentSignal, ...] = ()
+    sent: tuple[model.SentSignal, ...] = ()
     if ended_by is not None:
-        sent = (SentSignal(death.signal if death.signal in _TEARDOWN_SIGNALS else ended_by.sent, ended_by.reason),)
+        name = death.signal if death.signal in _TEARDOWN_SIGNALS else ended_by.sent
+        sent = (model.SentSignal(name, ended_by.reason),)
     if expiry is not None:
         category = "hang"
         if kept is None:
@@ -470,8 +451,8 @@ def about_death(
         code=code,
         message=message,
         timestamp_ns=death.wall_ns,
-        writer=Writer.AGENT,
-        subject=Subject.WORKER,
+        writer=model.Writer.AGENT,
+        subject=model.Subject.WORKER,
         exception=kept.exception if kept is not None else None,
         exit_code=death.exit_code,
         signal=death.signal,
@@ -481,7 +462,7 @@ def about_death(
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
         resources=traces.resources,
         log_tail=traces.log_tail,
-        stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
+        stack_dumps=(model.StackDump(death.pid, place.rank, stack),) if stack else (),
         collectives=seen.collectives,
         thread_failures=seen.thread_failures,
         caused_by=ended_by.caused_by if ended_by is not None else None,
@@ -489,14 +470,14 @@ def about_death(
     )
 
 
-def _hang(place: Place, expired: ExpiredDeadline) -> tuple[str, str]:
+def _hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[str, str]:
     """Return code and message of a worker that did not keep a deadline."""
     since = "its last ping was" if expired.heartbeat else "the block began"
     where = f"; {since} at {expired.since}" if expired.since else ""
     return "USER:Hang", f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it"
 
 
-def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
+def _code_and_message(death: Death, place: model.Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
     who = f"rank {place.rank}"
     if kept is not None:
         return ErrorClass.WORKER_FAILURE.value.code, kept.traceback
@@ -512,7 +493,7 @@ def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptExcept
     return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
 
 
-def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Moment) -> WorkerError:
+def about_agent(error: BaseException, sort: ErrorClass, place: model.Place, moment: Moment) -> model.WorkerError:
     """Return the failure record of an error in the agent process; one about a signal has no exception."""
     signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
@@ -522,12 +503,12 @@ def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Mo
     changed: dict[str, Any] = {}
     if limit:
         terminated = f"the attempt reached its time limit of {limit} s; {terminated}"
-        changed = {"code": TIME_LIMIT, "kind": Kind.NON_RECOVERABLE, "origin": Origin.USER}
+        changed = {"code": model.TIME_LIMIT, "kind": model.Kind.NON_RECOVERABLE, "origin": model.Origin.USER}
     elif name == "SIGINT":
         sort, by_keys = ErrorClass.INTERRUPTION, is_in_foreground()
         terminated = f"the agent of {place.node} was interrupted ({'Ctrl-C, ' if by_keys else ''}{name})"
         # in a pod it may be the image's STOPSIGNAL
-        by_platform = {"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM} if place.engine == "flyte" else {}
+        by_platform = {"kind": model.Kind.RECOVERABLE, "origin": model.Origin.SYSTEM} if place.engine == "flyte" else {}
         changed = {"code": CTRL_C} if by_keys else by_platform
     else:
         terminated += ": preemption, drain, a time limit, or a person"
@@ -537,8 +518,8 @@ def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Mo
         **changed,
         message=format_exception(exception) if exception is not None else terminated,
         timestamp_ns=moment.wall_ns,
-        writer=Writer.AGENT,
-        subject=Subject.AGENT,
+        writer=model.Writer.AGENT,
+        subject=model.Subject.AGENT,
         exception=exception,
         signal=name,
         monotonic_ns=moment.monotonic_ns,

@@ -17,27 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder
+from firstfault_torch import watchdog
 from firstfault_torch.budgets import TIMERS_IDLE_S, TIMERS_JOIN_S, TIMERS_LOOK_S, TIMERS_STALL_S
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.watchdog import (
-    HEARTBEAT_VARIABLE,
-    TIMERS_VARIABLE,
-    TORCH_ENABLED_VARIABLE,
-    TORCH_FILE_VARIABLE,
-    Timer,
-    Watchdog,
-    parse_line,
-)
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8
 """Generations between a process that sets a deadline and its worker."""
 
 
-def watchdog_of(asked: Watchdog | None, environment: Mapping[str, str] = os.environ) -> Watchdog | None:
+def watchdog_of(
+    asked: watchdog.Watchdog | None, environment: Mapping[str, str] = os.environ
+) -> watchdog.Watchdog | None:
     """Return the watchdog of this agent: what the user asked for, also by torch's variable; None: there is none."""
-    if asked is None and environment.get(TORCH_ENABLED_VARIABLE) == "1":
-        return Watchdog()
+    if asked is None and environment.get(watchdog.TORCH_ENABLED_VARIABLE) == "1":
+        return watchdog.Watchdog()
     return asked
 
 
@@ -48,7 +42,7 @@ def open_timers(
 
     It tries the path that the user gave to torch, then the node's folder.
     """
-    users = environment.get(TORCH_FILE_VARIABLE)
+    users = environment.get(watchdog.TORCH_FILE_VARIABLE)
     paths = [Path(users)] if users else []
     paths += [files.timers(round_)] if files is not None else []
     problems: list[str] = []
@@ -74,8 +68,8 @@ class TimerServer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._timers: dict[tuple[int, str], Timer] = {}
-        self._expired: Callable[[dict[int, Timer]], None] = lambda _: None
+        self._timers: dict[tuple[int, str], watchdog.Timer] = {}
+        self._expired: Callable[[dict[int, watchdog.Timer]], None] = lambda _: None
         self._pids: frozenset[int] = frozenset()
         self._rest = b""
         self._thread: threading.Thread | None = None
@@ -94,13 +88,13 @@ class TimerServer:
         self._stop_reader, self._stop_writer = os.pipe()
         _living.add(self)
 
-    def environment(self, watchdog: Watchdog) -> dict[str, str]:
+    def environment(self, asked: watchdog.Watchdog) -> dict[str, str]:
         """Return the variables for the workers."""
-        timeout = "" if watchdog.heartbeat_timeout is None else str(watchdog.heartbeat_timeout)
-        path = str(self.path)
-        return {TIMERS_VARIABLE: path, TORCH_FILE_VARIABLE: path, HEARTBEAT_VARIABLE: timeout}
+        timeout = "" if asked.heartbeat_timeout is None else str(asked.heartbeat_timeout)
+        paths = dict.fromkeys((watchdog.TIMERS_VARIABLE, watchdog.TORCH_FILE_VARIABLE), str(self.path))
+        return {**paths, watchdog.HEARTBEAT_VARIABLE: timeout}
 
-    def start(self, pids: Iterable[int], expired: Callable[[dict[int, Timer]], None]) -> None:
+    def start(self, pids: Iterable[int], expired: Callable[[dict[int, watchdog.Timer]], None]) -> None:
         """Watch the workers with these process ids, after they were forked: they must not inherit the thread's locks.
 
         The thread calls `expired` with the expired deadline of each worker, by process id.
@@ -182,20 +176,20 @@ class TimerServer:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 try:
-                    self._register(parse_line(line))
+                    self._register(watchdog.parse_line(line))
                 except ValueError as error:
                     logger.warning("the watchdog got an invalid line: %s", error)
 
-    def _register(self, timer: Timer) -> None:
+    def _register(self, timer: watchdog.Timer) -> None:
         key = (timer.pid, timer.number)
         if timer.deadline is None:
             self._timers.pop(key, None)
         else:
             self._timers[key] = timer
 
-    def _take_expired(self, now: float) -> dict[int, Timer]:
+    def _take_expired(self, now: float) -> dict[int, watchdog.Timer]:
         """Return the earliest expired deadline of each worker, and forget all deadlines of those workers."""
-        expired: dict[int, Timer] = {}
+        expired: dict[int, watchdog.Timer] = {}
         timers = self._timers.values()
         due = [timer for timer in timers if timer.deadline is not None and timer.deadline <= now]
         for timer in sorted(due, key=lambda timer: timer.deadline or 0.0):

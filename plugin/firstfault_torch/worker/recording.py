@@ -24,46 +24,17 @@ from firstfault.exceptions.tracebacks import format_exception, frames_to, own_fr
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder
-from firstfault_torch import watchdog
+from firstfault_torch import capture, watchdog
 from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
-from firstfault_torch.capture import (
-    ERROR_FILE_VARIABLE,
-    ErrorClass,
-    bare,
-    before_exit,
-    capture,
-    error_file_data,
-    failure_record,
-    lost_agent,
-    mark_recoverable,
-    safe_text,
-    write_error_file,
-)
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, is_in_foreground, worker_place
 from firstfault_torch.engine import Engine
 from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
-from firstfault_torch.node.channel import (
-    PULSE,
-    STATE,
-    WorkerChannel,
-    await_siblings,
-    register_stacks,
-    to_message,
-    write_unasked,
-)
+from firstfault_torch.node import channel
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stderr_relay import redirect_stderr
+from firstfault_torch.worker import process_state
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
-from firstfault_torch.worker.process_state import (
-    collective_progress,
-    gpu_uuid,
-    hold_files_back,
-    release_files,
-    system_state,
-    thread_failures,
-    watch_threads,
-)
 from firstfault_torch.worker.pulse import pulse, snapshot
 
 T = TypeVar("T")
@@ -155,7 +126,7 @@ class WorkerMonitor:
             self.place = worker_place(self.recording)
         node, local_rank = self.recording.files if self.recording is not None else None, self.place.local_rank
         self._files = node.worker(self.place.round, local_rank) if node is not None and local_rank is not None else None
-        self._channel: WorkerChannel | None = None
+        self._channel: channel.WorkerChannel | None = None
         self._undo: list[Callable[[], None]] = []
         self._before_stop: list[Callable[[], None]] = []
         self._asked = threading.Event()
@@ -171,10 +142,10 @@ class WorkerMonitor:
         node = self.recording.files
         if not is_program and node is not None:
             with guarded("waiting for this node's other workers to start"):
-                await_siblings(node)
-        hold_files_back()
+                channel.await_siblings(node)
+        process_state.hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
-        self._undo.append(watch_threads())
+        self._undo.append(process_state.watch_threads())
         self._undo.append(watchdog.release_all)
         if node is None or self._files is None:
             return
@@ -182,9 +153,9 @@ class WorkerMonitor:
             with guarded("sending stderr through the agent"):
                 redirect_stderr(self._files)
         with guarded("offering stacks"):
-            register_stacks(self._files)
+            channel.register_stacks(self._files)
         if self._has_agent:
-            self._channel = WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
+            self._channel = channel.WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call `call` when the task function has ended."""
@@ -209,14 +180,14 @@ class WorkerMonitor:
             # framework's handler may raise anything
             return
         moment = moment_of(error)
-        error_file = os.environ.get(ERROR_FILE_VARIABLE)
-        if not self.others_continue and error_file and self._engine.name_error(error, bare(error)).recoverable:
+        error_file = os.environ.get(capture.ERROR_FILE_VARIABLE)
+        if not self.others_continue and error_file and self._engine.name_error(error, capture.bare(error)).recoverable:
             with guarded("marking an exception as recoverable"):  # also if recording is off
-                mark_recoverable(error_file)
+                capture.mark_recoverable(error_file)
         # if the others continue, it counts only if they do not: the node's success withdraws a document in flight
         name = self._write(error, in_flight=self.others_continue)
         if self._channel is not None and name:
-            what = type(before_exit(error)).__name__
+            what = type(capture.before_exit(error)).__name__
             content: dict[str, Any] = {"what": what, "document": name, "monotonic_ns": moment.monotonic_ns}
             self._channel.report_failure(content | ({OTHERS_CONTINUE: True} if self.others_continue else {}))
 
@@ -237,20 +208,20 @@ class WorkerMonitor:
             return
         moment = Moment.now()
         failure = replace(
-            lost_agent(replace(self.place, rank=None, local_rank=None, pid=agent_pid)),
+            capture.lost_agent(replace(self.place, rank=None, local_rank=None, pid=agent_pid)),
             timestamp_ns=moment.wall_ns,
             monotonic_ns=moment.monotonic_ns,
         )
         record_error(failure, self.recording, spool_for_agent(self.recording), self.recording.upload_deadline_seconds)
 
-    def answer(self, question: str = STATE) -> dict[str, Any]:
+    def answer(self, question: str = channel.STATE) -> dict[str, Any]:
         """Return what the agent asks for; before it stops this process, also record the exception in flight."""
-        if question != STATE:
-            return pulse() if question == PULSE else snapshot()
+        if question != channel.STATE:
+            return pulse() if question == channel.PULSE else snapshot()
         self._asked.set()
         if self._files is not None:
             with guarded("writing the stacks"):
-                write_unasked(self._files)
+                channel.write_unasked(self._files)
         with guarded("recording an exception in flight"):
             self.in_flight.ask()
         for call in self._before_stop:
@@ -258,7 +229,7 @@ class WorkerMonitor:
                 call()
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
-        answer = to_message(collective_progress(), thread_failures(), raised_at)
+        answer = channel.to_message(process_state.collective_progress(), process_state.thread_failures(), raised_at)
         self._answered.set()
         return answer
 
@@ -274,7 +245,7 @@ class WorkerMonitor:
     def _withdraw(self, name: str) -> None:
         if self.recording is None:
             return
-        spool = spool_of(self.recording, self.place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
+        spool = spool_of(self.recording, self.place.local_rank, os.environ.get(capture.ERROR_FILE_VARIABLE))
         if spool is not None:
             spool.withdraw(name)
 
@@ -305,16 +276,16 @@ def describe_and_record(  # noqa: PLR0913 - keywords
         held: keep the document on the node; the agent uploads it if the node fails.
     """
     began = time.monotonic_ns()
-    release_files()
+    process_state.release_files()
     wall_ns, monotonic_ns = moment_of(error)
     deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
-    source = error if is_clean_exit(error) else before_exit(error)
+    source = error if is_clean_exit(error) else capture.before_exit(error)
     half = recording.upload_deadline_seconds / 2
     exception = bounded(partial(_read, source, error, in_flight=in_flight), half, "reading an exception", local=True)
     if exception is None:
-        exception = replace(bare(source), message="<no text: reading the exception took too long>")
-    place = replace(place, gpu=_asked(gpu_uuid, "", "the GPU"))
-    system = _asked(partial(system_state, source, exception), SystemState(), "limits")
+        exception = replace(capture.bare(source), message="<no text: reading the exception took too long>")
+    place = replace(place, gpu=_asked(process_state.gpu_uuid, "", "the GPU"))
+    system = _asked(partial(process_state.system_state, source, exception), SystemState(), "limits")
     resources = Resources()
     if system != SystemState() and recording.files is not None:
         ask = partial(Recorder(recording.files).resources, CONTAINER_S)
@@ -324,15 +295,16 @@ def describe_and_record(  # noqa: PLR0913 - keywords
         timestamp_ns=wall_ns,
         monotonic_ns=monotonic_ns,
         in_flight=in_flight,
-        collectives=_asked(collective_progress, (), "the collectives"),
-        thread_failures=thread_failures(),
+        collectives=_asked(process_state.collective_progress, (), "the collectives"),
+        thread_failures=process_state.thread_failures(),
         resources=resources,
         system=system,
     )
-    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    error_file = os.environ.get(capture.ERROR_FILE_VARIABLE)
     if error_file and not in_flight and not held:
         with guarded("writing torch's error.json"):
-            write_error_file(error_file, error_file_data(exception.type, exception.message, failure.message, wall_ns))
+            data = capture.error_file_data(exception.type, exception.message, failure.message, wall_ns)
+            capture.write_error_file(error_file, data)
     failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
     left = (deadline_ns - time.monotonic_ns()) / 1e9
     spool = spool_of(recording, place.local_rank, error_file)
@@ -347,20 +319,21 @@ def _asked(call: Callable[[], T], default: T, about: str) -> T:
 
 
 def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> ExceptionInfo:
-    exception = capture(source, in_flight=in_flight)
+    exception = capture.capture(source, in_flight=in_flight)
     if source is error:
         return exception
     if not own_frames(exception):  # a library caught it, as argparse does: the program's line is in the exit
-        exception = replace(exception, frames=frames_to((capture(error, in_flight=in_flight), exception)))
-    return replace(exception, notes=(*exception.notes, f"The program then called sys.exit({safe_text(error)})."))
+        exception = replace(exception, frames=frames_to((capture.capture(error, in_flight=in_flight), exception)))
+    note = f"The program then called sys.exit({capture.safe_text(error)})."
+    return replace(exception, notes=(*exception.notes, note))
 
 
 def _describe(error: BaseException, exception: ExceptionInfo, place: Place, engine: Engine) -> WorkerError:
     """Return the failure record of an exception in this process, without its time."""
     name = engine.name_error(error, exception)
     left = {"category": "exit"} if isinstance(error, SystemExit) else {}
-    return failure_record(
-        ErrorClass.RECOVERABLE_EXCEPTION if name.recoverable else ErrorClass.WORKER_FAILURE,
+    return capture.failure_record(
+        capture.ErrorClass.RECOVERABLE_EXCEPTION if name.recoverable else capture.ErrorClass.WORKER_FAILURE,
         place,
         code=CTRL_C if isinstance(error, KeyboardInterrupt) and is_in_foreground() else name.code,
         message=format_exception(exception),
