@@ -15,6 +15,7 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -148,8 +149,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             seconds = options.stop_seconds
             end_what_workers_left(recording, min(seconds, budgets.NOW_S) if signals.gave_up.is_set() else seconds)
             failed = NodeFailedError(end.error, end.report, sealed)
-            end.forget_agent()
-            del end  # its peers hold the round's store
+            # they hold the agent, and `end` its peers: a later fork must not inherit the round's store
+            traceback.clear_frames(failed.error.__traceback__)
+            del end
             raise failed from failed.error
         finally:
             with guarded("passing on the rest of the workers' stderr"):

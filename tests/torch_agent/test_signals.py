@@ -84,7 +84,7 @@ def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Co
 
     watch = SignalWatch()
     watch.when_received(tell)
-    watch.as_last_resort(last_resort)
+    watch.last_resort = last_resort
     with watch:
         try:
             work(watch, say)

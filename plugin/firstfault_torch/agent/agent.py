@@ -26,7 +26,6 @@ import inspect
 import os
 import signal
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -341,11 +340,6 @@ class RoundEnd:
     peers: Peers | None = None
     """The other agents; None: there are none, or the round had not begun."""
 
-    def forget_agent(self) -> None:
-        """Let the agent end, whose frames the error's traceback holds: a later fork must not inherit its store."""
-        if self.error is not None:
-            traceback.clear_frames(self.error.__traceback__)
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -403,7 +397,7 @@ def launch_agent(
         error = SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
         last_resort(_failed(agent, error, recording))
 
-    signals.as_last_resort(end_pod)
+    signals.last_resort = end_pod
     try:
         arguments, run, shutdown = job.prepare()
         try:

@@ -76,7 +76,8 @@ class SignalWatch:
         self._raised_at = -math.inf
         """By the monotonic clock; a second signal right after the first raises no second exception."""
         self._on_received: Callable[[SignalReceived], None] | None = None
-        self._last_resort: Callable[[signal.Signals], None] | None = None
+        self.last_resort: Callable[[signal.Signals], None] | None = None
+        """Ends the pod: called in the watching thread if the main thread ignores a signal for too long."""
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._wakeup_writer: socket.socket | None = None
@@ -100,7 +101,7 @@ class SignalWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._phase = SignalPhase.LEAVING
-        self._on_received = self._last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
+        self._on_received = self.last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
         if self._wakeup_writer is None:
             return
         with guarded("ceasing to listen to signals"):
@@ -141,10 +142,6 @@ class SignalWatch:
         """Call `on_received` in the watching thread at the first signal, whatever the main thread is doing."""
         self._on_received = on_received
 
-    def as_last_resort(self, call: Callable[[signal.Signals], None]) -> None:
-        """Call `call`, which ends the pod, in the watching thread if the main thread ignores a signal for too long."""
-        self._last_resort = call
-
     def _forget_in_child(self) -> None:
         if self._phase is not SignalPhase.LEAVING and self._wakeup_writer is not None:
             signal.set_wakeup_fd(-1)
@@ -176,9 +173,9 @@ class SignalWatch:
         with guarded("reporting that this pod is terminated"):
             if self._on_received is not None:
                 self._on_received(received)
-        if not self._is_handled(received.number) and self._last_resort is not None:
+        if not self._is_handled(received.number) and self.last_resort is not None:
             logger.warning("the main thread did not handle %s; another thread ends this pod", received.number.name)
-            self._last_resort(received.number)
+            self.last_resort(received.number)
 
     def _is_handled(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident

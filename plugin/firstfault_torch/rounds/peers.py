@@ -19,13 +19,7 @@ from firstfault_torch import budgets
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.context import Recording
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
-from firstfault_torch.rounds.failure_broadcast import (
-    FailureBroadcast,
-    FirstFailure,
-    RoundOutcome,
-    connected,
-    store_of_agents,
-)
+from firstfault_torch.rounds import failure_broadcast
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement, have_joined
 
@@ -65,10 +59,10 @@ class Peers:
         self.agreement = Settlement(own, nodes, "restart")
         """On a restart."""
         host = master_address(group)[0]
-        self._store = store_of_agents(group, recording.round, host)
+        self._store = failure_broadcast.store_of_agents(group, recording.round, host)
         self.liveness = Liveness(self._store, own, recording.identity.node, host, self._report_dead_agent)
         self._listeners: list[Liveness | RosterPoll] = [self.liveness]
-        self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
+        self.broadcast = failure_broadcast.FailureBroadcast(self._store, own, wake, self._heard)
         if recording.files is not None and recording.identity.is_folder_shared:
             recorder = Recorder(recording.files)
             self._listeners.append(RosterPoll(recorder, recording, own, patience_seconds, self._take_from_roster))
@@ -84,9 +78,9 @@ class Peers:
         Raises:
             torch.distributed.DistNetworkError: no server listens there.
         """
-        return connected(self._store)
+        return failure_broadcast.connected(self._store)
 
-    def notify(self, failure: FirstFailure) -> None:
+    def notify(self, failure: failure_broadcast.FirstFailure) -> None:
         """Tell the other agents of this node's failure; a fatal one also closes the rendezvous."""
         self.broadcast.send(failure)
         if failure.fatal:
@@ -94,7 +88,7 @@ class Peers:
             close = partial(caught, self._group.spec.rdzv_handler.set_closed, RendezvousConnectionError)
             bounded(close, 0, "closing the rendezvous")
 
-    def end_for_good(self, failure: FirstFailure, *, tell: bool) -> None:
+    def end_for_good(self, failure: failure_broadcast.FirstFailure, *, tell: bool) -> None:
         """Take a failure for fatal, because the agents have decided against a restart.
 
         With `tell`, also tell agents that were not there then: they may be on their way to a new round.
@@ -125,7 +119,7 @@ class Peers:
         if failure is not None:
             self.broadcast.accept(failure)
 
-    def await_all(self, wake: threading.Event) -> FirstFailure | None:
+    def await_all(self, wake: threading.Event) -> failure_broadcast.FirstFailure | None:
         """Wait until the workers of all nodes have succeeded; return the failure if one has not.
 
         Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
@@ -149,11 +143,11 @@ class Peers:
                 # it ends the decision that the other agents wait for
                 self.broadcast.send(replace(restart, fatal=True, asks=False))
             bounded(self._group.spec.rdzv_handler.set_closed, budgets.CLOSING_S, "closing the rendezvous")
-            failure = restart or FirstFailure("the round ended without a reason", "")
+            failure = restart or failure_broadcast.FirstFailure("the round ended without a reason", "")
         logger.warning("this node's workers had succeeded. The first report, not the verdict: %s", failure.reason)
         return failure
 
-    def _outcome_at_exit(self, wake: threading.Event) -> RoundOutcome:
+    def _outcome_at_exit(self, wake: threading.Event) -> failure_broadcast.RoundOutcome:
         """Wait until the round's outcome is known; tell the others if this node sees first that all have arrived."""
         store: Any = self._group.store
 
@@ -171,7 +165,7 @@ class Peers:
             # the nodes ask one after the other who has firstfault: the answer is large
             if is_complete() or (waited == budgets.BARRIER_S + self._own and self._lacks_agents()):
                 self.broadcast.send_finished()
-                return RoundOutcome(finished=True)
+                return failure_broadcast.RoundOutcome(finished=True)
             wake.wait(budgets.BARRIER_LOOK_S)
             wake.clear()
             waited += budgets.BARRIER_LOOK_S
@@ -242,7 +236,7 @@ class Peers:
         self.stop_listening()
         self.broadcast.end()
 
-    def _heard(self, store: Any, failure: FirstFailure) -> None:
+    def _heard(self, store: Any, failure: failure_broadcast.FirstFailure) -> None:
         """Tell the other agents that this one knows of a failure, and so lives."""
         if failure.fatal:
             self.agreement.interrupt(failure.reason)
@@ -251,9 +245,9 @@ class Peers:
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Tell the other agents that one of them died."""
         asks = self._others_suffice
-        self.broadcast.send(FirstFailure(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks))
+        self.broadcast.send(failure_broadcast.FirstFailure(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks))
 
     def _take_from_roster(self, group_rank: int) -> None:
         """Accept a failure that another node wrote into the roster but did not broadcast."""
         what = "its roster entry says so; it sent no failure notice"
-        self.broadcast.accept(FirstFailure(what, f"node {group_rank}", group_rank))
+        self.broadcast.accept(failure_broadcast.FirstFailure(what, f"node {group_rank}", group_rank))
