@@ -8,7 +8,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
 from firstfault.logs import logger_of
@@ -175,15 +175,15 @@ class NonBlocking(Generic[T]):
 
 
 @contextlib.contextmanager
-def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = False) -> Iterator[None]:
-    """Ignore signals until the block ends; outside of the main thread, which alone can set handlers, do nothing.
+def undisturbed(*, handled_only: bool = False) -> Iterator[None]:
+    """Ignore `WORKER_SIGNALS` until the block ends; do nothing outside of the main thread, which alone sets handlers.
 
     With `handled_only`, a signal that has no handler still ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in WORKER_SIGNALS}
     # None: the handler is not Python's, and Python cannot restore it
     ignored = {
         number: handler

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from firstfault_torch import guard
-from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
+from firstfault_torch.guard import bounded, guarded, undisturbed
 
 LONG_S = 60.0
 SOON_S = 30.0
@@ -129,7 +129,7 @@ def handlers() -> Iterator[dict[signal.Signals, object]]:
 @pytest.mark.parametrize("handled_only", [True, False])
 def test_undisturbed(handlers: dict[signal.Signals, object], handled_only: bool) -> None:
     """Signals are ignored; with `handled_only` one without a handler still ends the process."""
-    with undisturbed(WORKER_SIGNALS, handled_only=handled_only):
+    with undisturbed(handled_only=handled_only):
         signal.raise_signal(signal.SIGINT)
         inside = signal.getsignal(signal.SIGTERM)
     assert inside is (signal.SIG_DFL if handled_only else signal.SIG_IGN)
@@ -143,7 +143,7 @@ def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
     inside = []
 
     def look() -> None:
-        with undisturbed(WORKER_SIGNALS):
+        with undisturbed():
             inside.append({number: signal.getsignal(number) for number in handlers})
 
     thread = threading.Thread(target=look)
@@ -160,7 +160,7 @@ def test_a_child_that_dies_while_undisturbed() -> None:
 
     before = signal.signal(signal.SIGCHLD, handler)
     try:
-        with undisturbed(WORKER_SIGNALS, handled_only=True):
+        with undisturbed(handled_only=True):
             child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
             assert child.wait() == 7
         assert signal.getsignal(signal.SIGCHLD) is handler

@@ -83,7 +83,7 @@ def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Co
         heard.set()
 
     watch = SignalWatch()
-    watch.when_received(tell)
+    watch.on_received = tell
     watch.last_resort = last_resort
     with watch:
         try:
@@ -186,7 +186,7 @@ def test_inside_of_c(breaks: bool, start: Callable[..., Agent]) -> None:
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         if breaks:
-            watch.when_received(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+            watch.on_received = lambda _: 1 / 0  # type: ignore[arg-type, return-value]
         _in_c(watch, say)
 
     agent = start(work)

@@ -99,7 +99,7 @@ class ReportingAgent(LocalElasticAgent):
         self._refused = 0
         """Restarts that torch had left and that the agents decided against."""
         logs.prepare = self.node.workers.prepare
-        self._signals.when_received(self.node.report_signal)
+        self._signals.on_received = self.node.report_signal
         torch_agent.format_exceptions_early()
 
     # --- torch's hooks ------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class ReportingAgent(LocalElasticAgent):
 
     def close(self) -> None:
         """End all threads, after the uploads, each bounded by the deadline."""
-        self._signals.when_received(None)
+        self._signals.on_received = None
         self.node.end(is_last=True)
 
     # --- parts of `_monitor_workers` ----------------------------------------------------------------------------

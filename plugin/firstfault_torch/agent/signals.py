@@ -75,7 +75,8 @@ class SignalWatch:
         self._noticed = threading.Event()
         self._raised_at = -math.inf
         """By the monotonic clock; a second signal right after the first raises no second exception."""
-        self._on_received: Callable[[SignalReceived], None] | None = None
+        self.on_received: Callable[[SignalReceived], None] | None = None
+        """Called in the watching thread at the first signal, whatever the main thread is doing."""
         self.last_resort: Callable[[signal.Signals], None] | None = None
         """Ends the pod: called in the watching thread if the main thread ignores a signal for too long."""
         self._before: dict[signal.Signals, Any] = {}
@@ -101,7 +102,7 @@ class SignalWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._phase = SignalPhase.LEAVING
-        self._on_received = self.last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
+        self.on_received = self.last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
         if self._wakeup_writer is None:
             return
         with guarded("ceasing to listen to signals"):
@@ -138,10 +139,6 @@ class SignalWatch:
             for number in self._handled:
                 signal.signal(number, self._handle)
 
-    def when_received(self, on_received: Callable[[SignalReceived], None] | None) -> None:
-        """Call `on_received` in the watching thread at the first signal, whatever the main thread is doing."""
-        self._on_received = on_received
-
     def _forget_in_child(self) -> None:
         if self._phase is not SignalPhase.LEAVING and self._wakeup_writer is not None:
             signal.set_wakeup_fd(-1)
@@ -171,8 +168,8 @@ class SignalWatch:
     def _answer(self, received: SignalReceived) -> None:
         """Report the signal, and end the pod if the main thread does not handle it."""
         with guarded("reporting that this pod is terminated"):
-            if self._on_received is not None:
-                self._on_received(received)
+            if self.on_received is not None:
+                self.on_received(received)
         if not self._is_handled(received.number) and self.last_resort is not None:
             logger.warning("the main thread did not handle %s; another thread ends this pod", received.number.name)
             self.last_resort(received.number)

@@ -23,7 +23,7 @@ from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.context import Recording, node_address, setup_of_node, worker_place
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.guard import WORKER_SIGNALS, begun, guarded, logger, undisturbed
+from firstfault_torch.guard import begun, guarded, logger, undisturbed
 from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node
 from firstfault_torch.torchrun.job import Name, given_folder, who
@@ -40,7 +40,7 @@ def watch() -> None:
 
 def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
-    with guarded("recording an exception"), undisturbed(WORKER_SIGNALS, handled_only=True):
+    with guarded("recording an exception"), undisturbed(handled_only=True):
         monitor = _monitor()
         if monitor is not None and monitor.recording is not None:
             monitor.place = _in_group(monitor.place)

@@ -30,7 +30,7 @@ from typing import Any
 from firstfault.model import FrameInfo
 from firstfault_torch.compat.torch_worker import group_teardown
 from firstfault_torch.context import Moment
-from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
+from firstfault_torch.guard import guarded, undisturbed
 
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
@@ -179,11 +179,7 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
     def noting(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
         if error is not None:
-            with (
-                guarded("noting an exception in flight"),
-                in_flight.uninterrupted(),
-                undisturbed(WORKER_SIGNALS, handled_only=True),
-            ):
+            with guarded("noting an exception in flight"), in_flight.uninterrupted(), undisturbed(handled_only=True):
                 in_flight.seen(error)
         return destroy(*args, **kwargs)
 

@@ -29,7 +29,7 @@ from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARE
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, is_in_foreground, worker_place
 from firstfault_torch.engine import Engine
-from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
+from firstfault_torch.guard import bounded, guarded, undisturbed
 from firstfault_torch.node import channel
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stderr_relay import redirect_stderr
@@ -100,7 +100,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
         monitor.in_flight.left = error  # at once: the agent that is about to stop this process waits for it
     # a handler, like torch's in a forked worker, would raise in the middle of recording, and the kernel repeats the
     # parent-death signal for each thread of a killed agent
-    with undisturbed(WORKER_SIGNALS, handled_only=not _is_answer_to_signal(error)):
+    with undisturbed(handled_only=not _is_answer_to_signal(error)):
         with guarded("recording an exception"):
             if is_clean_exit(error):
                 monitor.exits(error)
