@@ -71,6 +71,10 @@ WAITS = """Thread 0x1 (most recent call first):
   File "/x/torch/distributed/distributed_c10d.py", line 3 in all_reduce
   File "/app/train.py", line 7 in step
 """
+SYNCHRONIZES = """Thread 0x1 (most recent call first):
+  File "/x/site-packages/torch/cuda/__init__.py", line 3 in synchronize
+  File "/app/train.py", line 9 in step
+"""
 READS = """Thread 0x1 (most recent call first):
   File "/app/data/loader.py", line 88 in read_shard
     chunk = f.read(n)
@@ -123,20 +127,25 @@ def test_ranks_that_work_by_themselves() -> None:
     odd = {rank: _worker(rank, begun=40, stack=READS) for rank in range(8)}
     assert _told(odd, {3: Facts(1, 1, 58.0, works=True)}, ends=True) == Told(())
     assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
+    assert _told({}, missing=(4, 5, 6, 7, 8)) == Told(()), "most nodes go on"
+
+
+COMPUTES = {5: Facts(2, 1, 58.0, ("it computes",), works=True)}
 
 
 @pytest.mark.parametrize(
-    ("facts", "missing", "why"),
+    ("stack", "facts", "missing", "why"),
     [
-        ({}, (), None),
-        ({5: Facts(2, 1, 58.0, ("it computes",), works=True)}, (), "not ended: rank 5 it computes"),
-        ({0: Facts(0, 0, 58.0, ("is held",), may_stand=True)}, (), "not ended: rank 0 is held"),
-        ({}, (3,), ""),
+        (READS, {}, (), None),
+        (READS, COMPUTES, (), "not ended: rank 5 it computes"),
+        (SYNCHRONIZES, COMPUTES, (), None),
+        (READS, {0: Facts(0, 0, 58.0, ("is held",), may_stand=True)}, (), "not ended: rank 0 is held"),
+        (READS, {}, (3,), ""),
     ],
-)  # fmt: skip
-def test_what_is_ended(facts: dict[int, Facts], missing: tuple[int, ...], why: str | None) -> None:
+)
+def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, ...], why: str | None) -> None:
     """The rank that is waited for is ended, unless it works, a person holds one, or a node told nothing."""
-    told = _told({5: _worker(5, begun=40, stack=READS)}, facts, ends=True, missing=missing)
+    told = _told({5: _worker(5, begun=40, stack=stack)}, facts, ends=True, missing=missing)
     assert told.ends == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
     assert ("node 3 told nothing" in told.lines[0]) == bool(missing)

@@ -74,7 +74,7 @@ def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int,
 def told_of(
     files: Mapping[str, bytes], seconds: float, *, missing: Sequence[int] = (), ends: bool = False, own: int = 0
 ) -> Told:
-    """Return what is told of a job that stands still; no lines: ranks work by themselves, and none waits for another.
+    """Return what is told of a job that stands still; no lines: ranks work by themselves, or most nodes go on.
 
     Args:
         files: what the nodes handed in.
@@ -89,7 +89,8 @@ def told_of(
     ranks = tuple(rank for rank in ranks if rank in facts)[:_MOST]
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
     waiting = [failure for failure in failures if failure.rank not in ranks and _waits(failure)]
-    if not waiting and any(each.works for each in facts.values()):
+    is_alone = len(missing) > len({each.group_rank for each in facts.values()})
+    if is_alone or (not waiting and any(each.works for each in facts.values())):
         return Told(())
     parts = [_waiters(failures, waiting), *_awaited(by_rank, ranks)]
     if not ranks:
@@ -105,7 +106,9 @@ def told_of(
     told = Told(tuple(lines), ranks, first.node if first is not None else "", at)
     if not ends or missing:
         return told
-    spared = [rank for rank in ranks if facts[rank].works] or [rank for rank, each in facts.items() if each.may_stand]
+    # a thread that waits for its GPU uses the CPU
+    spared = [rank for rank in ranks if facts[rank].works and where_it_stood(by_rank[rank]).stood is not Stood.TORCH]
+    spared = spared or [rank for rank, each in facts.items() if each.may_stand]
     if spared:
         why = "; ".join(facts[spared[0]].says) or "works"
         return _with(told, f"not ended: rank {spared[0]} {why}")

@@ -164,7 +164,10 @@ class StallWatch:
             logger.warning("%s", line)
         self._keep(stall)
         if mine := [local for its_group_rank, local in told.ends if its_group_rank == group_rank]:
-            self._node.workers.end_hung(mine, round(now - began))
+            # the job may have gone on meanwhile
+            self._still.look(time.monotonic(), self._node.workers.ask(PULSE, alive, ASKING_S))
+            if not self._still.has_moved:
+                self._node.workers.end_hung(mine, round(now - began))
 
     def _settled(self, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:
         """Return what one agent told to all; None: none did."""
@@ -190,6 +193,11 @@ class StallWatch:
             if document:
                 found = _Stall(_from_bytes(document), number, self._still.since, is_mine=document == own)
                 break
+        if found is None and (settled := settlement.abandon(store)) is not None:  # it also ends the thread that waits
+            if settled.document:
+                found = _Stall(_from_bytes(settled.document), number, self._still.since, is_mine=False)
+            else:
+                bounded(lambda: store.add(_COUNT, 1), STORE_S, "counting a stall")
         self._settlement = None
         return found
 
