@@ -20,7 +20,10 @@ from firstfault.model import WorkerError
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.wire.documents import encode
 from tests.faulty_proxy import FaultyProxy, faulty_proxy_before
+from tests.readers.commands import run
 from tests.s3_server import S3
+
+__all__ = ["run"]
 
 T = TypeVar("T")
 
