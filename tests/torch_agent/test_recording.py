@@ -123,8 +123,9 @@ def test_a_store_that_fails(
     uri = request.getfixturevalue(store)
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
-    _, receipt = recorder.record_error(_failure(), recording_at(uri), spool, 1)
-    assert time.monotonic() - began < 1 + TOLERANCE_S
+    seconds = 1 if store == "hanging" else LONG_S  # a busy machine may load the client for a second
+    _, receipt = recorder.record_error(_failure(), recording_at(uri), spool, seconds)
+    assert time.monotonic() - began < seconds + TOLERANCE_S
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
     assert receipt.fault_to_durable_ns is None
