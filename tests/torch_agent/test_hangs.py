@@ -169,8 +169,11 @@ def test_when_a_job_stands_still() -> None:
     still = _looked((5, 1), (10, 2), (15, 3), (20, 4))
     assert still.seconds(80) == 60
     assert still.stood(0, 80) == 60
+    still.look(75, {0: {"begun": -1, "ended": -1, "at": 4}})
+    still.look(76, {0: {"begun": 4, "ended": 4, "at": 4}})
+    assert still.seconds(80) == 60, "a recorder that did not answer once is no progress"
     still.look(80, {})
-    assert (still.silent(0, 80), still.stood(1, 80)) == (60, None)
+    assert (still.silent(0, 80), still.stood(1, 80)) == (4, None)
     still.skip(40)
     assert still.seconds(80) == 20
 

@@ -40,8 +40,10 @@ class Standstill:
         self.has_moved = False
         for rank, answer in answers.items():
             counts = int(answer.get("begun", -1)), int(answer.get("ended", -1))
-            self.has_moved |= counts[0] >= 0 and self._counts.get(rank, counts) != counts
-            self._counts[rank], self._answered[rank] = counts, now
+            if counts[0] >= 0:  # else its recorder did not answer
+                self.has_moved |= self._counts.get(rank, counts) != counts
+                self._counts[rank] = counts
+            self._answered[rank] = now
             if self._places.get(rank, (None,))[0] != answer.get("at"):
                 self._places[rank] = answer.get("at", 0), now
         if self.has_moved:

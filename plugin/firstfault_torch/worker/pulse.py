@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-import tempfile
 import threading
 from typing import Any
 
@@ -45,10 +44,10 @@ def snapshot() -> dict[str, Any]:
 
     ``block`` is the name of the watchdog's block in which it is, or that it pauses.
     """
-    with tempfile.TemporaryFile(buffering=0) as file:
+    with os.fdopen(os.memfd_create("firstfault-stacks"), "w+b", buffering=0) as file:  # no disk may be full
         # this thread has the GIL, so no other one runs meanwhile
         faulthandler.dump_traceback(file=file, all_threads=True)
-        file.seek(max(file.tell() - _LONGEST_STACK, 0), os.SEEK_SET)
+        file.seek(max(file.tell() - _LONGEST_STACK, 0))
         stack = file.read().decode(errors="replace")
     return {
         **to_message(collective_progress(HANG_RECORDER_S), thread_failures()),
