@@ -1,4 +1,7 @@
-"""Runs trainings that stall again and again, and scores what the agents say of each: ``lab.py [NODES] [KINDS]``."""
+"""Runs trainings that stall again and again, and scores what the agents say of each: ``lab.py [NODES] [KINDS] [end]``.
+
+With ``end`` each kind is a training of its own, which is ended 5 s after its stall, and its last lines are printed.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def scored(log: str) -> list[Scored]:
     return found
 
 
-def run(nodes: int, kinds: list[str], *more: str) -> list[str]:
+def run(nodes: int, kinds: list[str], *more: str, stall_s: float = STALL_S) -> list[str]:
     """Return what each node of a job printed."""
     port = get_free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +75,7 @@ def run(nodes: int, kinds: list[str], *more: str) -> list[str]:
             command = [sys.executable, "-m", "firstfault", "torchrun", f"--ff-hang=warn:{WARN_S:g}", *more]
             command += [f"--ff-folder={folder}/runs", f"--ff-node=node-{node}", "--ff-job=stalls", f"--nnodes={nodes}"]
             command += ["--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
-            command += [program.__file__, ",".join(kinds), str(STALL_S)]
+            command += [program.__file__, ",".join(kinds), str(stall_s)]
             with Path(folder, f"{node}.log").open("wb") as stderr:
                 processes.append(subprocess.Popen(command, stderr=stderr, env={**os.environ, "OMP_NUM_THREADS": "1"}))
             time.sleep(0.5)
@@ -86,6 +89,12 @@ def main() -> int:
     sizes = [int(sys.argv[1])] if len(sys.argv) > 1 else [2, 4]
     kinds = sys.argv[2].split(",") if len(sys.argv) > 2 else [*program.ALONE, *program.TOGETHER]
     wrong = 0
+    if sys.argv[3:] == ["end"]:
+        for kind in kinds:
+            log = run(sizes[0], [kind], f"--ff-hang=warn:{WARN_S:g},end:5", stall_s=40.0)[0].splitlines()
+            ends = [line for line in log if re.match("firstfault: (hang|undetermined|not ended)", line)]
+            print(kind, program.culprits(kind, 0, 2 * sizes[0]), *ends[-1:])
+        return 0
     for nodes in sizes:
         told = [scored(log) for log in run(nodes, kinds)]
         for each in told[0]:
