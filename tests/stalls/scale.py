@@ -23,6 +23,7 @@ import torch.distributed as dist
 from firstfault.model import Collective, CollectiveProgress, ExpiredDeadline, Place, StackDump, Writer
 from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.hang.told import Facts, to_files, told_of
+from firstfault_torch.hang.watch import _COUNT
 from firstfault_torch.rounds.settlement import Reports, Settlement
 from tests.torch_agent.test_hangs import READS, WAITS
 
@@ -88,7 +89,7 @@ def measured(nodes: int) -> str:
     judging: list[float] = []
 
     def agent(node: int) -> None:
-        settlement = Settlement(node, nodes, "stall-0")
+        settlement = Settlement(node, nodes, f"stall-{connections[node][0].add(_COUNT, 0)}")
         for step in settlement.settle(connections[node], handed[node], 60.0, threading.Event()):
             if isinstance(step, Reports):
                 if settlement.claim():
@@ -96,6 +97,7 @@ def measured(nodes: int) -> str:
                     own = json.dumps(asdict(told_of(step.copies, 61.0))).encode()
                     judging.append(time.monotonic())
                     told[node] = json.loads(settlement.hand_over(own, durable=True).document)["lines"]
+                    connections[node][0].add(_COUNT, 1)
                     return
             else:
                 told[node] = json.loads(step.document)["lines"]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +18,7 @@ from firstfault.model import CollectiveProgress, ExpiredDeadline, Place, Restart
 from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.capture import ErrorClass, failure_record
+from firstfault_torch.hang import StallWatch
 from firstfault_torch.hang.looks import Standstill, told_by_kernel, usage
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.options import parse_hang
@@ -150,6 +153,25 @@ def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, 
     assert told.ends == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
     assert ("node 3 told nothing" in told.lines[0]) == bool(missing)
+
+
+def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) -> None:
+    """After three stalls there a fourth is only kept on record, and told once it takes four times as long."""
+    kept: list[str] = []
+    reporter = SimpleNamespace(recording=SimpleNamespace(round=0), put=lambda path, _: kept.append(path))
+    places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, world_size=8))
+    watch = StallWatch(Hang(None, None), cast("Any", SimpleNamespace(reporter=reporter, places=places, peers=None)))
+    watch._hang = Hang(60)
+    odd = _worker(5, begun=40, stack=READS)
+    watch._seen = lambda *_: [(odd if rank == 5 else _worker(rank), Facts(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
+    watch._still.since = 0.0
+    for _ in range(4):
+        watch._compare({}, 61.0, ends=False)
+        watch._goes_on(74.0)
+    assert (caplog.text.count("no progress for 61 s"), caplog.text.count("progress again after 74 s")) == (3, 3)
+    watch._compare({}, 241.0, ends=False)
+    assert "no progress for 241 s" in caplog.text
+    assert len(set(kept)) == 5
 
 
 # --- looks ------------------------------------------------------------------------------------------------------------

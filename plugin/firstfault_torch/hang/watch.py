@@ -40,7 +40,9 @@ _FROZEN = 3
 _USUAL = 3
 """So often a stall at one place after which the job went on is told; later ones only if they take longer."""
 _LONGER = 4
+"""Times the warning's time."""
 _MOST_OPEN = 3
+"""Collectives of one group in what a node hands in."""
 _PER_ROUND = 1000
 """Stalls of one round, in the numbers of their records."""
 _CPU_SHARE = 0.1
@@ -155,10 +157,8 @@ class StallWatch:
         if stall is None or not stall.told.lines or self._stopped.is_set():
             return
         told, before = stall.told, self._stall
-        is_usual = self._went_on[told.ranks, told.at] >= _USUAL and now - began < _LONGER * (
-            self._hang.warn_seconds or 0.0
-        )
-        is_shown = not is_usual or bool(told.ends)
+        is_long = now - began >= _LONGER * (self._hang.warn_seconds or 0.0)
+        is_shown = is_long or bool(told.ends) or self._went_on[told.ranks, told.at] < _USUAL
         self._stall = stall = stall._replace(is_shown=is_shown, number=(before or stall).number)
         for line in told.lines if is_shown else ():
             logger.warning("%s", line)
