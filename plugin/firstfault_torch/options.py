@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+    from firstfault.model import Progress
     from firstfault.retry import RetryPolicy
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
@@ -118,6 +119,9 @@ class Stalls(Protocol):
 
     def end(self) -> None:
         """Stop watching, and end the thread: the next round may fork."""
+
+    def progress(self) -> Progress:
+        """Return how far the workers came, as of the last look."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def conclude(
         verdict = _verdict_of_seal(seal, sealed[0] if sealed is not None else None, job)
     else:
         verdict = run_strategy(chosen or strategy_of(job.seals), job, diagnosis)
-    context = replace(context or RetryContext(pods_alive=pods_live(job)), engine=job.engine)
+    context = replace(context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress)
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
     if policy is None and sealed is not None and is_sealed:
         # under the task's own policy, which this reader need not have

@@ -9,11 +9,22 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from firstfault.errors import UsageError
 from firstfault.evidence.texts import is_unexplained_write
-from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
+from firstfault.model import (
+    CATEGORIES,
+    Decision,
+    Kind,
+    Origin,
+    Progress,
+    Resources,
+    Scope,
+    Verdict,
+    WorkerError,
+    Writer,
+)
 from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
 
 
@@ -38,6 +49,8 @@ class RetryContext:
     this one, and how many of the task's `max_restarts` are left for it."""
     engine: str = ""
     """As `Place.engine`."""
+    progress: Progress = field(default_factory=Progress)
+    """How far the training came in its last round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +252,24 @@ def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     world = verdict.root.place.world_size if verdict.root is not None else 0
     same = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
     return Vote(retry=same, reason="the same fault on all ranks" if same else "not the same fault on all ranks")
+
+
+def made_progress(*, minutes: float) -> PolicyBase:
+    """True if the ranks had trained for so long since the last start or restart of the workers.
+
+    For use with another policy: ``on_category("storage") & made_progress(minutes=30)``. Where it is not known, false.
+
+    Raises:
+        UsageError: `minutes` is not a number above 0.
+    """
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0:
+        raise UsageError(f"made_progress needs a number of minutes above 0, not {minutes!r}")
+
+    def vote(_verdict: Verdict, context: RetryContext) -> Vote:
+        trained = context.progress.seconds / 60
+        return Vote(retry=trained >= minutes, reason=f"it had trained for {trained:.0f} min, of {minutes:g} asked for")
+
+    return PolicyBase(vote)
 
 
 @_policy

@@ -96,6 +96,7 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
         first_failure=cause,
         log_tails=_some(any_(model.LogTail)),
         setup=any_(model.NodeSetup),
+        progress=any_(model.Progress, collectives=_BIG),
     )
     return failures, entries
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from firstfault import retry
+from firstfault.conclude import conclude
 from firstfault.errors import UsageError
 from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.model import (
@@ -18,6 +19,7 @@ from firstfault.model import (
     FrameInfo,
     Kind,
     Origin,
+    Progress,
     Resources,
     Scope,
     Verdict,
@@ -26,7 +28,7 @@ from firstfault.model import (
 )
 from firstfault.model.failure import CTRL_C
 from firstfault.strategies import get_strategy, run_strategy, undetermined
-from firstfault.testing import make_error, make_job
+from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import from_json, to_json
 from tests.readers.scenes import STACK, own, stopped
 
@@ -158,6 +160,18 @@ def test_explicit_and_declared() -> None:
 def test_exhausted(context: retry.RetryContext, over: bool) -> None:
     """Retries are used up after that many attempts that the platform did not lose; never if that is not known."""
     assert bool(retry.exhausted()(_verdict(), context)) is over
+
+
+@pytest.mark.parametrize(("seconds", "is_enough"), [(0.0, False), (1799.0, False), (1800.0, True)])
+def test_progress(seconds: float, is_enough: bool) -> None:
+    """The time of training that a node reports counts, and the reason has it."""
+    job = make_job(make_error(3), roster=[make_presence(progress=Progress(40_312, seconds))])
+    conclusion = conclude(job, policy=retry.made_progress(minutes=30))
+    assert conclusion is not None
+    assert conclusion.decision.retry is is_enough
+    assert f"it had trained for {seconds / 60:.0f} min, of 30 asked for" in conclusion.decision.reason
+    with pytest.raises(UsageError, match="minutes above 0"):
+        retry.made_progress(minutes=0)
 
 
 def test_a_vote_of_other_types() -> None:

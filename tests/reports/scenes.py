@@ -19,6 +19,7 @@ from firstfault.model import (
     NodeSetup,
     Origin,
     Phase,
+    Progress,
     Receipt,
     Resources,
     SentSignal,
@@ -60,6 +61,7 @@ def forward(self, batch):
 _RAISE = "raise ValueError(shape)"
 _INNERMOST = FrameInfo("/root/model.py", 12, "forward", _RAISE, tuple(_FORWARD.split("\n")), 10)
 _REDUCE = FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()")
+_PROGRESS = Progress(40_312, 262.0)
 _SETUP = NodeSetup(
     task="workflows.train.fit",
     image="registry.example.com/team/trainer:2026.11.3",
@@ -146,7 +148,8 @@ def job_of(
         )
         roster.append(make_presence(Phase.JOINED, ranks=ranks, **here))
         if phase is not Phase.JOINED:
-            roster.append(make_presence(phase, ranks=ranks, receipts=receipts, setup=_SETUP, **here))
+            here |= {"setup": _SETUP, "progress": _PROGRESS}
+            roster.append(make_presence(phase, ranks=ranks, receipts=receipts, **here))
     return make_job(*failures, roster=(*snapshot.pop("roster", ()), *roster), **snapshot)
 
 

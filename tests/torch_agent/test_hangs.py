@@ -67,6 +67,8 @@ def test_a_hang_is_ended(tmp_path: Path) -> None:
     assert verdict.headline.startswith("hang, rank 1 on node-")
     assert ": no progress for " in verdict.headline
     assert verdict.headline.endswith(" in read_shard")
+    assert ended.job.progress.collectives >= 40
+    assert 0 < ended.job.progress.seconds < DEADLINE_S
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ class NodeRound:
         points = entry_points(group=HANG_GROUP) if self._settings.options.hang is not None else ()
         for point in points:
             self._stalls = point.load()(self._settings.options.hang, self)
+            self.reporter.progress = self._stalls.progress
 
     def end(self, *, is_last: bool) -> None:
         """End all threads of the round, after the uploads: the next round may fork.

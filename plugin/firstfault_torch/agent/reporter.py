@@ -57,6 +57,8 @@ class Reporter:
         self._place_of = place_of
         self._traceback_files: dict[int, str] = {}
         self._log_tails: StderrRelay | None = None
+        self.progress: Callable[[], model.Progress] = model.Progress
+        """Returns how far the workers came in this round."""
         self._pool: ThreadPoolExecutor | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
@@ -85,6 +87,7 @@ class Reporter:
         self._documented = {}
         self._own_logs = {}
         self._log_tails = None
+        self.progress = model.Progress
         self.recording = replace(self.recording, round=number, group_world_size=nodes)
 
     def started(
@@ -125,7 +128,10 @@ class Reporter:
 
     def announce(self, phase: model.Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
         """Write a roster entry in the background; a failed node's holds receipts and ends of logs."""
-        presence = model.NodePresence(phase, self._place_of(None), ranks, timestamp_ns=time.time_ns())
+        progress = model.Progress() if phase is model.Phase.JOINED else self.progress()
+        presence = model.NodePresence(
+            phase, self._place_of(None), ranks, timestamp_ns=time.time_ns(), progress=progress
+        )
         if phase is model.Phase.FAILED:
             logs = tuple(tail for _, tail in sorted(self._own_logs.items()))
             setup = setup_of_node(self.recording.identity)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from firstfault.model import Progress
 from firstfault_torch.budgets import MOMENT_S
 
 _STEADY = 3
@@ -28,6 +29,8 @@ class Standstill:
     """Seconds of the monotonic clock."""
     looks: int = 0
     """With progress, so far."""
+    first: float | None = None
+    """When the first of them was."""
     _counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _places: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By local rank: where the main thread is, and since when."""
@@ -49,10 +52,12 @@ class Standstill:
         if self.has_moved:
             self.looks += 1
             self.since = now
+            self.first = now if self.first is None else self.first
 
     def skip(self, seconds: float) -> None:
         """Leave out a time in which this agent did not run: the pod or the machine was frozen."""
         self.since += seconds
+        self.first = None if self.first is None else self.first + seconds
         self._places = {rank: (at, since + seconds) for rank, (at, since) in self._places.items()}
 
     def seconds(self, now: float) -> float:
@@ -60,6 +65,11 @@ class Standstill:
         if not any(begun > 0 for begun, _ in self._counts.values()):
             return 0.0
         return (now - self.since) / (1 if self.looks >= _STEADY else _FIRST)
+
+    def progress(self) -> Progress:
+        """Return how far the workers came."""
+        seconds = self.since - self.first if self.first is not None else 0.0
+        return Progress(max((begun for begun, _ in self._counts.values()), default=0), max(seconds, 0.0))
 
     def silent(self, local_rank: int, now: float) -> float:
         """Return how long a worker has not answered."""

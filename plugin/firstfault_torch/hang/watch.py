@@ -29,7 +29,7 @@ from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 
 if TYPE_CHECKING:
-    from firstfault.model import Collective, CollectiveProgress, WorkerError
+    from firstfault.model import Collective, CollectiveProgress, Progress, WorkerError
     from firstfault_torch.agent.node_round import NodeRound
     from firstfault_torch.options import Hang
 
@@ -103,6 +103,10 @@ class StallWatch:
                 bounded(partial(settlement.abandon, connections[0]), STORE_S, "ending the comparison of a stall")
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STORE_S)
+
+    def progress(self) -> Progress:
+        """Return how far the workers came, as of the last look."""
+        return self._still.progress()
 
     def _watch(self) -> None:
         with guarded("watching whether the workers make progress"):

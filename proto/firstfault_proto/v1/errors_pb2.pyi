@@ -320,7 +320,7 @@ class ResourceEvidence(_message.Message):
     def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., watermark_wall_ns: _Optional[int] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
-    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason", "log_tails", "setup")
+    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason", "log_tails", "setup", "progress")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +331,7 @@ class RosterEntry(_message.Message):
     FIRST_FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
     LOG_TAILS_FIELD_NUMBER: _ClassVar[int]
     SETUP_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     phase: Phase
     place: Place
@@ -341,7 +342,16 @@ class RosterEntry(_message.Message):
     first_failure_reason: str
     log_tails: _containers.RepeatedCompositeFieldContainer[LogTail]
     setup: NodeSetup
-    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., log_tails: _Optional[_Iterable[_Union[LogTail, _Mapping]]] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ...) -> None: ...
+    progress: TrainingProgress
+    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., log_tails: _Optional[_Iterable[_Union[LogTail, _Mapping]]] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ..., progress: _Optional[_Union[TrainingProgress, _Mapping]] = ...) -> None: ...
+
+class TrainingProgress(_message.Message):
+    __slots__ = ("collectives", "seconds")
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    collectives: int
+    seconds: float
+    def __init__(self, collectives: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class LogTail(_message.Message):
     __slots__ = ("global_rank", "text")

@@ -35,6 +35,7 @@ from firstfault.model.job import (
     NodePresence as NodePresence,
     NodeSetup as NodeSetup,
     Phase as Phase,
+    Progress as Progress,
     Reads as Reads,
     Reason as Reason,
     Receipt as Receipt,

@@ -56,6 +56,16 @@ class NodeSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a training came in a round."""
+
+    collectives: int = 0
+    """That a rank had begun, in all groups together. 0: not known."""
+    seconds: float = 0.0
+    """From its first collectives to its last ones, within one look of the agent at each end."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodePresence:
     """A roster entry: one node in one round."""
 
@@ -72,6 +82,8 @@ class NodePresence:
     """In an entry of phase failed: of the workers that failed by themselves, without their own tracebacks."""
     setup: NodeSetup = NodeSetup()
     """In an entry of phase failed."""
+    progress: Progress = Progress()
+    """In an entry of phase failed or succeeded."""
     newer: bool = False
     """See `WorkerError.newer`."""
 
@@ -219,6 +231,13 @@ class JobErrors:
     def engine(self) -> str:
         """As the first `Place.engine` that is known."""
         return next((place.engine for place in self.places if place.engine), "")
+
+    @property
+    def progress(self) -> Progress:
+        """How far the judged round came, as far as a node knows."""
+        known = [entry.progress for entry in self.roster]
+        seconds = max((each.seconds for each in known), default=0.0)
+        return Progress(max((each.collectives for each in known), default=0), seconds)
 
     @property
     def all_succeeded(self) -> bool:

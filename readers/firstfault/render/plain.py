@@ -328,6 +328,8 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
             "image": identity.image or None,
             "started": format_timestamp(identity.started_ns),
             "seconds": identity.seconds,
+            "collectives": identity.progress.collectives or None,
+            "training_seconds": identity.progress.seconds or None,
             "ranks": identity.ranks,
             "nodes": identity.nodes,
             "gpu_model": identity.gpu_model or None,

@@ -8,14 +8,25 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from firstfault.evidence.texts import is_unexplained_write, message_of
 from firstfault.exceptions.stack_position import Stood, frames_of_crash, where_it_stood
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
 from firstfault.layout import execution_of
-from firstfault.model import CATEGORIES, Decision, JobErrors, NodeSetup, Origin, Scope, Subject, Verdict, WorkerError
+from firstfault.model import (
+    CATEGORIES,
+    Decision,
+    JobErrors,
+    NodeSetup,
+    Origin,
+    Progress,
+    Scope,
+    Subject,
+    Verdict,
+    WorkerError,
+)
 from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_signal
 from firstfault.report import words
 from firstfault.report.cascade import Cascade, world_size
@@ -502,6 +513,8 @@ class JobIdentity:
     """When its first agent started, nanoseconds since the Unix epoch."""
     seconds: float | None = None
     """From then to the root cause, or to the last failure if the root cause has no time."""
+    progress: Progress = field(default_factory=Progress)
+    """Of the last round."""
     ranks: int = 0
     nodes: int = 0
     gpu_model: str = ""
@@ -530,10 +543,17 @@ class JobIdentity:
     def _after(self) -> str:
         return f"failed after {words.duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
 
+    @property
+    def trained(self) -> str:
+        """Return how far the last round came: "40,312 collectives, 3 h of training"; empty if it is not known."""
+        calls, seconds = self.progress.collectives, self.progress.seconds
+        return f"{calls:,} collectives, {words.duration(int(seconds * _NS))} of training" if calls else ""
+
     def brief(self, engine: words.EngineWords) -> str:
         """Return what ran in few words; the rest is the same for every attempt of it."""
         gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
-        return ", ".join(filter(None, [self.task or self.execution, self._size(engine), gpus, self._after]))
+        parts = (self.task or self.execution, self._size(engine), gpus, self._after, self.trained)
+        return ", ".join(filter(None, parts))
 
     def parts(self, engine: words.EngineWords) -> tuple[str, ...]:
         """Return what is known, in the order in which a person asks for it."""
@@ -571,6 +591,7 @@ def identity_of(case: Case) -> JobIdentity:
         image=first.image,
         started_ns=started_ns,
         seconds=took_ns / _NS if took_ns >= 0 else None,
+        progress=job.progress,
         ranks=world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
         nodes=hosts if case.engine.reporter else verdict.coverage.expected or len(case.cascade.nodes),
         gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),

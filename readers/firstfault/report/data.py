@@ -308,6 +308,8 @@ def _details(report: Report) -> Iterator[Fact]:
     verdict = report.verdict
     if job := report.identity.parts(report.engine):
         yield Fact("job", "; ".join(job))
+    if report.identity.trained:
+        yield Fact("progress", report.identity.trained)
     yield from _victims(report)
     if before := [record for record in report.job.restarts if record.restart]:
         faults = "; ".join(f"{_restarted(record)}: {record.headline}" for record in before)

@@ -395,6 +395,13 @@ def _setup_from_pb(setup: Any) -> Any:
     return SETUP.read(setup) if all(len(text) <= MAX_LINE for text in texts) else NodeSetup()
 
 
+TRAINED = Table(model.Progress, (Field("collectives", LONG), Field("seconds", forms.NUMBER)))
+
+
+def _trained_from_pb(progress: Any) -> Any:
+    return TRAINED.read(progress) if 0 <= progress.seconds <= MAX_SECONDS else model.Progress()
+
+
 PRESENCE = Table(
     model.NodePresence,
     (
@@ -406,6 +413,7 @@ PRESENCE = Table(
         Field("first_failure_reason", LINE),
         Field("log_tails", forms.many(forms.whole(LOG_TAIL), _MAX_LOGS)),
         Field("setup", forms.part(SETUP, _setup_from_pb, empty=NodeSetup())),
+        Field("progress", forms.part(TRAINED, _trained_from_pb, empty=model.Progress())),
     ),
 )
 """A roster entry, without its workers: on the wire each has two ranks."""
