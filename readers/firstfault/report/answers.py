@@ -15,19 +15,9 @@ from firstfault.exceptions.stack_position import Stood, frames_of_crash, where_i
 from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
 from firstfault.layout import execution_of
-from firstfault.model import (
-    CATEGORIES,
-    Decision,
-    JobErrors,
-    NodeSetup,
-    Origin,
-    Progress,
-    Scope,
-    Subject,
-    Verdict,
-    WorkerError,
-)
+from firstfault.model import CATEGORIES, Decision, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_signal
+from firstfault.model.job import NodeSetup, Progress
 from firstfault.report import words
 from firstfault.report.cascade import Cascade, world_size
 from firstfault.text import counted, one_line, size
