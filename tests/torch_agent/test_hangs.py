@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,37 @@ def test_ranks_that_work_by_themselves() -> None:
     assert _told(odd, {3: Facts(1, 1, 58.0, works=True)}, ends=True) == Told(())
     assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
     assert _told({}, missing=(4, 5, 6, 7, 8)) == Told(()), "most nodes go on"
+
+
+CALLS = WAITS.replace("all_reduce", "barrier").replace("line 7", "line 90")
+RECEIVES = WAITS.replace("all_reduce", "recv").replace("line 7", "line 17")
+OWN_WAIT = READS.replace("data/loader.py", "comm.py").replace("read_shard", "wait")
+TENSOR_GROUP = dict.fromkeys(range(56, 63), WAITS)
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd", "named", "line"),
+    [
+        (OWN_WAIT, {5: READS, 20: READS, 40: READS}, (5, 20, 40), "61 of them at comm.py:88 in wait; rank 5 "),
+        (OWN_WAIT, {5: READS, 20: ""}, (5, 20), "62 of them at comm.py:88 in wait; rank 5 "),
+        (OWN_WAIT, {}, (), "64 of them at comm.py:88 in wait; no rank stands out"),
+        (OWN_WAIT, dict.fromkeys(range(32), READS), (), "no rank stands out"),
+        (SYNCHRONIZES, {5: READS}, (5,), ": 63 of 64 ranks wait in a collective; rank 5 "),
+        (SYNCHRONIZES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective; rank 63 "),
+        (RECEIVES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective; rank 63 "),
+        (RECEIVES, TENSOR_GROUP, (), ": 64 of 64 ranks wait in a collective; no rank stands out"),
+        (WAITS, dict.fromkeys(range(8, 16), READS), (8, 9, 10), "; rank 10 (node-5) is waited for; and 5 more"),
+        (WAITS, {5: CALLS}, (), ": 64 of 64 ranks wait in a collective; no rank stands out"),
+        (READS, {5: WAITS, 6: OWN_WAIT}, (0, 1, 2), ": 1 of 64 ranks wait in a collective; rank 0 "),
+    ],
+)
+def test_most_ranks_wait(usual: str, odd: dict[int, str], named: tuple[int, ...], line: str) -> None:
+    """Without a recorder the ranks that stand apart are named, wherever most wait; none if all stand alike."""
+    stacks = {rank: odd.get(rank, usual) for rank in range(64)}
+    workers = [replace(_worker(rank, stack=stack, of=64), collectives=()) for rank, stack in stacks.items()]
+    told = told_of(to_files((worker, Facts(rank // 2, rank % 2)) for rank, worker in enumerate(workers)), 61.0)
+    assert told.ranks == named
+    assert line in told.lines[0]
 
 
 COMPUTES = {5: Facts(2, 1, 58.0, ("it computes",), works=True)}

@@ -86,15 +86,18 @@ def told_of(
     failures, facts = from_files(files)
     verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
-    ranks = tuple(rank for rank in ranks if rank in facts)[:_MOST]
+    accused = [rank for rank in ranks if rank in facts]
+    ranks = tuple(accused[:_MOST]) if len(accused) < max(len(failures), 2) else ()
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
-    waiting = [failure for failure in failures if failure.rank not in ranks and _waits(failure)]
+    waiting = [failure for failure in failures if failure.rank not in accused and _waits(failure, at_gpu=bool(ranks))]
     is_alone = len(missing) > len({each.group_rank for each in facts.values()})
     if is_alone or (not waiting and any(each.works for each in facts.values())):
         return Told(())
     parts = [_waiters(failures, waiting), *_awaited(by_rank, ranks)]
     if not ranks:
         parts.append("no rank stands out")
+    elif more := len(accused[_MOST:]):
+        parts.append(f"and {more} more")
     if missing:
         one = len(missing) == 1
         who = f"node {missing[0]}" if one else f"{len(missing)} nodes, the first of them {missing[0]}"
@@ -130,16 +133,21 @@ def _outstanding(failure: WorkerError) -> list[tuple[str, int, str]]:
     ]
 
 
-def _waits(failure: WorkerError) -> bool:
-    return bool(_outstanding(failure)) or where_it_stood(failure).stood is Stood.COLLECTIVE
+def _waits(failure: WorkerError, *, at_gpu: bool) -> bool:
+    """Whether a rank waits in a collective; without a recorder a wait for its GPU may be one."""
+    stood = where_it_stood(failure).stood
+    return bool(_outstanding(failure)) or stood is Stood.COLLECTIVE or (at_gpu and stood is Stood.TORCH)
 
 
 def _waiters(failures: Sequence[WorkerError], waiting: Sequence[WorkerError]) -> str:
     """Return how many ranks wait, and in which collective most of them do."""
     calls = Counter(call for failure in waiting for call in _outstanding(failure)[:1])
     who = f"{len(waiting)} of {len(failures)} ranks wait"
+    if not calls and waiting:
+        return f"{who} in a collective"
     if not calls:
-        return f"{who} in a collective" if waiting else f"{len(failures)} ranks stand outside of collectives"
+        ((at, most),) = Counter(where_it_stood(failure).frame for failure in failures).most_common(1)
+        return f"{len(failures)} ranks stand outside of collectives, {most} of them at {at or 'a place not known'}"
     (operation, number, group), most = calls.most_common(1)[0]
     most_of = f", {most} of them" if len(calls) > 1 else ""
     return f"{who}{most_of} in {operation} #{number} ({group})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import itertools
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -58,6 +60,9 @@ _CHECKPOINT = re.compile(
     r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:, ?\d{1,9})*)\]"
 )
 _WAIT = "hang"
+_LINE = re.compile(r":\d+ in ")
+_TIMES = 3
+"""So many times more ranks than stand elsewhere must stand in one function, or wait, to be those that wait."""
 """Category of the signatures of waits that timed out."""
 _OF_CHECKPOINTS = re.compile(
     r"(?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py \w*(?:load|read)\w*$"
@@ -145,7 +150,36 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
         for failure in job.failures
         if failure.subject is Subject.AGENT and failure.category in {"node_lost", *FROM_OUTSIDE}
     }
-    return tuple(_classify(failure, gone) for failure in job.failures)
+    return _beside_many([_classify(failure, gone) for failure in job.failures])
+
+
+def _beside_many(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure, ...]:
+    """Return the failures, in which most ranks wait if they missed a deadline in one function and a few elsewhere.
+
+    A wait for the GPU counts as a function. Other functions count if no rank is known to be in a collective: they may
+    wait by another library than torch.
+    """
+    waits = sum(item.waited for item in found)
+    stood = {
+        number: where_it_stood(item.failure)
+        for number, item in enumerate(found)
+        if item.failure.expired is not None and item.failure_class is FailureClass.OWN_FAULT and item.specific
+    }
+    functions = {
+        number: "" if where.stood is Stood.TORCH else _LINE.sub(" in ", where.frame)
+        for number, where in stood.items()
+        if where.stood is Stood.TORCH or (where.frame and not waits)
+    }
+    ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
+    if not 0 < _TIMES * (len(stood) - size) <= size + waits:
+        return tuple(found)
+    why = "stood where most others did at its deadline"
+    return tuple(
+        replace(item, failure_class=FailureClass.UNCLEAR, why=why, specific=False, waited=True)
+        if functions.get(number) == usual
+        else item
+        for number, item in enumerate(found)
+    )
 
 
 def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
