@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from firstfault.model import NodePresence, Phase, Place, WorkerError
@@ -28,6 +29,8 @@ of a round that the job recovered from.
 """
 ROSTER = "firstfault/roster"
 """Folder of roster entries, below the output prefix."""
+LIVE = "firstfault/live.json"
+"""How fast a running job's nodes advance, while a person asks for it."""
 OUTPUTS = "outputs.pb"
 ERROR_FILE = "error.pb"
 """The attempt's error as Flyte reads it, where all pods write one file."""
@@ -35,6 +38,7 @@ DECK = "deck.html"
 _STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
 _BUNDLE = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")
 _OF_NODES = "nodes-"
+_WATCHED = re.compile(r"watched-(\d{1,15})\.json", re.ASCII)
 _RESTART = re.compile(r"decision-(?:round|in-process|stall)-\d{5}-\d{7}\.json", re.ASCII)
 _ATTEMPT = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 _ERROR = re.compile(
@@ -136,6 +140,16 @@ def restart_record_name(kind: str, number: int, group_rank: int) -> str:
 def is_restart_record(name: str) -> bool:
     """Whether a file in the roster's folder is a record of a restart by its name."""
     return _RESTART.fullmatch(name) is not None
+
+
+def watched_name(until_ms: int) -> str:
+    """Return the name, in the roster's folder, of an empty file: until then a person watches, by the Unix epoch."""
+    return f"watched-{until_ms}.json"
+
+
+def watched_until_ms(names: Iterable[str]) -> int:
+    """Return until when a person watches, by names of files in the roster's folder; 0: nobody has asked."""
+    return max((int(found[1]) for found in map(_WATCHED.fullmatch, names) if found), default=0)
 
 
 def bundle_path(path: str) -> str:

@@ -14,9 +14,10 @@ from typing import TypeAlias
 import pytest
 
 from firstfault.cli import EXIT
+from firstfault.cli._live import line_of
 from firstfault.cli._watch import _Progress
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
-from firstfault.layout import restart_record_name
+from firstfault.layout import LIVE, restart_record_name, watched_until_ms
 from firstfault.model import JobErrors, Kind, Phase, RestartKind, RestartRecord
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
@@ -124,6 +125,46 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(
         assert "root cause: ValueError, rank 1 on w-1: bad batch" in rest
     assert err.index("round 0 runs on 2 nodes") < err.index("corrected by later documents")
     assert err.index("corrected by") < err.index("every node has reported")
+
+
+def _told(number: int, begun: int, rate: float, waited: float, *, fewer: int = 0) -> dict[str, object]:
+    rank = {"behind": 8 * number, "waits": 8 * number + 1}
+    name = {"node": f"w-{number}", "collectives": begun, "per_second": rate, "waited_seconds": waited}
+    return {**rank, **name, "least": begun - fewer}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "line"),
+    [
+        ([_told(0, 4000, 12.5, 0.0, fewer=9)], "4,000 collectives; a second: w-0 12.5"),
+        (
+            [_told(0, 41, 0.0, 9.0), _told(1, 41, 0.0, 14.0, fewer=2)],
+            "41 collectives; a second: w-0 0, w-1 0; longest wait: rank 9 (w-1), 14 s; behind: rank 8 (w-1) by 2",
+        ),
+        ([_told(n, 7, 12.0 - n, 0.0) for n in range(9)], "7 collectives; 4 (w-8) to 12 (w-0) a second"),
+    ],
+)
+def test_a_line_of_the_live_view(nodes: list[dict[str, object]], line: str) -> None:
+    """Few nodes are listed, of many the slowest and the fastest; who is behind is told once all stand still."""
+    assert line_of(nodes) == line
+
+
+def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--live` leaves a file that asks the agents, and prints what they write."""
+    is_read = threading.Event()
+
+    def line(nodes: list[dict[str, object]]) -> str:
+        is_read.set()
+        return line_of(nodes)
+
+    monkeypatch.setattr("firstfault.cli._live.line_of", line)
+    attempt.join(node(0, Phase.JOINED))
+    attempt.put(LIVE, json.dumps({"time": time.time(), "nodes": [_told(0, 4000, 12.5, 0.0)]}).encode())
+    ends = [node(number, Phase.SUCCEEDED) for number in range(2)]
+    code, _, err = watching(lambda: is_read.wait(30), lambda: attempt.join(*ends), options=(*SOON, "--live"))
+    assert code == EXIT.OK
+    assert "4,000 collectives; a second: w-0 12.5" in err
+    assert watched_until_ms(file.name for file in attempt.folder.rglob("watched-*")) > time.time() * 1000
 
 
 def test_an_answer_that_stays_is_said_once(attempt: Attempt, watching: Watch) -> None:

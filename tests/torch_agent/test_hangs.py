@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from firstfault.cli import main
 from firstfault.errors import UsageError
+from firstfault.layout import LIVE, ROSTER, watched_name
 from firstfault.model import CollectiveProgress, ExpiredDeadline, Place, RestartKind, StackDump, WorkerError, Writer
 from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
@@ -38,6 +40,9 @@ def test_a_stall_is_told_kept_and_not_ended(tmp_path: Path, capsys: pytest.Captu
         job.start(2)
         logs = partial(tmp_path.glob, "*.err.log")
         until(lambda: ["read_shard" in log.read_text() for log in logs()] == [True, True], seconds=DEADLINE_S)
+        assert not (tmp_path / "0" / LIVE).exists()
+        (tmp_path / "0" / ROSTER / watched_name(int(time.time() * 1000) + 600_000)).touch()
+        until(lambda: _live(tmp_path) == [(41, 41, 0), (40, 40, 1)], seconds=DEADLINE_S)
         job.go(0)
         ended = job.end()
     assert ended.codes == [0, 0]
@@ -56,6 +61,13 @@ def test_a_stall_is_told_kept_and_not_ended(tmp_path: Path, capsys: pytest.Captu
         main(["show", "--recovered", "--json", str(tmp_path / "0")])
     stalls = json.loads(capsys.readouterr().out)["stalls"]
     assert [stall["rank"] for stall in stalls if "in read_shard" in stall["headline"]] == [1]
+
+
+def _live(folder: Path) -> list[tuple[int, int, int]]:
+    """Return the most and the fewest collectives, and whose these are, of each node in the live view."""
+    file = folder / "0" / LIVE
+    nodes = json.loads(file.read_text())["nodes"] if file.exists() else []
+    return sorted(((node["collectives"], node["least"], node["behind"]) for node in nodes), reverse=True)
 
 
 def test_a_hang_is_ended(tmp_path: Path) -> None:

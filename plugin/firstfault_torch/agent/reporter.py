@@ -142,11 +142,11 @@ class Reporter:
         self.report.copies[path] = data
         self.put(path, data)
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: bytes) -> Future[Any]:
         """Write another small file below the output prefix, in the background."""
-        self._entries.append(
-            self._submit(lambda: document_writer.put_on_node(path, data, self.recording, self.deadline_seconds))
-        )
+        put = self._submit(lambda: document_writer.put_on_node(path, data, self.recording, self.deadline_seconds))
+        self._entries = [*(entry for entry in self._entries if not entry.done()), put]
+        return put
 
     # --- documents ----------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ class Standstill:
     """With progress, so far."""
     first: float | None = None
     """When the first of them was."""
+    moved: dict[int, float] = field(default_factory=dict)
+    """By local rank: when its collectives last made progress, seconds of the monotonic clock."""
     _counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _places: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By local rank: where the main thread is, and since when."""
@@ -43,9 +45,9 @@ class Standstill:
         self.has_moved = False
         for rank, answer in answers.items():
             counts = int(answer.get("begun", -1)), int(answer.get("ended", -1))
-            if counts[0] >= 0:  # else its recorder did not answer
-                self.has_moved |= self._counts.get(rank, counts) != counts
-                self._counts[rank] = counts
+            if counts[0] >= 0 and self._counts.get(rank) != counts:  # below 0: its recorder did not answer
+                self.has_moved |= rank in self._counts
+                self._counts[rank], self.moved[rank] = counts, now
             self._answered[rank] = now
             if self._places.get(rank, (None,))[0] != answer.get("at"):
                 self._places[rank] = answer.get("at", 0), now
@@ -69,7 +71,12 @@ class Standstill:
     def progress(self) -> Progress:
         """Return how far the workers came."""
         seconds = self.since - self.first if self.first is not None else 0.0
-        return Progress(max((begun for begun, _ in self._counts.values()), default=0), max(seconds, 0.0))
+        return Progress(max(self.begun.values(), default=0), max(seconds, 0.0))
+
+    @property
+    def begun(self) -> dict[int, int]:
+        """How many collectives each worker has begun, by local rank."""
+        return {rank: begun for rank, (begun, _) in self._counts.items()}
 
     def silent(self, local_rank: int, now: float) -> float:
         """Return how long a worker has not answered."""

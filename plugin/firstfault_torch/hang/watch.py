@@ -23,6 +23,7 @@ from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.budgets import ASKING_S, HANG_ANSWER_S, HANG_LOOK_S, HANG_OTHERS_S, SOURCE_LINES_S, STORE_S
 from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.hang.live import LiveView
 from firstfault_torch.hang.looks import Standstill, Usage, told_by_kernel, usage
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
@@ -77,6 +78,7 @@ class StallWatch:
         self._wait_s = HANG_OTHERS_S * self._every_s / HANG_LOOK_S + STORE_S
         self._stopped = threading.Event()
         self._still = Standstill(time.monotonic())
+        self._live = LiveView(node, self._still)
         self._next_s = hang.warn_seconds or 0.0
         """Seconds without progress at which the next warning comes: each doubles it."""
         self._went_on: Counter[tuple[tuple[int, ...], str]] = Counter()
@@ -119,6 +121,7 @@ class StallWatch:
                 if not (alive := self._node.workers.alive):
                     continue
                 self._still.look(now, self._node.workers.ask(PULSE, alive, ASKING_S))
+                self._live.tell(now)
                 if self._still.has_moved:
                     self._goes_on(now)
                 elif not self._stopped.is_set():

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -34,12 +35,13 @@ from firstfault_torch.guard import guarded, logger
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
+_QUESTION = b"how far\n"
 _LONGEST_LINE = 4096
 _BACKLOG = 1024
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
-_POLLS_PER_SECOND = 3.0
-"""Of all nodes of a job together: the nodes of a large job poll less often."""
+_POLLS_PER_SECOND = 2.8
+"""Of all nodes of a job together but the first: the nodes of a large job poll less often."""
 
 
 class Liveness:
@@ -67,6 +69,11 @@ class Liveness:
         """Of the first agent: others read it from the store."""
         self._latest: dict[int, asyncio.StreamWriter] = {}
         """The newest connection of each other agent, by group rank."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.state: Callable[[], bytes] = bytes
+        """Returns a line about this node's progress: what it answers to the first agent."""
+        self.told: dict[int, bytes] = {}
+        """What the other agents have answered last, by group rank; of the first agent."""
         self._has_warned = False
         self._ended = Future[None]()
         self._thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
@@ -77,6 +84,18 @@ class Liveness:
         if not self._ended.done():
             self._ended.set_result(None)
             self._thread.join(budgets.RECONNECT_S)
+
+    def ask(self) -> None:
+        """Ask the other agents for their states, as the first one; answers come into `told`."""
+
+        def write() -> None:
+            for writer in self._latest.values():
+                if not writer.is_closing():
+                    writer.write(_QUESTION)
+
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(write)
 
     def _run(self) -> None:
         with guarded("holding the connections between the agents"):
@@ -102,6 +121,7 @@ class Liveness:
 
     async def _serve(self) -> None:
         """Be the first agent, to which the others connect."""
+        self._loop = asyncio.get_running_loop()
         asyncio.get_running_loop().set_exception_handler(self._warn_once)
         # all interfaces, as torch's store: which one the other pods can reach is not known here
         is_dual = socket.has_dualstack_ipv6()
@@ -134,7 +154,7 @@ class Liveness:
                 logger.debug("dropped a connection that is not an agent's: %s", error)
                 return
             self._latest[group_rank] = writer
-            if await _breaks(reader, writer):
+            if await _breaks(reader, writer, partial(self.told.__setitem__, group_rank)):
                 await asyncio.sleep(budgets.RECONNECT_S)
                 # the old connection's end may be read after the new one was accepted
                 if self._latest[group_rank] is writer:
@@ -173,7 +193,7 @@ class Liveness:
             if connected is not None:
                 reader, writer, first = connected
                 self.lost_first = ""
-                if not await _breaks(reader, writer):
+                if not await _breaks(reader, writer, partial(self._answer, writer)):
                     return
                 self.lost_first = first
             elif first or time.monotonic() > deadline:
@@ -184,6 +204,10 @@ class Liveness:
             self._on_death(0, first)
         else:
             logger.info("no connection to the first agent; if it is killed, this node detects it late")
+
+    def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+        if line == _QUESTION:
+            writer.write(self.state()[: _LONGEST_LINE // 2] + b"\n")
 
     async def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
@@ -226,8 +250,8 @@ class Liveness:
         return None
 
 
-async def _breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Wait for the end of a connection; return whether it broke without a farewell of the other end."""
+async def _breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: Callable[[bytes], None]) -> bool:
+    """Wait for the end of a connection, and pass on its lines; return whether it broke without a farewell."""
     connection = writer.get_extra_info("socket")
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -237,6 +261,7 @@ async def _breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         while line := await reader.readline():
             if line == _FAREWELL:
                 return False
+            hear(line)
     except asyncio.CancelledError:
         writer.write(_FAREWELL)  # this end leaves
         raise
@@ -271,7 +296,10 @@ class RosterPoll:
         self._incarnation = recording.incarnation
         self._before: frozenset[RosterKey] | None = None
         self._own = group_rank
-        self._every_s = max(budgets.ROSTER_POLL_S, recording.group_world_size / _POLLS_PER_SECOND)
+        self.names: list[str] = []
+        """Of the last listing."""
+        many = recording.group_world_size / _POLLS_PER_SECOND if group_rank else 0.0
+        self._every_s = max(budgets.ROSTER_POLL_S, many)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
         self._ended = threading.Event()
@@ -296,7 +324,7 @@ class RosterPoll:
 
     def _failed(self) -> list[int]:
         try:
-            names = self._recorder.roster(ROSTER_ANSWER_S)
+            names = self.names = self._recorder.roster(ROSTER_ANSWER_S)
         except FirstFaultError as error:
             logger.debug("the roster could not be listed: %s", error)
             return []

@@ -63,9 +63,12 @@ class Peers:
         self.liveness = Liveness(self._store, own, recording.identity.node, host, self._report_dead_agent)
         self._listeners: list[Liveness | RosterPoll] = [self.liveness]
         self.broadcast = failure_broadcast.FailureBroadcast(self._store, own, wake, self._heard)
+        self.roster: RosterPoll | None = None
+        """None: the nodes share no folder."""
         if recording.files is not None and recording.identity.is_folder_shared:
             recorder = Recorder(recording.files)
-            self._listeners.append(RosterPoll(recorder, recording, own, patience_seconds, self._take_from_roster))
+            self.roster = RosterPoll(recorder, recording, own, patience_seconds, self._take_from_roster)
+            self._listeners.append(self.roster)
 
     def join(self, copies: Mapping[str, bytes]) -> None:
         """Tell the other agents that this node has joined, and hand in its roster entry."""

@@ -51,6 +51,9 @@ _NEXT_LOOKS = 5
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after this long.")
 @click.option("--follow", is_flag=True, help="Continue with the task's next attempts until the task has ended.")
+@click.option(
+    "--live", is_flag=True, help="Also print how fast the nodes advance; asks the agents by a file beside the roster."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects (firstfault.verdict/v1), one a line.")
 @debug_option
 def watch(  # noqa: PLR0913, PLR0917 - click's options
@@ -60,6 +63,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     interval: float,
     timeout: float | None,
     follow: bool,
+    live: bool,
     **given: Any,
 ) -> int:
     """Follow a running attempt and print its root cause as soon as it is known.
@@ -92,7 +96,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
         successor = options.reader(following) if following else None
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
-            asyncio.run(asyncio.wait_for(_decided(progress, interval, successor), left))
+            asyncio.run(asyncio.wait_for(_decided(progress, interval, successor, is_live=live), left))
             in_time = True
         except asyncio.TimeoutError:
             in_time = False
@@ -124,9 +128,12 @@ def _next_of(uri: str) -> str:
     return join(here[0], str(here[1] + 1))
 
 
-async def _decided(progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None) -> None:
+async def _decided(
+    progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None, *, is_live: bool = False
+) -> None:
     """Show each change of an attempt until it is decided or the next one has begun."""
     followed = asyncio.ensure_future(_followed(progress, interval))
+    live = asyncio.ensure_future(_live(progress) if is_live else asyncio.sleep(0))
     begins = asyncio.ensure_future(_begun(successor, _NEXT_LOOKS * interval))
     try:
         ended, _ = await asyncio.wait((followed, begins), return_when=asyncio.FIRST_COMPLETED)
@@ -134,9 +141,20 @@ async def _decided(progress: _Progress, interval: float, successor: MultiErrorFi
         for task in ended:
             task.result()  # raise what it raised
     finally:
-        followed.cancel()
-        begins.cancel()
-        await asyncio.gather(followed, begins, return_exceptions=True)
+        for task in (followed, begins, live):
+            task.cancel()
+        await asyncio.gather(followed, begins, live, return_exceptions=True)
+
+
+async def _live(progress: _Progress) -> None:
+    """Print how fast the nodes advance."""
+    from firstfault.cli._live import live  # noqa: PLC0415 - as above
+    from firstfault.errors import StoreError  # noqa: PLC0415
+
+    try:
+        await live(progress.reader.errors_uri, progress.note)
+    except StoreError as error:
+        progress.note(f"the agents cannot be asked how fast the nodes advance: {error}")
 
 
 async def _followed(progress: _Progress, interval: float) -> None:
@@ -207,15 +225,15 @@ class _Progress:
         from firstfault.report.data import stalls_of  # noqa: PLC0415
 
         for record in stalls_of(job)[self._stalls :]:
-            self._note(record.reason)
+            self.note(record.reason)
             self._stalls += 1
         conclusion = self.reader.conclude_from(job)
         self.is_running = conclusion is None and not nodes_done(job.roster, job.coverage.expected)
         if conclusion is None:
             if self.last is not None:
-                self._note("the job recovered from the failed round; still watching")
+                self.note("the job recovered from the failed round; still watching")
             elif job.settled:
-                self._note("every node has finished without a failure")
+                self.note("every node has finished without a failure")
             elif job.roster:
                 self._print_nodes(job)
             self.last = None
@@ -224,18 +242,18 @@ class _Progress:
         is_decided = job.settled and self.is_sealed
         if not is_decided and (before is None or _answer(before) != _answer(conclusion)):
             if before is not None:
-                self._note("corrected by later documents")
+                self.note("corrected by later documents")
             self._print(conclusion)
         self._print_nodes(job)
         if job.settled and (before is None or not before.job.settled):
-            self._note("every node has reported")
+            self.note("every node has reported")
 
     def note_end(self, read: ReadAttempt) -> None:
         """Say that the answer which follows is decided."""
         if self.last is None or read.conclusion is None or _answer(self.last) == _answer(read.conclusion):
-            self._note("decided")
+            self.note("decided")
         else:
-            self._note("decided, and corrected by later documents")
+            self.note("decided, and corrected by later documents")
 
     def _print(self, conclusion: Conclusion) -> None:
         from firstfault.render.plain import json_report  # noqa: PLC0415 - as above
@@ -253,11 +271,12 @@ class _Progress:
         reported = f"{job.coverage.reported}{of} nodes have reported"
         line = reported if self.last is not None else f"round {job.round} runs on {nodes}"
         if line != self._nodes:
-            self._note(line)
+            self.note(line)
         self._nodes = line
 
     @staticmethod
-    def _note(text: str) -> None:
+    def note(text: str) -> None:
+        """Print a line with the time."""
         click.echo(f"firstfault: {time.strftime('%H:%M:%S')} {text}", err=True)
 
 

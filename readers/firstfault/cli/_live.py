@@ -1,0 +1,83 @@
+"""``firstfault watch --live``: asks a running job's first agent how fast the nodes advance, and prints its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from firstfault.errors import ObjectNotFoundError
+from firstfault.layout import LIVE, Layout, watched_name
+from firstfault.report.words import duration, few
+from firstfault.store import open_store
+from firstfault.text import printable
+
+_LOOK_S = 5.0
+_FIRST_S = 60.0
+"""For so long the agent is first asked to tell, then for twice as long: a store keeps each of these files."""
+_SILENT_S = 30.0
+_NS = 10**9
+_LONGEST = 1 << 22
+_FEW, _BEHIND = 8, 3
+"""Nodes that are listed one by one."""
+_SILENT = (
+    "no agent tells how fast the nodes advance: the job does not run, has --ff-hang off, or this is not the folder "
+    "that its first node uses; of a job on one node it has to be a local folder"
+)
+
+
+async def live(uri: str, note: Callable[[str], None]) -> None:
+    """Print what the agents tell, until it is cancelled.
+
+    Args:
+        uri: the attempt's output prefix or its errors/ folder.
+        note: prints a line.
+
+    Raises:
+        StoreError: the request could not be written.
+    """
+    layout, asked = Layout.of(uri), time.time()
+    until, name = asked, f"{layout.roster.rpartition('roster')[0]}{LIVE.rpartition('/')[2]}"
+    seconds, shown = _FIRST_S, 0.0
+    async with open_store(layout.root) as store:
+        while True:
+            if time.time() + _LOOK_S > until:
+                until, seconds = time.time() + seconds, 2 * seconds
+                await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
+            try:
+                view = json.loads(await store.get(name, limit=_LONGEST))
+                moment, told = float(view["time"]), line_of(view["nodes"])
+            except (ObjectNotFoundError, ValueError, KeyError, TypeError):
+                moment, told = 0.0, ""
+            if moment > max(shown, asked - _SILENT_S) and told:
+                shown = moment
+                note(told)
+            elif time.time() - max(shown, asked) > _SILENT_S:
+                note(_SILENT)
+                asked = time.time()
+            await asyncio.sleep(_LOOK_S)
+
+
+def line_of(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line about how far the nodes are, how fast they advance, and once all stand still who is behind.
+
+    While they advance, the numbers of two nodes are not of one moment.
+    """
+    rates = {printable(str(node["node"])): float(node["per_second"]) for node in nodes}
+    by_rate = sorted(rates, key=lambda name: rates[name])
+    if len(rates) > _FEW:
+        speed = f"{rates[by_rate[0]]:g} ({by_rate[0]}) to {rates[by_rate[-1]]:g} ({by_rate[-1]}) a second"
+    else:
+        speed = "a second: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+    most = max(int(node["collectives"]) for node in nodes)
+    parts = [f"{most:,} collectives; {speed}"]
+    longest = max(nodes, key=lambda node: float(node["waited_seconds"]))
+    if float(longest["waited_seconds"]) > 0:
+        waited = duration(int(float(longest["waited_seconds"]) * _NS))
+        parts.append(f"longest wait: rank {int(longest['waits'])} ({printable(str(longest['node']))}), {waited}")
+    stand = not any(rates.values())
+    late = sorted((most - int(node["least"]), str(node["node"]), node["behind"]) for node in nodes if stand)
+    told = [f"rank {rank} ({printable(name)}) by {fewer:,}" for fewer, name, rank in reversed(late) if fewer]
+    return "; ".join([*parts, *([f"behind: {', '.join(few(told, _BEHIND))}"] if told else [])])
