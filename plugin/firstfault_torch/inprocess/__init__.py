@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import sys
 
-from firstfault_torch.inprocess import exception, hooks, monitor, rank_assignment, store
-from firstfault_torch.inprocess.hooks import Compose
-from firstfault_torch.inprocess.job import InProcessRestart
-from firstfault_torch.inprocess.rank_assignment import FrozenState, Mode, State
-from firstfault_torch.inprocess.wrap import CallWrapper, Wrapper, current_call
+from firstfault_torch.inprocess import (
+    exception as exception,
+    hooks,
+    monitor,
+    rank_assignment as rank_assignment,
+    store as store,
+)
+from firstfault_torch.inprocess.hooks import Compose as Compose
+from firstfault_torch.inprocess.job import InProcessRestart as InProcessRestart
+from firstfault_torch.inprocess.rank_assignment import FrozenState as FrozenState, Mode as Mode, State as State
+from firstfault_torch.inprocess.wrap import CallWrapper as CallWrapper, Wrapper as Wrapper, current_call as current_call
 
 abort = completion = compose = finalize = health_check = initialize = terminate = hooks
 monitor_thread = monitor
@@ -20,26 +26,3 @@ state = rank_assignment
 _NAMES = dict.fromkeys(("abort", "completion", "compose", "finalize", "health_check", "initialize", "terminate"), hooks)
 for _name, _module in {**_NAMES, "monitor_thread": monitor, "state": rank_assignment}.items():
     sys.modules[f"{__name__}.{_name}"] = _module
-
-__all__ = [
-    "CallWrapper",
-    "Compose",
-    "FrozenState",
-    "InProcessRestart",
-    "Mode",
-    "State",
-    "Wrapper",
-    "abort",
-    "completion",
-    "compose",
-    "current_call",
-    "exception",
-    "finalize",
-    "health_check",
-    "initialize",
-    "monitor_thread",
-    "rank_assignment",
-    "state",
-    "store",
-    "terminate",
-]
