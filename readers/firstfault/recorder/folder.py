@@ -71,11 +71,7 @@ class Spool:
     """Created by the first write. Its parent must exist: late writers must not recreate the node's folder."""
 
     def add(self, name: str, data: bytes) -> Path:
-        """Write a file atomically and return its path.
-
-        Args:
-            name: of a document: the object's name in the storage, ending with ``.pb``.
-            data: its bytes.
+        """Write a file atomically and return its path; the name of a document is the object's, with ``.pb``.
 
         Raises:
             OSError: the file could not be written.
@@ -221,7 +217,15 @@ class NodeFolder:
 
     def worker(self, round_: int, local_rank: int) -> WorkerFiles:
         """Return the files of a worker."""
-        return WorkerFiles(self, f"{round_}-{local_rank}")
+        name = f"{round_}-{local_rank}"
+        return WorkerFiles(
+            spool=self.spool(name),
+            socket=self.path / f"worker-{name}.line",
+            stderr=self.path / f"stderr-{name}.fifo",
+            stacks=self.path / f"stacks-{name}.txt",
+            stacks_ready=self.path / f"stacks-{name}.ready",
+            fatal_stacks=self.path / f"fatal-{name}.txt",
+        )
 
     def timers(self, round_: int) -> Path:
         """Return the FIFO of the watchdog's deadlines."""
@@ -236,38 +240,18 @@ class NodeFolder:
 class WorkerFiles:
     """The files of one worker of a round."""
 
-    _node: NodeFolder
-    _name: str
-
-    @property
-    def spool(self) -> Spool:
-        """Its documents."""
-        return self._node.spool(self._name)
-
-    @property
-    def socket(self) -> Path:
-        """The socket on which its agent asks it."""
-        return self._node.path / f"worker-{self._name}.line"
-
-    @property
-    def stderr(self) -> Path:
-        """The FIFO that takes its stderr to its agent."""
-        return self._node.path / f"stderr-{self._name}.fifo"
-
-    @property
-    def stacks(self) -> Path:
-        """The stacks that it writes when it is asked."""
-        return self._node.path / f"stacks-{self._name}.txt"
-
-    @property
-    def stacks_ready(self) -> Path:
-        """The file that exists once it may be asked for its stacks."""
-        return self._node.path / f"stacks-{self._name}.ready"
-
-    @property
-    def fatal_stacks(self) -> Path:
-        """The stacks that a fatal signal leaves."""
-        return self._node.path / f"fatal-{self._name}.txt"
+    spool: Spool
+    """Its documents."""
+    socket: Path
+    """The socket on which its agent asks it."""
+    stderr: Path
+    """The FIFO that takes its stderr to its agent."""
+    stacks: Path
+    """The stacks that it writes when it is asked."""
+    stacks_ready: Path
+    """The file that exists once it may be asked for its stacks."""
+    fatal_stacks: Path
+    """The stacks that a fatal signal leaves."""
 
 
 # --- the client of the recorder ---------------------------------------------------------------------------------------
