@@ -8,22 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from firstfault import model
 from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.logs import logger_of
-from firstfault.model import (
-    Decision,
-    JobErrors,
-    Origin,
-    Phase,
-    Place,
-    RestartKind,
-    RestartRecord,
-    Scope,
-    Seal,
-    Verdict,
-    WorkerError,
-)
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, same_fault_again
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
@@ -36,15 +24,15 @@ logger = logger_of(__name__)
 class Conclusion:
     """An attempt, judged once. Reports draw it and judge nothing again."""
 
-    job: JobErrors
-    verdict: Verdict
-    decision: Decision
+    job: model.JobErrors
+    verdict: model.Verdict
+    decision: model.Decision
     diagnosis: Diagnosis
     """Of `job`; whatever the strategy made of it."""
 
 
 def conclude(
-    job: JobErrors,
+    job: model.JobErrors,
     *,
     strategy: str | AggregationStrategy | None = None,
     policy: RetryPolicy | None = None,
@@ -81,16 +69,16 @@ def conclude(
     return Conclusion(job, verdict, decision, diagnosis)
 
 
-def failed(job: JobErrors) -> bool:
+def failed(job: model.JobErrors) -> bool:
     """Whether the attempt failed.
 
     An unreadable document counts, and so does a node that reported a failure and left no document.
     """
-    reported = any(presence.phase is Phase.FAILED for presence in job.roster)
+    reported = any(presence.phase is model.Phase.FAILED for presence in job.roster)
     return bool(job.failures or job.seals or job.coverage.unreadable or reported)
 
 
-def strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
+def strategy_of(seals: Sequence[model.Seal]) -> AggregationStrategy:
     """Return the strategy that the pods sealed with, if it can be loaded here; else the default one."""
     for seal in sorted(seals, key=lambda seal: seal.order):
         try:
@@ -100,7 +88,7 @@ def strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
     return get_strategy(DEFAULT_STRATEGY)
 
 
-def _seal_of(job: JobErrors) -> tuple[Seal | None, tuple[Verdict, Decision] | None]:
+def _seal_of(job: model.JobErrors) -> tuple[model.Seal | None, tuple[model.Verdict, model.Decision] | None]:
     """Return the valid seal that rests on the most documents, and its verdict and decision.
 
     Of an attempt without documents, one that another version sealed is taken all the same: Flyte's part is readable.
@@ -118,7 +106,7 @@ def _seal_of(job: JobErrors) -> tuple[Seal | None, tuple[Verdict, Decision] | No
     return (invalid[0] if is_used else None), None
 
 
-def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy | None) -> bool:
+def _overrules(seal: model.Seal, job: model.JobErrors, strategy: str | AggregationStrategy | None) -> bool:
     """Whether the sealed verdict is taken: the documents are gone, or it rests on more of them than are left."""
     if not job.failures:
         return True
@@ -133,11 +121,11 @@ def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy |
     return not is_whole
 
 
-def _verdict_of_seal(seal: Seal, verdict: Verdict | None, job: JobErrors) -> Verdict:
+def _verdict_of_seal(seal: model.Seal, verdict: model.Verdict | None, job: model.JobErrors) -> model.Verdict:
     if verdict is None:
         # sealed by another version; the part that Flyte reads is readable all the same
         what = (seal.code, seal.message, seal.kind, seal.origin)
-        as_flyte_reads = WorkerError(*what, seal.fault_timestamp_ns, seal.worker, Place(node=seal.worker))
+        as_flyte_reads = model.WorkerError(*what, seal.fault_timestamp_ns, seal.worker, model.Place(node=seal.worker))
         verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(as_flyte_reads,)))
     note = "no error documents were read; this is the verdict that the nodes sealed"
     notes = dict.fromkeys((*verdict.coverage.notes, *job.coverage.notes, note))
@@ -168,17 +156,17 @@ class RestartContext:
         )
 
 
-def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext) -> tuple[bool, str]:
+def decide_restart(verdict: model.Verdict, decision: model.Decision, context: RestartContext) -> tuple[bool, str]:
     """Return whether the workers are restarted after a round with this verdict, and why or why not.
 
     `decision` is the retry policy's, for `RestartContext.for_policy`.
     """
     restart, reason = decision.retry, decision.reason
     again = same_fault_again()(verdict, context.for_policy(RetryContext()))
-    is_known = verdict.scope is not Scope.UNDETERMINED
+    is_known = verdict.scope is not model.Scope.UNDETERMINED
     root = verdict.root
     # the same fingerprint does not show the same fault: the code asked for it, or another node was lost
-    is_asked_for = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
+    is_asked_for = root is not None and root.recoverable and root.origin is not model.Origin.SYSTEM
     may_repeat = is_asked_for or verdict.category in {"preemption", "node_lost"}
     if context.nodes_left < context.min_nodes:
         restart, reason = False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
@@ -193,15 +181,15 @@ def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext
     return restart, reason
 
 
-def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
+def record_of(conclusion: Conclusion, context: RestartContext) -> model.RestartRecord:
     """Return what is kept about a round that failed: its verdict in short, and the decision."""
     verdict = conclusion.verdict
     restart, reason = decide_restart(verdict, conclusion.decision, context)
     root = verdict.root
     sizes = [entry.place.world_size for entry in conclusion.job.roster]
     sizes += [failure.place.world_size for failure in conclusion.job.failures]
-    return RestartRecord(
-        kind=RestartKind.ROUND,
+    return model.RestartRecord(
+        kind=model.RestartKind.ROUND,
         number=context.round,
         headline=verdict.headline,
         restart=restart,
@@ -215,7 +203,9 @@ def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
     )
 
 
-def with_unused_restarts(decision: Decision, verdict: Verdict, refused: RestartRecord, max_restarts: int) -> Decision:
+def with_unused_restarts(
+    decision: model.Decision, verdict: model.Verdict, refused: model.RestartRecord, max_restarts: int
+) -> model.Decision:
     """Return the decision on an attempt; its reason also tells why a restart was `refused` although some were left."""
     used = verdict.root.place.restart_count if verdict.root is not None else 0
     count = f"{max(max_restarts - used, 0)} of {max_restarts} restarts (max_restarts) were not used"

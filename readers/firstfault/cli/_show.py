@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,12 +27,10 @@ from firstfault.cli._support import (
     uri_argument,
     write_file,
 )
-from firstfault.errors import BadDocumentError
+from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from firstfault.attempts import ReadAttempt
     from firstfault.report import Report
 
@@ -130,8 +129,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     if recovered and (forms.as_markdown or forms.html):
         raise click.UsageError("--recovered prints text, or JSON with --json")
-    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of these
-    from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415
+    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
     uri = _uri(uri, last=last)
     try:

@@ -6,24 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from firstfault import model
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures, ranks_of_spread_error
 from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.texts import Pointer
 from firstfault.exceptions.tracebacks import first_cause, short_name
 from firstfault.layout import ErrorKey
-from firstfault.model import (
-    DIED_SILENTLY,
-    TERMINATED,
-    TERMINATED_ALONE,
-    TERMINATED_BY,
-    CausedBy,
-    JobErrors,
-    NodePresence,
-    Phase,
-    Place,
-    Subject,
-    WorkerError,
-)
 from firstfault.text import one_line
 
 ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
@@ -41,7 +29,7 @@ class Accusations:
 
     ranks: Counter[int] = field(default_factory=Counter)
     nodes: Counter[str] = field(default_factory=Counter)
-    broadcast: Counter[CausedBy] = field(default_factory=Counter)
+    broadcast: Counter[model.CausedBy] = field(default_factory=Counter)
     """How many agents and workers were stopped for each failure that the agents broadcast, without its document."""
     broadcast_of: Counter[int | str] = field(default_factory=Counter)
     """The same by the rank of the failure; by its node if it has no rank."""
@@ -64,7 +52,7 @@ class Candidate:
     why: str
     rank: int | None = None
     node: str = ""
-    failure: WorkerError | None = None
+    failure: model.WorkerError | None = None
     """Its agent's document about stopping it; None: there is none."""
     category: str = "hang"
     weight: int = 1
@@ -92,7 +80,7 @@ class FirstFault:
 class Diagnosis:
     """All that is known about the failures of an attempt before a strategy picks the root cause."""
 
-    job: JobErrors
+    job: model.JobErrors
     classified: tuple[ClassifiedFailure, ...]
     """One for each of `JobErrors.failures`, in the same order."""
     clocks: Clocks
@@ -109,7 +97,7 @@ class Diagnosis:
     @property
     def workers(self) -> list[ClassifiedFailure]:
         """The failures of workers."""
-        return [judged for judged in self.classified if judged.failure.subject is Subject.WORKER]
+        return [judged for judged in self.classified if judged.failure.subject is model.Subject.WORKER]
 
     @property
     def waits(self) -> list[ClassifiedFailure]:
@@ -119,7 +107,7 @@ class Diagnosis:
     @property
     def unclear(self) -> list[ClassifiedFailure]:
         """The failures that may be cause or consequence, except on nodes whose agent lost its peers."""
-        lost_peers = {item.failure.node for item in self.classified if item.failure.subject is Subject.AGENT}
+        lost_peers = {item.failure.node for item in self.classified if item.failure.subject is model.Subject.AGENT}
         found = (item for item in self.classified if item.failure_class is FailureClass.UNCLEAR)
         return [item for item in found if item.failure.node not in lost_peers]
 
@@ -130,7 +118,7 @@ class Diagnosis:
         return [item for item in self.unclear if not item.waited and not (has_waits and item.failure.stopped_by_agent)]
 
 
-def diagnose(job: JobErrors) -> Diagnosis:
+def diagnose(job: model.JobErrors) -> Diagnosis:
     """Classify the failures of the judged round. Pure: the same job gives the same diagnosis."""
     classified = classify_failures(job)
     return Diagnosis(job, classified, Clocks(job), _accusations(job, classified))
@@ -141,7 +129,7 @@ def names_it(count: int) -> str:
     return "1 failure names it" if count == 1 else f"{count} failures name it"
 
 
-def _accusations(job: JobErrors, classified: Iterable[ClassifiedFailure]) -> Accusations:
+def _accusations(job: model.JobErrors, classified: Iterable[ClassifiedFailure]) -> Accusations:
     """Return how often each rank and node is named; a failure that names itself does not count."""
     nodes_at: dict[str, set[str]] = defaultdict(set)  # an address that several nodes share names none
     for place in job.places:
@@ -175,14 +163,14 @@ def _named_node(pointer: Pointer, nodes_at: dict[str, set[str]]) -> str:
 # --- ranks and nodes that failed without a readable report ------------------------------------------------------------
 
 
-def are_unlisted(job: JobErrors, failures: Iterable[WorkerError]) -> bool:
+def are_unlisted(job: model.JobErrors, failures: Iterable[model.WorkerError]) -> bool:
     """Whether the agents of these ranks' nodes have reported which documents their nodes wrote, and not all of theirs.
 
     Another process that may write to the attempt's prefix may have written the others.
     """
     listed: dict[tuple[str, int | None, int], set[str]] = defaultdict(set)
     for entry in job.roster:
-        if entry.phase is Phase.FAILED:
+        if entry.phase is model.Phase.FAILED:
             listed[_pod_of(entry.place)].update(receipt.name for receipt in entry.receipts)
     for failure in failures:
         names = listed[_pod_of(failure.place)]
@@ -191,7 +179,7 @@ def are_unlisted(job: JobErrors, failures: Iterable[WorkerError]) -> bool:
     return True
 
 
-def _pod_of(place: Place) -> tuple[str, int | None, int]:
+def _pod_of(place: model.Place) -> tuple[str, int | None, int]:
     return place.node, place.group_rank, place.round
 
 
@@ -213,7 +201,7 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     for entry in job.roster:
         node = entry.place.node
         lost = {item.rank: item for item in entry.receipts if not item.withdrawn and item.name not in present}
-        for rank in entry.ranks if entry.phase is Phase.FAILED else ():
+        for rank in entry.ranks if entry.phase is model.Phase.FAILED else ():
             is_lost = rank in lost or not entry.receipts
             if not is_lost or rank in unopened or (node, rank) in reported:
                 continue
@@ -228,14 +216,14 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     return found if len(found) <= _MANY else []
 
 
-def without_failure(job: JobErrors) -> dict[int, str]:
+def without_failure(job: model.JobErrors) -> dict[int, str]:
     """Return the ranks without a failure, with their nodes: those of finished nodes, and of nodes that reported others.
 
     Ranks without an agent are not among them.
     """
     known = {failure.rank for failure in job.failures} | {rank for group in job.unopened for rank in group.ranks}
-    failed = [entry for entry in job.roster if entry.phase is Phase.FAILED and entry.receipts]
-    finished = [entry for entry in job.roster if entry.phase is Phase.SUCCEEDED and entry.place.rank is None]
+    failed = [entry for entry in job.roster if entry.phase is model.Phase.FAILED and entry.receipts]
+    finished = [entry for entry in job.roster if entry.phase is model.Phase.SUCCEEDED and entry.place.rank is None]
     known |= {receipt.rank for entry in failed for receipt in entry.receipts}
     return {rank: entry.place.node for entry in failed + finished for rank in entry.ranks if rank not in known}
 
@@ -246,19 +234,19 @@ def _in_name(name: str) -> str:
     return key.fingerprint if key is not None else ""
 
 
-def ended_alone(job: JobErrors) -> list[NodePresence]:
+def ended_alone(job: model.JobErrors) -> list[model.NodePresence]:
     """Return the entries of ranks without an agent that ended by themselves, with any exit code."""
-    return [entry for entry in job.roster if entry.phase is Phase.SUCCEEDED and entry.place.rank is not None]
+    return [entry for entry in job.roster if entry.phase is model.Phase.SUCCEEDED and entry.place.rank is not None]
 
 
-def terminated_nodes(job: JobErrors) -> list[Candidate]:
+def terminated_nodes(job: model.JobErrors) -> list[Candidate]:
     """Return the nodes whose workers were stopped because their agent was terminated, if the agent left no document.
 
     Ranks without an agent may also be terminated by their launcher, because one of them has ended.
     """
     if ended_alone(job):
         return []
-    reasons = {TERMINATED, TERMINATED_ALONE}
+    reasons = {model.TERMINATED, model.TERMINATED_ALONE}
     workers: Counter[str] = Counter(
         failure.node for failure in job.failures if any(sent.reason in reasons for sent in failure.sent_signals)
     )
@@ -312,12 +300,12 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     what = what or reason or "no reason was given"
     why = f"its agent reported its failure to the other nodes ({what}), but its own document is missing"
-    if what == DIED_SILENTLY:
+    if what == model.DIED_SILENTLY:
         why = "its agent died"
     category = "unknown"
-    if rank is None and what == DIED_SILENTLY:
+    if rank is None and what == model.DIED_SILENTLY:
         category = "node_lost"
-    elif rank is None and what.startswith(TERMINATED_BY):
+    elif rank is None and what.startswith(model.TERMINATED_BY):
         category = "interrupted" if what.endswith("SIGINT") and job.engine == "plain" else "preemption"
     return [Candidate(why, rank, node, None, category)]
 
@@ -327,7 +315,7 @@ def nodes_without_report(diagnosis: Diagnosis) -> list[Candidate]:
 
     Such a node is lost if others name it, or no rank timed out waiting; else it may hang, or be late with its report.
     """
-    done = {entry.place.node for entry in diagnosis.job.roster if entry.phase is not Phase.JOINED}
+    done = {entry.place.node for entry in diagnosis.job.roster if entry.phase is not model.Phase.JOINED}
     found = []
     for node in sorted(_unheard(diagnosis.job) - done):
         votes = diagnosis.accusations.nodes[node]
@@ -341,7 +329,7 @@ def nodes_without_report(diagnosis: Diagnosis) -> list[Candidate]:
 def accused_nodes(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the node that most failures name, if it has reported, and its documents are missing."""
     job, named = diagnosis.job, diagnosis.accusations.nodes
-    done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
+    done = {entry.place.node for entry in job.roster if entry.phase is not model.Phase.JOINED}
     with_receipts = {
         entry.place.node for entry in job.roster if any(receipt.rank is not None for receipt in entry.receipts)
     }
@@ -352,7 +340,7 @@ def accused_nodes(diagnosis: Diagnosis) -> list[Candidate]:
     ]
 
 
-def _unheard(job: JobErrors) -> set[str]:
+def _unheard(job: model.JobErrors) -> set[str]:
     """Return the nodes that joined the round and of which there is no document."""
     listed = {number for group in job.unopened for number in group.group_ranks}
     there = {failure.node for failure in job.failures}

@@ -9,7 +9,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import (
     BARRIER_REPORT,
@@ -18,13 +17,14 @@ from firstfault.evidence.classification import (
     STORE_WAIT,
     STUCK,
     TIMED_OUT,
+    ClassifiedFailure,
     FailureClass,
     is_own_fault,
     names_a_wait,
     prints_a_peers_error,
     prints_a_timeout,
 )
-from firstfault.evidence.diagnosis import Candidate, ended_alone, without_failure
+from firstfault.evidence.diagnosis import Candidate, Diagnosis, ended_alone, without_failure
 from firstfault.evidence.progress import (
     Progress,
     behind,
@@ -36,13 +36,8 @@ from firstfault.evidence.progress import (
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.exceptions.stderr import last_printed
 from firstfault.exceptions.tracebacks import all_links, first_cause, own_frames, place_of
-from firstfault.model import Collective, CollectiveProgress
+from firstfault.model import Collective, CollectiveProgress, ThreadFailure, WorkerError
 from firstfault.model.failure import RECORDED_ONLY
-
-if TYPE_CHECKING:
-    from firstfault.evidence.classification import ClassifiedFailure
-    from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import ThreadFailure, WorkerError
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""

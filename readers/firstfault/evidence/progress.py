@@ -9,13 +9,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Pattern
-from firstfault.model import Collective, CollectiveProgress
-
-if TYPE_CHECKING:
-    from firstfault.model import WorkerError
+from firstfault.model import Collective, CollectiveProgress, WorkerError
 
 _COUNTS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
@@ -174,10 +170,8 @@ def behind(
     end of collectives that need its data, and which have ended on the others, is guilty as well: its GPU, or the thread
     that watches it, is stuck. If those are other ranks, or ranks wait for each other, one of them may be a victim.
 
-    Args:
-        groups: how far each rank came.
-        apart: the groups whose ranks called a collective differently, with the ranks that differ.
-        peers: `message_peers` of the ranks.
+    `apart` has the groups whose ranks called a collective differently, with the ranks that differ; `peers` is what
+    `message_peers` returns.
     """
     late = _not_called(groups, apart)
     stuck = _not_seen(groups)

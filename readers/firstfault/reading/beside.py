@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from firstfault.model import Phase, Subject
+from firstfault.model import Phase, Place, Subject, WorkerError
 from firstfault.reading.assemble import Snapshot, round_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from firstfault.model import Place, WorkerError
 
 
 def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:

@@ -20,24 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from firstfault import model
+from firstfault.errors import BadDocumentError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
-from firstfault.model import (
-    TERMINATED_ALONE,
-    DocumentRef,
-    Receipt,
-    Resources,
-    SentSignal,
-    StackDump,
-    Subject,
-    WorkerError,
-    Writer,
-)
 from firstfault.model.failure import fatal_error
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Spool, SpooledDocument, Target, tail_of
 from firstfault.recorder.left_behind import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
-from firstfault.store import Store
+from firstfault.store import Store, open_store
 from firstfault.sync import attempted, run_sync
 from firstfault.text import parse_json
 
@@ -186,22 +177,22 @@ class _Server:
         target = Target(f"{ROSTER}/{roster_key_for(presence)}")
         await self._in_time(target, self._uploads.put(target, encode_presence(presence)))
 
-    async def _upload_death(self, data: bytes, wall_ns: int, monotonic_ns: int) -> tuple[Receipt, int | None]:
+    async def _upload_death(self, data: bytes, wall_ns: int, monotonic_ns: int) -> tuple[model.Receipt, int | None]:
         """Upload the document about the agent's death at this moment; return receipt and round."""
         from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - as above
 
-        failure, resources = decode(data, DocumentRef(DOCUMENT)), self._memory.report()
-        if not isinstance(failure, WorkerError):
+        failure, resources = decode(data, model.DocumentRef(DOCUMENT)), self._memory.report()
+        if not isinstance(failure, model.WorkerError):
             raise TypeError(f"{DOCUMENT} of the agent is not an error document")
         failure = replace(
-            failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=Writer.RECORDER, resources=resources
+            failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=model.Writer.RECORDER, resources=resources
         )
-        if failure.subject is Subject.WORKER:  # a rank that no agent has started
+        if failure.subject is model.Subject.WORKER:  # a rank that no agent has started
             failure = _with_its_end(failure, self._folder)
         target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
         return await self._in_time(target, self._uploads.put(target, encode(failure))), failure.place.round
 
-    async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[Receipt, int | None]:
+    async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[model.Receipt, int | None]:
         """Upload a spooled document if it needs that; return its receipt, and its round if it could be read."""
         failure = _failure(document)
         receipt = document.settled
@@ -211,7 +202,7 @@ class _Server:
             receipt = await self._in_time(target, self._uploads.put(target, document.path, spool))
         return receipt, failure.place.round if failure is not None else None
 
-    async def _in_time(self, target: Target, upload: Coroutine[None, None, Receipt]) -> Receipt:
+    async def _in_time(self, target: Target, upload: Coroutine[None, None, model.Receipt]) -> model.Receipt:
         seconds = self._settings.deadline_seconds
         try:
             receipt = await asyncio.wait_for(upload, seconds)
@@ -254,19 +245,18 @@ def _read_on(stderr: list[int]) -> None:
         log_line(f"the stderr of processes that outlive the agent is lost: {error}")
 
 
-def _failure(document: SpooledDocument) -> WorkerError | None:
+def _failure(document: SpooledDocument) -> model.WorkerError | None:
     """Return the decoded document; None if it cannot be read."""
-    from firstfault.errors import BadDocumentError  # noqa: PLC0415
     from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
 
     try:
-        failure = decode(document.path.read_bytes(), DocumentRef(document.name))
+        failure = decode(document.path.read_bytes(), model.DocumentRef(document.name))
     except (OSError, BadDocumentError):
         return None
-    return failure if isinstance(failure, WorkerError) else None
+    return failure if isinstance(failure, model.WorkerError) else None
 
 
-def _with_its_end(failure: WorkerError, folder: NodeFolder) -> WorkerError:
+def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.WorkerError:
     """Return the failure of a rank that no agent started, and that left no exception, with the signal that ended it.
 
     No process that firstfault runs is its parent. The stacks tell of two: a fatal signal (SIGSEGV, SIGABRT) and SIGTERM
@@ -278,14 +268,14 @@ def _with_its_end(failure: WorkerError, folder: NodeFolder) -> WorkerError:
     fatal, asked = tail_of(files.fatal_stacks), tail_of(files.stacks)
     signal = fatal_error(fatal)[1] if fatal else "SIGTERM" if asked else ""
     if signal:
-        sent = (SentSignal(signal, TERMINATED_ALONE),) if signal == "SIGTERM" else ()
+        sent = (model.SentSignal(signal, model.TERMINATED_ALONE),) if signal == "SIGTERM" else ()
         failure = replace(
             failure,
             code="USER:Stopped" if sent else f"USER:{signal}",
             message=f"rank {failure.rank} was {'terminated' if sent else 'killed'} by {signal}",
             signal=signal,
             sent_signals=sent,
-            stack_dumps=(StackDump(failure.place.pid, failure.rank, fatal or asked),),
+            stack_dumps=(model.StackDump(failure.place.pid, failure.rank, fatal or asked),),
         )
     return replace(failure, fingerprint=fingerprint_of(failure))
 
@@ -305,7 +295,7 @@ class Uploads:
         self._open_error = ""
         self._warm = asyncio.Event()
         self._slots = asyncio.Semaphore(_PARALLEL)
-        self._in_progress: dict[str, asyncio.Task[Receipt]] = {}
+        self._in_progress: dict[str, asyncio.Task[model.Receipt]] = {}
         self._began: dict[str, float] = {}
         """When the last upload of each path in progress began, by the monotonic clock."""
 
@@ -318,11 +308,9 @@ class Uploads:
     async def _opened(self) -> Store:
         # importing the storage's client is slow; the loop must accept connections meanwhile
         await asyncio.to_thread(_load_client, self._output_prefix)
-        from firstfault.store import open_store  # noqa: PLC0415 - loaded by now
-
         return await open_store(self._output_prefix).__aenter__()
 
-    async def put(self, target: Target, source: bytes | Path, spool: Spool | None = None) -> Receipt:
+    async def put(self, target: Target, source: bytes | Path, spool: Spool | None = None) -> model.Receipt:
         """Write an object, from bytes or a file, and return its receipt, also into `spool`; never raises."""
         return await self._once(target.path, partial(self._put, target, source, spool))
 
@@ -338,7 +326,7 @@ class Uploads:
         for path in self._in_progress:
             log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
-    async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, Receipt]]) -> Receipt:
+    async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, model.Receipt]]) -> model.Receipt:
         """Run an upload, or join the path's latest one while that is young; it continues if the caller leaves."""
         while (running := self._in_progress.get(path)) is not None:
             young_for = self._began[path] + SLOW_UPLOAD_S - time.monotonic()
@@ -352,7 +340,7 @@ class Uploads:
         task.add_done_callback(lambda ended: self._forget(path, ended))
         return await asyncio.shield(task)
 
-    def _forget(self, path: str, ended: asyncio.Task[Receipt]) -> None:
+    def _forget(self, path: str, ended: asyncio.Task[model.Receipt]) -> None:
         if self._in_progress.get(path) is ended:
             del self._in_progress[path], self._began[path]
 
@@ -363,7 +351,7 @@ class Uploads:
         async with self._slots:
             return await attempted(call(self._store))
 
-    async def _put(self, target: Target, source: bytes | Path, spool: Spool | None) -> Receipt:
+    async def _put(self, target: Target, source: bytes | Path, spool: Spool | None) -> model.Receipt:
         data = _read(source) if isinstance(source, Path) else source
         if data is None:
             return target.failed(f"{source!s} could not be read")
@@ -375,7 +363,9 @@ class Uploads:
         return receipt
 
 
-async def _first_durable(running: asyncio.Task[Receipt], upload: Coroutine[None, None, Receipt]) -> Receipt:
+async def _first_durable(
+    running: asyncio.Task[model.Receipt], upload: Coroutine[None, None, model.Receipt]
+) -> model.Receipt:
     """Run an upload beside one that is slow; return the first durable receipt, else the last one."""
     pending = {running, asyncio.create_task(upload)}
     while True:
@@ -394,7 +384,6 @@ def log_line(text: str) -> None:
 
 def _load_client(output_prefix: str) -> None:
     """Open the store once, which imports its client."""
-    from firstfault.store import open_store  # noqa: PLC0415 - slow: only after the recorder listens
 
     async def look() -> None:
         async with open_store(output_prefix):
@@ -448,10 +437,8 @@ class MemoryWatch:
     """Watches the memory of the control group that this process is in, version 1 or 2. Never raises.
 
     Usage, peak and limit are those of the nearest group that has a limit; kills are those of this process's group.
-    Usage includes page cache, which the kernel frees before it kills, so usage near the limit proves nothing.
-
-    Args:
-        root: folder of ``/proc`` and the mounts, for tests.
+    Usage includes page cache, which the kernel frees before it kills, so usage near the limit proves nothing. Tests set
+    `root`, the folder of ``/proc`` and the mounts.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -470,7 +457,7 @@ class MemoryWatch:
         if used is not None and (self._watermark is None or used > self._watermark):
             self._watermark, self._watermark_ns = used, time.time_ns()
 
-    def report(self) -> Resources:
+    def report(self) -> model.Resources:
         """Return the current figures; None for one that could not be read.
 
         ``oom_kill``: processes of this group that the kernel's OOM killer has killed since this watch began.
@@ -481,7 +468,7 @@ class MemoryWatch:
         self.sample()
         kills = self._kills()
         peak = self._number("peak")
-        return Resources(
+        return model.Resources(
             oom_kill=max(kills - (self._kills_before or 0), 0) if kills is not None else None,
             memory_used_bytes=self._used,
             memory_peak_bytes=peak if peak is not None else self._watermark,

@@ -12,25 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from firstfault import model
 from firstfault.layout import error_key_for
-from firstfault.model import (
-    CATEGORIES,
-    DocumentRef,
-    ExceptionInfo,
-    FrameInfo,
-    JobErrors,
-    Kind,
-    NodePresence,
-    Origin,
-    Phase,
-    Place,
-    Scope,
-    SentSignal,
-    Subject,
-    Verdict,
-    WorkerError,
-    Writer,
-)
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.render.plain import flyte_message, markdown
 from firstfault.report import report_of
@@ -41,7 +24,7 @@ from firstfault.wire.json_schemas import from_json, to_json, verdict_to_dict
 START_NS = 1_700_000_000_000_000_000
 """Start of the builders' clock, nanoseconds since the Unix epoch."""
 _MS = 1_000_000
-_PLACE_FIELDS = frozenset(field.name for field in dataclasses.fields(Place))
+_PLACE_FIELDS = frozenset(field.name for field in dataclasses.fields(model.Place))
 
 
 def make_error(
@@ -49,15 +32,15 @@ def make_error(
     *,
     node: str = "worker-0",
     at_ms: float | None = 0,
-    exception: str | ExceptionInfo | None = "ValueError",
+    exception: str | model.ExceptionInfo | None = "ValueError",
     message: str = "boom",
     **fields: Any,
-) -> WorkerError:
+) -> model.WorkerError:
     """Return a failure of the process with global rank `rank`.
 
     Args:
         rank: None for a failure without a rank.
-        node: the node's name.
+        node: its name.
         at_ms: when it was recorded, milliseconds after `START_NS`; None for none.
         exception: the exception's qualified name, a whole record, or None for an end without an exception.
         message: of the exception, and of the document.
@@ -65,29 +48,34 @@ def make_error(
     """
     place = {name: fields.pop(name) for name in tuple(fields) if name in _PLACE_FIELDS}
     if isinstance(exception, str):
-        frame = FrameInfo("/job/train.py", 7, "train", "step(batch)")
-        exception = ExceptionInfo(exception, message, bases=("Exception", "BaseException"), frames=(frame,))
+        frame = model.FrameInfo("/job/train.py", 7, "train", "step(batch)")
+        exception = model.ExceptionInfo(exception, message, bases=("Exception", "BaseException"), frames=(frame,))
     values: dict[str, Any] = {
         "code": "USER",
         "message": message,
-        "kind": Kind.NON_RECOVERABLE,
-        "origin": Origin.USER,
+        "kind": model.Kind.NON_RECOVERABLE,
+        "origin": model.Origin.USER,
         "timestamp_ns": None if at_ms is None else START_NS + int(at_ms * _MS),
         "worker": node,
-        "place": Place(**{"rank": rank, "node": node, **place}),
-        "writer": Writer.WORKER,
+        "place": model.Place(**{"rank": rank, "node": node, **place}),
+        "writer": model.Writer.WORKER,
         "exception": exception,
         **fields,
     }
-    error = WorkerError(**values)
+    error = model.WorkerError(**values)
     if error.documents:
         return error
-    return dataclasses.replace(error, documents=(DocumentRef(error_key_for(error)),))
+    return dataclasses.replace(error, documents=(model.DocumentRef(error_key_for(error)),))
 
 
 def make_presence(
-    phase: Phase = Phase.FAILED, *, node: str = "worker-0", group_rank: int = 0, nodes: int = 1, **fields: Any
-) -> NodePresence:
+    phase: model.Phase = model.Phase.FAILED,
+    *,
+    node: str = "worker-0",
+    group_rank: int = 0,
+    nodes: int = 1,
+    **fields: Any,
+) -> model.NodePresence:
     """Return the roster entry of a node.
 
     Args:
@@ -98,11 +86,11 @@ def make_presence(
         fields: any other field of `NodePresence` or of its `Place`.
     """
     place = {name: fields.pop(name) for name in tuple(fields) if name in _PLACE_FIELDS}
-    where = Place(**{"node": node, "group_rank": group_rank, "group_world_size": nodes, **place})
-    return NodePresence(phase, where, **{"timestamp_ns": START_NS, **fields})
+    where = model.Place(**{"node": node, "group_rank": group_rank, "group_world_size": nodes, **place})
+    return model.NodePresence(phase, where, **{"timestamp_ns": START_NS, **fields})
 
 
-def make_job(*failures: WorkerError, **snapshot: Any) -> JobErrors:
+def make_job(*failures: model.WorkerError, **snapshot: Any) -> model.JobErrors:
     """Return the job that a reader assembles from these failures; `snapshot` are other fields of `Snapshot`."""
     return assemble(Snapshot(documents=failures, **snapshot))
 
@@ -112,19 +100,19 @@ def make_job(*failures: WorkerError, **snapshot: Any) -> JobErrors:
 _SHUFFLES = 10
 _LONGEST_MESSAGE = 16_384
 _HOSTILE = "\x1b[2J\r\x00<script>\u202e\U0001f525 \udc80%s{0}\nretry: yes\n"
-_STOPPED = (SentSignal("SIGTERM", "stopped because rank 3 failed"),)
+_STOPPED = (model.SentSignal("SIGTERM", "stopped because rank 3 failed"),)
 _PEER = "Connection closed by peer"
 _NO_RENDEZVOUS = "torch.distributed.elastic.rendezvous.RendezvousTimeoutError"
-_AGENT: dict[str, Any] = {"writer": Writer.AGENT, "subject": Subject.AGENT, "exception": _NO_RENDEZVOUS}
+_AGENT: dict[str, Any] = {"writer": model.Writer.AGENT, "subject": model.Subject.AGENT, "exception": _NO_RENDEZVOUS}
 _ENDED: dict[str, Any] = {"exception": None, "exit_code": -15, "signal": "SIGTERM", "sent_signals": _STOPPED}
-_STOCK: dict[str, Any] = {"rank": None, "exception": None, "writer": Writer.STOCK}
-_JOBS: dict[str, JobErrors] = {
+_STOCK: dict[str, Any] = {"rank": None, "exception": None, "writer": model.Writer.STOCK}
+_JOBS: dict[str, model.JobErrors] = {
     "one failure": make_job(make_error(3, node="worker-1"), roster=(make_presence(node="worker-1", nodes=1),)),
     "one cause, two victims, and a process that its agent stopped": make_job(
         make_error(3, node="worker-1", at_ms=0, exception="KeyError", message="'label'"),
         make_error(0, node="worker-0", at_ms=31, exception="RuntimeError", message=_PEER),
         make_error(1, node="worker-0", at_ms=32.5, exception="RuntimeError", message=_PEER),
-        make_error(2, node="worker-1", at_ms=40, exception=None, writer=Writer.AGENT, sent_signals=_STOPPED),
+        make_error(2, node="worker-1", at_ms=40, exception=None, writer=model.Writer.AGENT, sent_signals=_STOPPED),
     ),
     "same time": make_job(*(make_error(rank, node=f"worker-{rank}", message=f"fault {rank}") for rank in (2, 0, 3, 1))),
     "without timestamps": make_job(*(make_error(rank, at_ms=None, message=f"fault {rank}") for rank in (2, 0, 1))),
@@ -142,7 +130,7 @@ _JOBS: dict[str, JobErrors] = {
     ),
     "all stopped by their agents": make_job(*(make_error(rank, at_ms=rank, **_ENDED) for rank in range(3))),
     "files of Flyte's own": make_job(
-        make_error(node="", at_ms=None, message="hi", kind=Kind.RECOVERABLE, **_STOCK),
+        make_error(node="", at_ms=None, message="hi", kind=model.Kind.RECOVERABLE, **_STOCK),
         make_error(node="", at_ms=None, message="hi", **_STOCK),
         make_error(node="", at_ms=1, message="hi", **_STOCK),
     ),
@@ -170,23 +158,23 @@ class StrategyTests:
     """The strategy under test: its name, a ``staticmethod`` around a function, or an object that can be called."""
 
     @pytest.fixture(params=_JOBS)
-    def job(self, request: pytest.FixtureRequest) -> JobErrors:
+    def job(self, request: pytest.FixtureRequest) -> model.JobErrors:
         """The jobs of the tests; override it to add your own."""
         return _JOBS[request.param]
 
-    def test_returns_a_verdict_with_evidence(self, job: JobErrors) -> None:
+    def test_returns_a_verdict_with_evidence(self, job: model.JobErrors) -> None:
         """The strategy returns a Verdict with a known scope and category, and with reasons."""
         verdict = self._under_test()(job)
-        assert isinstance(verdict, Verdict)
-        assert isinstance(verdict.scope, Scope)
-        assert verdict.category in CATEGORIES
+        assert isinstance(verdict, model.Verdict)
+        assert isinstance(verdict.scope, model.Scope)
+        assert verdict.category in model.CATEGORIES
         assert verdict.confidence in {"high", "medium", "low"}
         assert verdict.strategy
         assert verdict.why
         assert all(isinstance(sentence, str) and sentence for sentence in verdict.why)
         assert len(verdict.headline.splitlines()) == 1
 
-    def test_does_not_depend_on_the_order_of_failures(self, job: JobErrors) -> None:
+    def test_does_not_depend_on_the_order_of_failures(self, job: model.JobErrors) -> None:
         """The verdict is the same for any order of failures, and when it is asked for twice."""
         expected = self._said(job)
         shuffler = random.Random(20_170_228)  # noqa: S311 - an order, not a secret
@@ -196,7 +184,7 @@ class StrategyTests:
             assert self._said(replace(job, failures=tuple(failures))) == expected
         assert self._under_test()(job) == self._under_test()(job)
 
-    def test_names_only_what_is_in_the_job(self, job: JobErrors) -> None:
+    def test_names_only_what_is_in_the_job(self, job: model.JobErrors) -> None:
         """The root is one of the job's failures; the verdict's ranks and node are in its failures or its roster."""
         verdict = self._under_test()(job)
         assert verdict.root is None or verdict.root in job.failures
@@ -206,19 +194,19 @@ class StrategyTests:
         nodes = {failure.node for failure in job.failures} | {entry.place.node for entry in job.roster}
         assert verdict.node is None or verdict.node in nodes
 
-    def test_the_root_is_no_victim(self, job: JobErrors) -> None:
+    def test_the_root_is_no_victim(self, job: model.JobErrors) -> None:
         """If there is a root, there are fewer victims than failures."""
         verdict = self._under_test()(job)
         assert 0 <= verdict.victims.count < len(job.failures) + (verdict.root is None)
         assert len(verdict.victims.by_rank) <= verdict.victims.count
 
-    def test_survives_the_round_trip_through_json(self, job: JobErrors) -> None:
+    def test_survives_the_round_trip_through_json(self, job: model.JobErrors) -> None:
         """The verdict survives the round trip through firstfault.verdict/v1, except for its root."""
         verdict = run_strategy(self._under_test(), job)
         decision = decide(verdict)
         assert from_json(to_json(verdict, decision)) == (replace(verdict, root=None), decision)
 
-    def test_can_be_decided_on_and_shown(self, job: JobErrors) -> None:
+    def test_can_be_decided_on_and_shown(self, job: model.JobErrors) -> None:
         """The verdict gives a decision, a bounded ASCII message for Flyte, and Markdown without control characters."""
         verdict = run_strategy(self._under_test(), job)
         decision = decide(verdict)
@@ -233,6 +221,6 @@ class StrategyTests:
         found = inspect.getattr_static(type(self), "strategy")
         return get_strategy(found.__func__ if isinstance(found, staticmethod) else found)
 
-    def _said(self, job: JobErrors) -> object:
+    def _said(self, job: model.JobErrors) -> object:
         """Return the verdict without its root, which may be either of two equal failures."""
         return verdict_to_dict(self._under_test()(job))
