@@ -34,6 +34,8 @@ _GAP = 2
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage's note about an unreadable document; the name and the reason follow."""
+ReaderOf = Callable[[str], MultiErrorFileOutputReader]
+"""Makes the reader of a URI."""
 
 
 def logs_of_run(uri: str) -> dict[str, str]:
@@ -66,9 +68,7 @@ class ReadAttempt:
         return self.conclusion is not None or self.succeeded or bool(self.job.roster)
 
 
-def read_attempt(
-    uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader], beside: Sequence[Path] = ()
-) -> ReadAttempt:
+def read_attempt(uri: str, reader_of: ReaderOf, beside: Sequence[Path] = ()) -> ReadAttempt:
     """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
 
     If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
@@ -76,7 +76,7 @@ def read_attempt(
 
     Args:
         uri: of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task.
-        reader_of: makes the reader of a URI.
+        reader_of: makes its reader.
         beside: logs and dumps of flight recorders of the same job.
 
     Raises:
@@ -93,15 +93,13 @@ def read_attempt(
     return logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else found
 
 
-def _with_beside(
-    reader_of: Callable[[str], MultiErrorFileOutputReader], beside: Sequence[Path]
-) -> Callable[[str], MultiErrorFileOutputReader]:
+def _with_beside(reader_of: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
     """Return a maker of readers that add what logs and flight recorders tell."""
     found = _snapshot_of(beside)
     return lambda uri: reader_of(uri).with_beside(found)
 
 
-def _read_documents(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+def _read_documents(uri: str, reader_of: ReaderOf) -> ReadAttempt:
     """As `read_attempt`, without logs; if there is no attempt, return that it does not exist."""
     here = _read_one(uri, reader_of)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
@@ -120,21 +118,17 @@ def _read_documents(uri: str, reader_of: Callable[[str], MultiErrorFileOutputRea
     return found or _newest_run(uri, reader_of) or here
 
 
-def _newest_run(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
+def _newest_run(uri: str, reader_of: ReaderOf) -> ReadAttempt | None:
     """Return the last attempt of the last run in a local folder of runs; None if `uri` is not one."""
     runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
     return _read_documents(str(runs[0]), reader_of) if runs else None
 
 
-def read_logs(
-    sources: Sequence[Path | IO[bytes]], uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]
-) -> ReadAttempt:
+def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, reader_of: ReaderOf) -> ReadAttempt:
     """Return what a job left that ran without firstfault.
 
-    Args:
-        sources: files and folders of logs, dumps of flight recorders, or a stream of a log, all of one job.
-        uri: their name.
-        reader_of: makes the reader of a URI.
+    `sources` are files and folders of logs, dumps of flight recorders, or a stream of a log, all of one job; `uri` is
+    their name.
 
     Raises:
         BadDocumentError: it cannot be read as a log.
@@ -156,13 +150,10 @@ def _snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
     return snapshot or Snapshot()
 
 
-def read_document(data: bytes, name: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+def read_document(data: bytes, name: str, reader_of: ReaderOf) -> ReadAttempt:
     """Read one error document that is in no storage.
 
-    Args:
-        data: its bytes.
-        name: where they are from, for errors.
-        reader_of: makes the reader of a URI.
+    `name` tells where its bytes are from, for errors.
 
     Raises:
         BadDocumentError: it is not valid.
@@ -172,7 +163,7 @@ def read_document(data: bytes, name: str, reader_of: Callable[[str], MultiErrorF
     return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
 
 
-def _read_one(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+def _read_one(uri: str, reader_of: ReaderOf) -> ReadAttempt:
     reader = reader_of(uri)
     job = reader.job()
     conclusion = reader.conclude_from(job)
