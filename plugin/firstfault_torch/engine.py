@@ -71,9 +71,7 @@ class Engine(Protocol):
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
         """Return the code of an exception of the task function, and whether it is recoverable.
 
-        Args:
-            error: the exception. It is the user's class: its attributes may raise anything.
-            exception: the same as data.
+        `exception` is `error` as data. The class is the user's: its attributes may raise anything.
         """
         ...
 
@@ -83,12 +81,8 @@ class Engine(Protocol):
         """Write a sealed verdict to where the engine looks for the attempt's error; return what has become of it.
 
         One node publishes for all, then the others are called with a verdict that is durable already. A verdict that
-        could not be made durable is for each node to publish.
-
-        Args:
-            verdict: to write.
-            give_up: once set, ends waits.
-            leaving_now: the process ends right after this call.
+        could not be made durable is for each node to publish. `give_up`, once set, ends waits; with `leaving_now` the
+        process ends right after this call.
         """
         ...
 
@@ -101,11 +95,9 @@ class Engine(Protocol):
         ...
 
     def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
-        """Return when this node, whose workers have succeeded, may exit.
+        """Return when this node, whose workers have succeeded, may exit, or when `give_up` is set.
 
-        Args:
-            has_rank_0: this node has the result of rank 0.
-            give_up: once set, ends the wait.
+        `has_rank_0`: it has the result of rank 0.
         """
         ...
 

@@ -53,11 +53,8 @@ _SAME_FAILURE_NS = 120 * 1_000_000_000
 class NodeFailedError(Exception):
     """The job failed.
 
-    Args:
-        error: what torch raised: ChildFailedError, SignalException, an error of the agent itself, or PeerFailedError
-            if another node failed.
-        report: what this node has written about it.
-        verdict: on the whole job; None if firstfault itself failed.
+    `error` is what torch raised: ChildFailedError, SignalException, an error of the agent itself, or PeerFailedError if
+    another node failed. `verdict` is on the whole job; None if firstfault itself failed.
     """
 
     def __init__(self, error: Exception, report: NodeReport, verdict: SealedVerdict | None) -> None:

@@ -118,9 +118,7 @@ def failed_attempts(
 def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
     """Return the groups of readable attempts, those that cost most first: by rank-hours, then by number.
 
-    Args:
-        attempts: newest first.
-        by: fingerprint, category, pod or machine.
+    `attempts` are newest first; `by` is fingerprint, category, pod or machine.
     """
     members: dict[str, list[FailedAttempt]] = {}
     for attempt in attempts:

@@ -46,12 +46,8 @@ _sessions: set[int] = set()
 class LocalWorkers:
     """Watches the workers of one node, round after round.
 
-    Args:
-        recording: of the node.
-        reporter: writes about their deaths.
-        stop_seconds: how long workers may take to end after the signal before they are killed.
-        wake: called from a thread when a worker has ended or reported a failure.
-        watchdog: the workers' deadlines; None: they have none.
+    A thread calls `wake` when a worker has ended or reported a failure. Workers have `stop_seconds` to end after the
+    signal before they are killed.
     """
 
     def __init__(

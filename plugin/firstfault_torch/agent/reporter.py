@@ -46,9 +46,7 @@ class NodeReport:
 class Reporter:
     """Writes a node's documents and roster entries in the background, and keeps their receipts.
 
-    Args:
-        recording: where and how; its round is set by `begin`.
-        place_of: place of the agent (None) or of the worker with a local rank.
+    `place_of` returns the place of the agent (None), or of the worker with a local rank.
     """
 
     def __init__(self, recording: Recording, place_of: Callable[[int | None], model.Place]) -> None:

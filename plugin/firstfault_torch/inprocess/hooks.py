@@ -35,9 +35,6 @@ class Hook(abc.ABC):
     def __call__(self, state: State) -> State:
         """Do the step; return a state for the next hook of a chain, or None for the same.
 
-        Args:
-            state: of this rank; `fn_exception` is what the function raised.
-
         Raises:
             Exception: what that means depends on the kind of hook.
         """

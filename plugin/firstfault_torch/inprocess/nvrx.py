@@ -48,9 +48,6 @@ class Wrapper(inprocess.Wrapper):
     ranks call the function again, and each restart is on record (``firstfault show --recovered URI``). If the restarts
     end with a ``RestartAbort``, its cause is this rank's last exception.
 
-    Args:
-        options: as of ``nvidia_resiliency_ext.inprocess.Wrapper``.
-
     Raises:
         TypeError, ValueError: as it does.
     """

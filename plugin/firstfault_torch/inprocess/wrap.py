@@ -90,10 +90,6 @@ class Observer(Protocol):
 class CallWrapper:
     """One call of a wrapped function; a parameter annotated with this class receives it.
 
-    Args:
-        options: of the restart.
-        observer: learns of faults; None: nothing does.
-
     Raises:
         firstfault_torch.inprocess.exception.RestartError: the call cannot begin here.
     """

@@ -294,8 +294,7 @@ class FailureBroadcast:
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
         """Return two connections to the store after a failure: one to use, one to wait with; None if it is lost.
 
-        Args:
-            to_agree: the failure asks. None also if a node failed for good.
+        If the failure asks, it is `to_agree`: None also if a node failed for good.
         """
         if to_agree:
             self._is_known.wait(budgets.STORE_S)

@@ -47,12 +47,8 @@ _POLLS_PER_SECOND = 2.8
 class Liveness:
     """This node's connections of one round. Make it after the workers were forked: they would keep them open.
 
-    Args:
-        store: the round's own.
-        group_rank: this node's.
-        node: its name.
-        first_host: host name or address of the first node, MASTER_ADDR.
-        on_death: called once for each agent that died, with its group rank and its node's name, from a thread.
+    `store` is the round's own; `first_host` the host name or address of the first node, MASTER_ADDR. A thread calls
+    `on_death` once for each agent that died, with its group rank and its node's name.
     """
 
     def __init__(
@@ -275,12 +271,8 @@ async def _breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, he
 class RosterPoll:
     """Polls the roster every few seconds. Make it after the workers were forked.
 
-    Args:
-        recorder: the node's, which lists the roster.
-        recording: with the round to look for.
-        group_rank: this node's.
-        patience_seconds: how long a failure must be in the roster before `on_failure` is called.
-        on_failure: called once, with a group rank, from a thread.
+    When another node's failure has been in the roster for `patience_seconds`, a thread calls `on_failure` once, with
+    that node's group rank.
     """
 
     def __init__(

@@ -82,10 +82,8 @@ def monitor_of(
 ) -> WorkerMonitor:
     """Return the monitor of this process, which watches it from now on.
 
-    Args:
-        engine: names the exceptions.
-        is_program: a program was started as one of several, and with its stderr where that goes.
-        alone: where and how a process without an agent records.
+    `is_program`: a program was started as one of several, and with its stderr where that goes. `alone`: where and how a
+    process without an agent records.
     """
     monitor = WorkerMonitor(engine, alone)
     with guarded("preparing to record"):
@@ -265,15 +263,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     """Write a document about `error`, and torch's error.json; return the document and its receipt.
 
     Bounded by the upload deadline, of which half may go into reading the exception: its ``__str__`` is the user's code
-    and may block.
-
-    Args:
-        error: the exception.
-        recording: where and how.
-        place: this process's.
-        engine: names the exception.
-        in_flight: it has not left the task function yet; torch's error.json is left alone.
-        held: keep the document on the node; the agent uploads it if the node fails.
+    and may block. An exception that is `in_flight` has not left the task function yet; torch's error.json is left
+    alone. A document that is `held` stays on the node; the agent uploads it if the node fails.
     """
     began = time.monotonic_ns()
     process_state.release_files()

@@ -49,12 +49,7 @@ class DeckKeeper:
 
     A thread of the worker checks the decks about once a second, also while the main thread waits inside C++. The agent
     reads the file after its node has failed. It leaves out flytekit's timeline, which has no text until flytekit
-    renders it; the agent has its own timeline.
-
-    Args:
-        files: the node's files.
-        round_: the worker's round.
-        decks: flytekit's list, to which the task function adds.
+    renders it; the agent has its own timeline. The task function adds to `decks`, which is flytekit's list.
     """
 
     def __init__(self, files: NodeFolder, round_: int, decks: list[Deck]) -> None:
@@ -126,12 +121,7 @@ class DeckKeeper:
 
 
 def kept_decks(files: NodeFolder, round_: int) -> list[Deck]:
-    """Return rank 0's decks of a round; none if rank 0 made none, or was on another node.
-
-    Args:
-        files: the node's files.
-        round_: the workers' round.
-    """
+    """Return rank 0's decks of a round; none if rank 0 made none, or was on another node."""
     try:
         data = files.decks(round_).read_bytes()
     except FileNotFoundError:
@@ -151,13 +141,8 @@ def leave_deck(
 ) -> bool:
     """Write the deck, or wait a few seconds for the elected pod to write it; raise nothing.
 
-    Return whether this pod's entrypoint is to write the deck after the task: it has not been written.
-
-    Args:
-        verdict: the verdict on the failure.
-        task_name: for flytekit's log.
-        staying: last phases of nodes whose pods can still write.
-        give_up: ends the wait.
+    Return whether this pod's entrypoint is to write the deck after the task: it has not been written. `give_up` ends
+    the wait; `staying` is as `elected` takes it.
     """
     recording = verdict.recording
     if verdict.report is None:
@@ -182,11 +167,8 @@ def is_elected(recording: Recording, job: JobErrors, staying: Collection[Phase] 
 def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:
     """Return the node that writes the deck: rank 0's, which has its decks, else the first one that failed.
 
-    All nodes that have read the same roster elect the same node. None: no node can still write.
-
-    Args:
-        job: the documents that were read.
-        staying: last phases of nodes whose pods can still write.
+    All nodes that have read the same roster elect the same node. None: no node can still write. The pods of nodes whose
+    last phase is in `staying` can.
     """
     # a worker or the recorder wrote the document of an agent that died, and perhaps its roster entry
     lost = {

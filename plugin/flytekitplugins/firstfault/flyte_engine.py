@@ -192,13 +192,8 @@ def sealed_name(output_prefix: str) -> str:
 def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: threading.Event | None = None) -> bytes:
     """Return the ``error.pb`` to keep: another pod's, unless this pod's was concluded from more documents.
 
-    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
-
-    Args:
-        seal: this pod's verdict.
-        document: its ``error.pb``.
-        output_prefix: the folder of the verdict's file.
-        give_up: once set, shortens the look for another pod's.
+    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer. `give_up`, once
+    set, shortens the look for another pod's.
     """
     name = sealed_name(output_prefix)
     look = partial(get_file, output_prefix, name)
@@ -215,11 +210,7 @@ def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float =
     """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
 
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
-
-    Args:
-        output_prefix: the folder of the outputs.
-        give_up: ends the wait.
-        seconds: longest wait; a minute if the storage does not let this pod look.
+    The wait is a minute at most if the storage does not let this pod look.
     """
     return _await(partial(outputs_are_there, output_prefix), "rank 0's pod has written no outputs", give_up, seconds)
 
@@ -250,11 +241,7 @@ def outputs_are_there(output_prefix: str) -> bool:
 def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None, seconds: float) -> bool:
     """Wait for another pod's deck; return False after `seconds`, or if the wait was given up.
 
-    Args:
-        output_prefix: the folder of the deck.
-        mark: a text that only the deck with the report contains; the task may have published another deck.
-        give_up: ends the wait.
-        seconds: longest wait.
+    Only the deck with the report contains `mark`; the task may have published another deck.
     """
 
     async def look() -> bool:

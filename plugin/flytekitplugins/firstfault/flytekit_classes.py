@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class VerdictSealedError(Exception):
-    """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`, which leaves it for the entrypoint.
-
-    Args:
-        headline: the verdict in one line.
-        published: what this pod has published, and what it has not.
-    """
+    """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`, which leaves it to the entrypoint."""
 
     def __init__(self, headline: str, published: Published) -> None:
         super().__init__(headline)

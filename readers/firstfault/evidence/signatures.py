@@ -203,10 +203,7 @@ def built_in_signatures() -> Signatures:
 
 
 def load_signatures(path: str | Path) -> Signatures:
-    """Return the signatures of a file; put them before the built-in ones with ``+``.
-
-    Args:
-        path: a TOML file as ``firstfault/evidence/signatures.toml`` describes it.
+    """Return the signatures of a file like ``signatures.toml``; put them before the built-in ones with ``+``.
 
     Raises:
         SignatureError: it cannot be read, or is not valid; the text names file, line and reason.

@@ -158,12 +158,7 @@ def name_hash(name: str) -> int:
 def judged_round(entries: Collection[int], documents: Iterable[int], restarts: Iterable[RestartRecord]) -> int:
     """Return the last round with a roster entry; without a roster, the last with a document.
 
-    If a record reports a restart, a document of that round is enough.
-
-    Args:
-        entries: the rounds of the roster's entries.
-        documents: the rounds of the documents.
-        restarts: the records of the attempt's restarts.
+    If a record reports a restart, a document of that round is enough. `entries` and `documents` are numbers of rounds.
     """
     if not entries:
         return max(documents, default=0)
@@ -217,13 +212,7 @@ class JudgedRound:
 def round_of(
     roster: Sequence[NodePresence], documents: Iterable[WorkerError], restarts: Iterable[RestartRecord]
 ) -> JudgedRound:
-    """Return the judged round of an attempt.
-
-    Args:
-        roster: its entries.
-        documents: its documents.
-        restarts: the records of its restarts.
-    """
+    """Return the judged round of an attempt."""
     entries = {entry.place.round for entry in roster}
     # a name alone does not count: an unreadable document must not make the readable ones history
     ours = [document.place for document in documents if document.writer is not Writer.STOCK]

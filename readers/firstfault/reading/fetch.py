@@ -195,12 +195,8 @@ async def with_copies(
     """Return the store, which reads copies first, and the listing, with what only the copies have.
 
     Where the nodes share no folder, they handed over what they wrote; an attempt in a common folder needs no further
-    request for it. Other copies add nothing to the listing.
-
-    Args:
-        store: the store of the layout's root.
-        listing: a complete one.
-        copies: of `copies_of`; None: not yet read.
+    request for it. Other copies add nothing to the listing, which is complete. `copies` are those of `copies_of`; None:
+    not yet read.
     """
     if copies is None:
         copies = await copies_of(store, listing)
@@ -243,10 +239,7 @@ def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
 class StoreWithCopies:
     """Lists what a store has and the copies that it lacks; reads copies first.
 
-    Args:
-        store: opened and closed by the caller; None: the copies are all there is.
-        copies: by path, relative to the store's root.
-        uri: of the store's root.
+    The caller opens and closes `store`; None: the copies are all there is. They are by path, relative to the root.
     """
 
     def __init__(self, store: ReadableStore | None, copies: Mapping[str, bytes], uri: str) -> None:

@@ -9,16 +9,12 @@ if TYPE_CHECKING:
 
 
 class Limit(float):
-    """Seconds, and what they are for.
-
-    Args:
-        seconds: how long.
-        waits: who waits so long, and for what.
-        end: what happens at the end.
-    """
+    """Seconds, and what they are for."""
 
     waits: str
+    """Who waits so long, and for what."""
     end: str
+    """What happens at the end."""
 
     def __new__(cls, seconds: float, waits: str, end: str) -> Self:
         """Return a number with two texts."""

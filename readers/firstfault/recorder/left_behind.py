@@ -27,12 +27,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 def left_processes(folder: Path, sessions: frozenset[int] = frozenset()) -> set[int]:
-    """Return the processes of this session that are workers of a node, or that workers started.
-
-    Args:
-        folder: the node's folder.
-        sessions: others in which workers were started.
-    """
+    """Return the processes of this session, and of `sessions`, that are workers of a node, or that workers started."""
     sessions, real = sessions | {os.getsid(0)}, folder.resolve()
     found = set()
     for entry in Path("/proc").iterdir():
@@ -66,13 +61,7 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
 
 
 def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
-    """End what workers have left by SIGTERM, and by SIGKILL what still runs after `seconds`; the workers have ended.
-
-    Args:
-        folder: the node's folder.
-        seconds: for all processes together.
-        sessions: as `left_processes` takes them.
-    """
+    """End what workers have left by SIGTERM, and by SIGKILL what still runs after `seconds`; the workers have ended."""
     from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S, LONGEST_LEFT_POLL_S  # noqa: PLC0415 - as above
 
     began = time.monotonic()
@@ -100,8 +89,7 @@ def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = 
 def pass_on_late(shown: dict[int, bool]) -> None:
     """Let a process of its own pass on what is still written; this process may close its copies then.
 
-    Args:
-        shown: the FIFOs' descriptors, and whether their content is passed on or dropped.
+    `shown` has the FIFOs' descriptors, and whether their content is passed on or dropped.
 
     Raises:
         OSError, subprocess.SubprocessError: that process could not be started.

@@ -130,12 +130,7 @@ class OtherRegionError(errors.StoreError):
 class StoreOfClient(abc.ABC):
     """What is the same for both clients: it sends requests again, and raises our errors.
 
-    A client has the methods that send a request once.
-
-    Args:
-        uri: the folder.
-        options: fsspec's storage options.
-        attempts: how often to send a request that the storage does not answer.
+    A client has the methods that send a request once. The arguments are those of `firstfault.store.open_store`.
     """
 
     ordered: ClassVar[frozenset[str]]

@@ -57,13 +57,9 @@ def obstore_for(uri: str, options: Mapping[str, Any] | None, attempts: int) -> O
 
 
 class ObstoreStore(_base.StoreOfClient):
-    """A folder of objects over obstore.
+    """A folder of objects over `client`, an obstore store of its bucket or container.
 
-    Args:
-        uri: the folder.
-        client: an obstore store of its bucket or container.
-        options: fsspec's; used if the bucket turns out to be in another region, which only fsspec follows.
-        attempts: how often to send a request that the storage does not answer.
+    `options` are fsspec's; used if the bucket turns out to be in another region, which only fsspec follows.
     """
 
     ordered = frozenset({"s3", "s3a", "gs", "gcs"})  # Azure cannot start behind a name

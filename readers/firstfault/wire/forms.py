@@ -49,12 +49,7 @@ class Field:
 
 
 class Table:
-    """The fields of one part of a file.
-
-    Args:
-        model: what they are read into.
-        fields: in the order of the model.
-    """
+    """The fields of one part of a file, which are read into `model`."""
 
     def __init__(self, model: Callable[..., Any], fields: Sequence[Field]) -> None:
         self.model = model
@@ -66,11 +61,9 @@ class Table:
         self._present = [(name, wire, form.read, form.unset) for name, wire, form in rows if form.is_optional]
 
     def write(self, value: Any, /, **given: Any) -> dict[str, Any]:
-        """Return what the constructor of the part's message takes.
+        """Return what the constructor of the part's message takes, for an object of the model.
 
-        Args:
-            value: an object of the model.
-            given: fields of the message that are written in another way.
+        `given` are fields of the message that are written in another way.
         """
         return {wire: write(getattr(value, name)) for wire, name, write in self._writes} | given
 

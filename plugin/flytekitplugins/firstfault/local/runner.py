@@ -146,10 +146,7 @@ def run_task(
 ) -> RunResult:
     """Run a task to its end and return the result; all its processes have ended when this returns or raises.
 
-    Args:
-        settings: the user's options.
-        tell: called with a line about each step.
-        look: a context manager that is open while the pods of an attempt run.
+    `tell` gets a line about each step; what `look` returns is open while the pods of an attempt run.
 
     Raises:
         UsageError: the settings are not valid.
