@@ -10,7 +10,7 @@ import math
 import re
 import signal
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from string import Template
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,13 +90,17 @@ class Hang:
     """After so long, and after twice, four times as long, they tell on stderr for which rank the others wait."""
     end_seconds: float | None = None
     """After so long they end the attempt with that verdict, unless a rank that is waited for shows that it works."""
+    busy_seconds: float | None = None
+    """After so long they end it also if that rank shows that it works. None: never."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        for name, seconds in (("warn_seconds", self.warn_seconds), ("end_seconds", self.end_seconds)):
+        for name, seconds in asdict(self).items():
             is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
             if seconds is not None and not (is_number and 0 < seconds < math.inf):
                 raise UsageError(f"Hang.{name} must be a number of seconds above 0, or None, not {seconds!r}")
+        if self.busy_seconds is not None and self.end_seconds is None:
+            raise UsageError("Hang.busy_seconds needs end_seconds, after which a rank that does not work is ended")
 
 
 def parse_hang(text: str) -> Hang | None:
@@ -109,9 +113,11 @@ def parse_hang(text: str) -> Hang | None:
         return None
     parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
     seconds, error = caught(lambda: {name: float(value) for name, value in parts.items()}, ValueError)
-    if error is not None or seconds is None or not seconds.keys() <= {"warn", "end"}:
-        raise UsageError(f'must be "off", or seconds like "warn:60", "end:300" or "warn:60,end:300", not {text!r}')
-    return Hang(seconds.get("warn"), seconds.get("end"))
+    if error is not None or seconds is None or not seconds.keys() <= {"warn", "end", "busy"}:
+        raise UsageError(
+            f'must be "off", or seconds like "warn:60", "end:300" or "warn:60,end:300,busy:900", not {text!r}'
+        )
+    return Hang(seconds.get("warn"), seconds.get("end"), seconds.get("busy"))
 
 
 class Stalls(Protocol):

@@ -71,10 +71,14 @@ def _live(folder: Path) -> list[tuple[int, int, int]]:
 
 
 def test_a_hang_is_ended(tmp_path: Path) -> None:
-    """The rank that the others wait for is killed by its agent, and the verdict names it, the time and the line."""
-    with Job(tmp_path, stalling, ("hangs",), options=Options(hang=Hang(None, SECONDS))) as job:
+    """The rank that the others wait for is killed by its agent, and the verdict names it, the time and the line.
+
+    As long as it uses the CPU, it is killed later.
+    """
+    with Job(tmp_path, stalling, ("computes",), options=Options(hang=Hang(None, SECONDS, 2 * SECONDS))) as job:
         ended = job.start(2).end()
     assert ended.codes == [1, 1]
+    assert "not ended: rank 1 " in ended.logs
     verdict = ended.verdict
     assert (verdict.category, verdict.ranks) == ("hang", (1,)), ended.logs
     assert verdict.headline.startswith("hang, rank 1 on node-")
@@ -199,6 +203,8 @@ def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, 
     assert told.ends == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
     assert ("node 3 told nothing" in told.lines[0]) == bool(missing)
+    told = _told({5: _worker(5, begun=40, stack=stack)}, facts, ends=True, spares=False, missing=missing)
+    assert told.ends == (((2, 1),) if why is None or facts is COMPUTES else ())
 
 
 def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,9 +275,9 @@ def test_what_the_kernel_tells() -> None:
 def test_the_option() -> None:
     """Texts and values of the option, and a clear line for others."""
     assert parse_hang("warn:60,end:300") == Hang(60, 300)
-    assert parse_hang("end:5") == Hang(None, 5)
+    assert parse_hang("end:5,busy:9") == Hang(None, 5, 9)
     assert parse_hang("off") is None
-    for text in ("", "on", "warn", "warn:x", "stop:5", "warn:-1", "warn:nan"):
+    for text in ("", "on", "warn", "warn:x", "stop:5", "warn:-1", "warn:nan", "busy:9"):
         with pytest.raises(UsageError, match="seconds"):
             parse_hang(text)
 

@@ -302,7 +302,7 @@ def stalling(folder: str, way: str) -> None:
 
     def read_shard() -> None:
         while not Path(folder, "go").exists():
-            time.sleep(0.5)
+            time.sleep(0.5 if way == "paused" else 0)
 
     rank = _meet()
     for step in range(60):

@@ -72,7 +72,13 @@ def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int,
 
 
 def told_of(
-    files: Mapping[str, bytes], seconds: float, *, missing: Sequence[int] = (), ends: bool = False, own: int = 0
+    files: Mapping[str, bytes],
+    seconds: float,
+    *,
+    missing: Sequence[int] = (),
+    ends: bool = False,
+    spares: bool = True,
+    own: int = 0,
 ) -> Told:
     """Return what is told of a job that stands still; no lines: ranks work by themselves, or most nodes go on.
 
@@ -80,7 +86,8 @@ def told_of(
         files: what the nodes handed in.
         seconds: without progress.
         missing: group ranks of nodes that handed in nothing.
-        ends: whether the attempt is to be ended, if the ranks that are waited for show no sign of work.
+        ends: whether the attempt is to be ended.
+        spares: not if a rank that is waited for shows that it works.
         own: the group rank of the agent that concludes.
     """
     failures, facts = from_files(files)
@@ -110,8 +117,8 @@ def told_of(
     if not ends or missing:
         return told
     # a thread that waits for its GPU uses the CPU
-    spared = [rank for rank in ranks if facts[rank].works and where_it_stood(by_rank[rank]).stood is not Stood.TORCH]
-    spared = spared or [rank for rank, each in facts.items() if each.may_stand]
+    working = [rank for rank in ranks if facts[rank].works and where_it_stood(by_rank[rank]).stood is not Stood.TORCH]
+    spared = (working if spares else []) or [rank for rank, each in facts.items() if each.may_stand]
     if spared:
         why = "; ".join(facts[spared[0]].says) or "works"
         return _with(told, f"not ended: rank {spared[0]} {why}")

@@ -132,13 +132,14 @@ class StallWatch:
 
     def _stands(self, alive: dict[int, int], now: float) -> None:
         seconds = self._still.seconds(now)
-        warn_at, end_at = self._hang.warn_seconds, self._hang.end_seconds
+        warn_at, end_at, busy_at = self._hang.warn_seconds, self._hang.end_seconds, self._hang.busy_seconds
         ends = end_at is not None and seconds >= end_at
         warns = warn_at is not None and seconds >= self._next_s
         if warns or (ends and seconds >= self._end_s):
             self._compare(alive, now, ends=ends)
             self._next_s = 2 * seconds if warns else self._next_s
-            self._end_s = 2 * seconds if ends else self._end_s
+            if ends:
+                self._end_s = 2 * seconds if busy_at is None or seconds >= busy_at else min(2 * seconds, busy_at)
         nearest = min(filter(None, (warn_at, end_at)))
         if seconds >= nearest / 2:
             self._used = {rank: usage(pid) for rank, pid in alive.items()}
@@ -157,7 +158,9 @@ class StallWatch:
         """Compare what this node sees with the other nodes, and tell of it."""
         began, group_rank = self._still.since, self._node.places.of().group_rank or 0
         files = to_files(self._seen(alive, now))
-        conclude = partial(told_of, seconds=now - began, ends=ends, own=group_rank)
+        busy_at = self._hang.busy_seconds
+        spares = busy_at is None or self._still.seconds(now) < busy_at
+        conclude = partial(told_of, seconds=now - began, ends=ends, spares=spares, own=group_rank)
         stall = self._settled(files, conclude) if self._node.peers is not None else None
         if self._node.peers is None:
             stall = _Stall(conclude(files), self._went_on.total(), began, is_mine=True)
