@@ -71,7 +71,7 @@ def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int,
     }
 
 
-def told_of(
+def told_of(  # noqa: PLR0913 - keywords
     files: Mapping[str, bytes],
     seconds: float,
     *,
