@@ -27,6 +27,7 @@ from firstfault.wire.json_schemas import restart_to_json
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 from tests.seals import sealed
+from tests.waiting import until
 
 Watch: TypeAlias = Callable[..., tuple[int, str, str]]
 
@@ -158,10 +159,16 @@ def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.Mo
         return line_of(nodes)
 
     monkeypatch.setattr("firstfault.cli._live.line_of", line)
+    monkeypatch.setattr("firstfault.cli._live._LOOK_S", 0.01)
     attempt.join(node(0, Phase.JOINED))
-    attempt.put(LIVE, json.dumps({"time": time.time(), "nodes": [_told(0, 4000, 12.5, 0.0)]}).encode())
+    attempt.put(LIVE, b"{}")
     ends = [node(number, Phase.SUCCEEDED) for number in range(2)]
-    code, _, err = watching(lambda: is_read.wait(30), lambda: attempt.join(*ends), options=(*SOON, "--live"))
+
+    def answer() -> None:
+        until(lambda: list(attempt.folder.rglob("watched-*")), seconds=30)
+        attempt.put(LIVE, json.dumps({"time": 5.0, "nodes": [_told(0, 4000, 12.5, 0.0)]}).encode())
+
+    code, _, err = watching(answer, lambda: is_read.wait(30), lambda: attempt.join(*ends), options=(*SOON, "--live"))
     assert code == EXIT.OK
     assert "4,000 collectives; a second: w-0 12.5" in err
     assert watched_until_ms(file.name for file in attempt.folder.rglob("watched-*")) > time.time() * 1000

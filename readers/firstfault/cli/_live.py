@@ -11,7 +11,7 @@ from typing import Any
 from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import LIVE, Layout, watched_name
 from firstfault.report.words import duration, few
-from firstfault.store import open_store
+from firstfault.store import ReadableStore, open_store
 from firstfault.text import printable
 
 _LOOK_S = 5.0
@@ -38,26 +38,35 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
     Raises:
         StoreError: the request could not be written.
     """
-    layout, asked = Layout.of(uri), time.time()
-    until, name = asked, f"{layout.roster.rpartition('roster')[0]}{LIVE.rpartition('/')[2]}"
-    seconds, shown = _FIRST_S, 0.0
+    layout = Layout.of(uri)
+    name = f"{layout.roster.rpartition('roster')[0]}{LIVE.rpartition('/')[2]}"
+    seconds, before = _FIRST_S, ""
+    heard = until = time.time()
     async with open_store(layout.root) as store:
+        last, _ = await _view(store, name)  # of an earlier command
         while True:
             if time.time() + _LOOK_S > until:
                 until, seconds = time.time() + seconds, 2 * seconds
                 await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
-            try:
-                view = json.loads(await store.get(name, limit=_LONGEST))
-                moment, told = float(view["time"]), line_of(view["nodes"])
-            except (ObjectNotFoundError, ValueError, KeyError, TypeError):
-                moment, told = 0.0, ""
-            if moment > max(shown, asked - _SILENT_S) and told:
-                shown = moment
-                note(told)
-            elif time.time() - max(shown, asked) > _SILENT_S:
+            moment, told = await _view(store, name)
+            if moment != last:
+                heard, last = time.time(), moment
+                if told != before:
+                    note(told)
+                before = told
+            elif time.time() - heard > _SILENT_S:
                 note(_SILENT)
-                asked = time.time()
+                heard = time.time()
             await asyncio.sleep(_LOOK_S)
+
+
+async def _view(store: ReadableStore, name: str) -> tuple[float, str]:
+    """Return when the agents told something by their clock, and a line about it; 0: they have not, or it is damaged."""
+    try:
+        view = json.loads(await store.get(name, limit=_LONGEST))
+        return float(view["time"]), line_of(view["nodes"])
+    except (ObjectNotFoundError, ValueError, KeyError, TypeError):
+        return 0.0, ""
 
 
 def line_of(nodes: Sequence[Mapping[str, Any]]) -> str:
@@ -72,6 +81,8 @@ def line_of(nodes: Sequence[Mapping[str, Any]]) -> str:
     else:
         speed = "a second: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
     most = max(int(node["collectives"]) for node in nodes)
+    if not most:
+        return "no collective has begun"
     parts = [f"{most:,} collectives; {speed}"]
     longest = max(nodes, key=lambda node: float(node["waited_seconds"]))
     if float(longest["waited_seconds"]) > 0:

@@ -152,6 +152,7 @@ async def _live(progress: _Progress) -> None:
     from firstfault.errors import StoreError  # noqa: PLC0415
 
     try:
+        await progress.has_begun.wait()  # a wrong URI is not written to
         await live(progress.reader.errors_uri, progress.note)
     except StoreError as error:
         progress.note(f"the agents cannot be asked how fast the nodes advance: {error}")
@@ -208,6 +209,8 @@ class _Progress:
         """The last answer; None: the attempt has not failed."""
         self.is_superseded = False
         """Whether the task's next attempt has begun."""
+        self.has_begun = asyncio.Event()
+        """Set when a node has joined."""
         self.is_running = True
         """Whether the attempt runs, perhaps again after a failure."""
         self._as_json = as_json
@@ -227,6 +230,8 @@ class _Progress:
         for record in stalls_of(job)[self._stalls :]:
             self.note(record.reason)
             self._stalls += 1
+        if job.roster:
+            self.has_begun.set()
         conclusion = self.reader.conclude_from(job)
         self.is_running = conclusion is None and not nodes_done(job.roster, job.coverage.expected)
         if conclusion is None:
