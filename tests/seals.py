@@ -5,26 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from firstfault.model import (
-    Coverage,
-    Decision,
-    Kind,
-    Origin,
-    RestartKind,
-    RestartRecord,
-    Scope,
-    Seal,
-    Suspect,
-    Verdict,
-    Victims,
-)
+from firstfault import model
 from firstfault.testing import START_NS
 from firstfault.wire.documents import encode_seal
 from firstfault.wire.json_schemas import to_json
 
-DECISION = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="because")
-VERDICT = Verdict(
-    scope=Scope.RANK,
+DECISION = model.Decision(
+    retry=True, kind=model.Kind.RECOVERABLE, origin=model.Origin.SYSTEM, enforced=False, reason="because"
+)
+VERDICT = model.Verdict(
+    scope=model.Scope.RANK,
     code="USER",
     category="data",
     headline="ValueError, rank 3",
@@ -37,15 +27,19 @@ VERDICT = Verdict(
     timestamp_ns=START_NS + 7,
     confidence="high",
     why=("it was first",),
-    suspects=(Suspect("it was near", rank=4), Suspect("it is silent", node="w-2"), Suspect("both", rank=5, node="w-3")),
-    victims=Victims(2, ((0, "peer"), (1, "peer"))),
-    coverage=Coverage(2, 1, 1, complete=False, notes=("a note",)),
+    suspects=(
+        model.Suspect("it was near", rank=4),
+        model.Suspect("it is silent", node="w-2"),
+        model.Suspect("both", rank=5, node="w-3"),
+    ),
+    victims=model.Victims(2, ((0, "peer"), (1, "peer"))),
+    coverage=model.Coverage(2, 1, 1, complete=False, notes=("a note",)),
     settled=False,
     digest="d1",
     document_count=3,
 )
-RECORD = RestartRecord(
-    kind=RestartKind.ROUND,
+RECORD = model.RestartRecord(
+    kind=model.RestartKind.ROUND,
     number=2,
     headline="ValueError, rank 3 on worker-1: boom",
     restart=True,
@@ -61,9 +55,9 @@ RECORD = RestartRecord(
 )
 
 
-def sealed(verdict: Verdict, decision: Decision, **changes: Any) -> bytes:
+def sealed(verdict: model.Verdict, decision: model.Decision, **changes: Any) -> bytes:
     """Return the file of a verdict; `changes` are other fields of its seal."""
-    seal = Seal(
+    seal = model.Seal(
         name="",
         digest=verdict.digest,
         count=verdict.document_count,

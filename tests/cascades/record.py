@@ -28,15 +28,8 @@ from firstfault_proto.v1.errors_pb2 import RosterEntry, WorkerErrorDocument
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
+from tests.cascades import programs  # noqa: E402
 from tests.cascades.cases import CASES, NCCL, PROGRAMS, Case  # noqa: E402 - only now it is found
-from tests.cascades.programs import (  # noqa: E402
-    complaints_of,
-    faketime,
-    files_of,
-    in_folder,
-    run_program,
-    truth_of,
-)
 from tests.cascades.replay import OF_PROGRAMS, RECORDED, judged  # noqa: E402
 from tests.plugin.running import Ended, running  # noqa: E402
 from tests.s3_server import S3, serving  # noqa: E402
@@ -107,9 +100,9 @@ class Lab(contextlib.ExitStack):
                 _pack(case, file, run.told, run.files, run.ended.attempt["engine"]["job"])
                 return
             is_on_s3 = case.store == "s3"
-            job = run_program(case, Path(folder), self._started().uri("lab") if is_on_s3 else "")
-            files = _on_s3(self._started(), job.prefixes[0]) if is_on_s3 else files_of(job)
-            complaints = complaints_of(case, job, files)
+            job = programs.run_program(case, Path(folder), self._started().uri("lab") if is_on_s3 else "")
+            files = _on_s3(self._started(), job.prefixes[0]) if is_on_s3 else programs.files_of(job)
+            complaints = programs.complaints_of(case, job, files)
             if complaints:
                 texts = "\n".join(node.err[-3000:] for node in job.nodes)
                 raise ValueError("\n  ".join([*complaints, *texts.splitlines()]))
@@ -119,7 +112,7 @@ class Lab(contextlib.ExitStack):
         """Run a case with the torch at hand; print and return whether the verdict is right."""
         with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
             run = self.run(case, Path(folder))
-            outcome, verdict = judged(truth_of(case, run.told), run.files)
+            outcome, verdict = judged(programs.truth_of(case, run.told), run.files)
         print(f"{case.name}: {outcome}: {verdict.headline if verdict is not None else 'no failure'}", flush=True)
         return outcome == "right"
 
@@ -134,7 +127,7 @@ class Lab(contextlib.ExitStack):
         options: list[str] = []
         if case.clock is not None:
             pod, seconds = case.clock
-            options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {faketime()}"]
+            options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {programs.faketime()}"]
         if case.store == "s3":
             server = self._started()
             options += ["--store", server.uri("lab")]
@@ -149,7 +142,7 @@ class Lab(contextlib.ExitStack):
             raise ValueError(f"nothing was injected: {headline}; {ended.stderr[-500:]}")
         errors: str = ended.attempt["errors"]
         prefix = errors.removesuffix("/firstfault/errors")
-        files = _on_s3(self._started(), prefix) if case.store == "s3" else in_folder(Path(prefix))
+        files = _on_s3(self._started(), prefix) if case.store == "s3" else programs.in_folder(Path(prefix))
         return Run(ended, told, prefix, files)
 
     def _started(self) -> S3:
@@ -173,7 +166,7 @@ def _on_s3(server: S3, uri: str) -> Files:
 
 
 def _pack(case: Case, file: Path, told: list[dict[str, Any]], files: Files, engine: str) -> None:
-    truth = {**truth_of(case, told), "job": engine, "times": {name: when for name, (_, when) in files.items()}}
+    truth = {**programs.truth_of(case, told), "job": engine, "times": {name: when for name, (_, when) in files.items()}}
     part = file.with_suffix(".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, (data, _) in files.items():

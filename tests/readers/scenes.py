@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from firstfault.model import (
-    Collective,
-    CollectiveProgress,
-    JobErrors,
-    Phase,
-    SentSignal,
-    StackDump,
-    Subject,
-    WorkerError,
-    Writer,
-)
+from firstfault import model
 from firstfault.testing import make_error, make_job, make_presence
 
 BOOT = "0f0f"
@@ -42,63 +32,70 @@ WATCHDOG = (
 
 def own(
     rank: int, at_ms: float = 0, exception: str = "ValueError", message: str = "bad batch", **more: Any
-) -> WorkerError:
+) -> model.WorkerError:
     """A worker with an exception of its own."""
     fields = {"boot_id": BOOT, "monotonic_ns": int((at_ms + 10_000) * 1e6), "node": f"worker-{rank // 2}", **more}
     return make_error(rank, at_ms=at_ms, exception=exception, message=message, **fields)
 
 
-def victim(rank: int, at_ms: float = 40, peer: int = 1, **more: Any) -> WorkerError:
+def victim(rank: int, at_ms: float = 40, peer: int = 1, **more: Any) -> model.WorkerError:
     """A worker that names a peer."""
     return own(rank, at_ms, "RuntimeError", PEER.format(peer), **more)
 
 
-def waited(rank: int, at_ms: float = 6000, **more: Any) -> WorkerError:
+def waited(rank: int, at_ms: float = 6000, **more: Any) -> model.WorkerError:
     """A worker that timed out waiting."""
     return own(rank, at_ms, "RuntimeError", WAITED, **more)
 
 
-def died(rank: int, signal: str = "SIGKILL", code: int = -9, at_ms: float = 50, **more: Any) -> WorkerError:
+def died(rank: int, signal: str = "SIGKILL", code: int = -9, at_ms: float = 50, **more: Any) -> model.WorkerError:
     """A worker that ended without an exception, as its agent reports."""
-    return own(rank, at_ms, writer=Writer.AGENT, signal=signal, exit_code=code, **{"exception": None, **more})
+    return own(rank, at_ms, writer=model.Writer.AGENT, signal=signal, exit_code=code, **{"exception": None, **more})
 
 
-def stopped(rank: int, stack: str = "", **more: Any) -> WorkerError:
+def stopped(rank: int, stack: str = "", **more: Any) -> model.WorkerError:
     """A worker that its agent stopped."""
-    dumps = (StackDump(1, rank, stack),) if stack else ()
-    sent = (SentSignal("SIGTERM", "rank 9 failed"),)
+    dumps = (model.StackDump(1, rank, stack),) if stack else ()
+    sent = (model.SentSignal("SIGTERM", "rank 9 failed"),)
     return died(rank, "SIGTERM", -15, 6100, sent_signals=sent, stack_dumps=dumps, **more)
 
 
-def agent(group_rank: int, category: str, at_ms: float = 0, **more: Any) -> WorkerError:
+def agent(group_rank: int, category: str, at_ms: float = 0, **more: Any) -> model.WorkerError:
     """Something about an agent."""
-    fields = {"subject": Subject.AGENT, "writer": Writer.AGENT, "category": category, "node": f"worker-{group_rank}"}
+    fields = {
+        "subject": model.Subject.AGENT,
+        "writer": model.Writer.AGENT,
+        "category": category,
+        "node": f"worker-{group_rank}",
+    }
     failure = own(0, at_ms, **{**fields, "exception": None, "group_rank": group_rank, **more})
     return replace(failure, place=replace(failure.place, rank=None))
 
 
-def done(*failures: WorkerError, nodes: int = 2, **more: Any) -> JobErrors:
+def done(*failures: model.WorkerError, nodes: int = 2, **more: Any) -> model.JobErrors:
     """A job of which every node has reported."""
     roster = tuple(
-        make_presence(Phase.FAILED, node=f"worker-{node}", group_rank=node, nodes=nodes, ranks=(2 * node, 2 * node + 1))
+        make_presence(
+            model.Phase.FAILED, node=f"worker-{node}", group_rank=node, nodes=nodes, ranks=(2 * node, 2 * node + 1)
+        )
         for node in range(nodes)
     )
     return make_job(*failures, **{"roster": roster, **more})
 
 
-def received(rank: int) -> WorkerError:
+def received(rank: int) -> model.WorkerError:
     """A worker that gloo aborted for a message that is too long."""
     text = f"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {TOO_LONG}"
     return died(rank, "SIGABRT", -6, log_tail=text)
 
 
-def passed(rank: int, size: int) -> WorkerError:
+def passed(rank: int, size: int) -> model.WorkerError:
     """A worker that lost its peer in collective 4, with the size that it passed."""
-    call = Collective(4, "gloo:all_reduce", f"[[{size}]] -> [[{size}]]")
-    return victim(rank, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4, (call,)),))
+    call = model.Collective(4, "gloo:all_reduce", f"[[{size}]] -> [[{size}]]")
+    return victim(rank, collectives=(model.CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4, (call,)),))
 
 
-def gone_on(failure: WorkerError) -> WorkerError:
+def gone_on(failure: model.WorkerError) -> model.WorkerError:
     """A rank that has called one collective more."""
     (progress,) = failure.collectives
     number = progress.enqueued + 1
@@ -106,18 +103,18 @@ def gone_on(failure: WorkerError) -> WorkerError:
     return replace(failure, collectives=(replace(progress, enqueued=number, completed=number, last=last),))
 
 
-def stock(message: str, at_ms: float) -> WorkerError:
+def stock(message: str, at_ms: float) -> model.WorkerError:
     """A file of Flyte's own."""
     text = f"Trace:\n\n    Traceback (most recent call last):\n\nMessage:\n\n    {message}"
-    return make_error(None, at_ms=at_ms, node="", exception=None, message=text, writer=Writer.STOCK)
+    return make_error(None, at_ms=at_ms, node="", exception=None, message=text, writer=model.Writer.STOCK)
 
 
 def count(enqueued: int, operation: str = "allreduce", completed: int | None = None) -> dict[str, Any]:
     """How many collectives a rank had called."""
-    return {"collectives": (CollectiveProgress("default_pg", operation, enqueued, completed),)}
+    return {"collectives": (model.CollectiveProgress("default_pg", operation, enqueued, completed),)}
 
 
-def waiting(*ranks: int, **more: Any) -> list[WorkerError]:
+def waiting(*ranks: int, **more: Any) -> list[model.WorkerError]:
     """Workers that timed out in collective 6."""
     return [waited(rank, **{**count(6), **more}) for rank in ranks]
 
@@ -127,6 +124,6 @@ def timed_out(rank: int, number: int = 31, operation: str = "ALLREDUCE") -> str:
     return WATCHDOG.format(rank=rank, number=number, operation=operation)
 
 
-def crashed(rank: int) -> WorkerError:
+def crashed(rank: int) -> model.WorkerError:
     """A worker that crashed while its agent stopped it."""
     return replace(stopped(rank), signal="SIGSEGV", exit_code=-11)

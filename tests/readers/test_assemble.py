@@ -10,37 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firstfault import model
 from firstfault.layout import ErrorKey
-from firstfault.model import (
-    CausedBy,
-    CollectiveProgress,
-    DocumentRef,
-    ExceptionInfo,
-    JobErrors,
-    LogTail,
-    NodePresence,
-    Phase,
-    Receipt,
-    Resources,
-    SentSignal,
-    StackDump,
-    Subject,
-    ThreadFailure,
-    WorkerError,
-    Writer,
-)
 from firstfault.model.job import nodes_done, pods_live
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, digest_of
 from firstfault.testing import START_NS, make_error, make_presence
 
-_KILLED = {"writer": Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
+_KILLED = {"writer": model.Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
 
 
-def _job(*documents: WorkerError, expected_nodes: int | None = None, **snapshot: Any) -> JobErrors:
+def _job(*documents: model.WorkerError, expected_nodes: int | None = None, **snapshot: Any) -> model.JobErrors:
     return assemble(Snapshot(documents=documents, **snapshot), expected_nodes=expected_nodes)
 
 
-def _said(failures: tuple[WorkerError, ...]) -> list[str]:
+def _said(failures: tuple[model.WorkerError, ...]) -> list[str]:
     return [failure.message for failure in failures]
 
 
@@ -64,7 +47,7 @@ _OLD, _NEW = {"message": "old", "node": "a"}, {"message": "new", "node": "a", "a
             ["old"],
         ),
         ([{**_OLD, "incarnation": 5}, {**_NEW, "incarnation": 4, "round": 1}], [], ["new"], ["old"]),
-        ([{"writer": Writer.STOCK, "exception": None}, {**_NEW, "round": 3}], [], ["boom", "new"], []),
+        ([{"writer": model.Writer.STOCK, "exception": None}, {**_NEW, "round": 3}], [], ["boom", "new"], []),
     ],
     ids=[
         *("a later round began", "a later round's document", "no incarnation", "the node came back"),
@@ -73,7 +56,7 @@ _OLD, _NEW = {"message": "old", "node": "a"}, {"message": "new", "node": "a", "a
 )
 def test_what_is_judged(documents: list[Any], roster: list[Any], judged: list[str], history: list[str]) -> None:
     """A document is history if its node or the job has restarted since."""
-    entries = tuple(make_presence(Phase.JOINED, node="a", **place) for place in roster)
+    entries = tuple(make_presence(model.Phase.JOINED, node="a", **place) for place in roster)
     job = _job(*(make_error(**fields) for fields in documents), roster=entries)
     assert (_said(job.failures), _said(job.history)) == (judged, history)
 
@@ -91,40 +74,40 @@ def test_the_name_of_an_unreadable_document(judged: int, named: int, count: int)
 
 def test_a_worker_and_its_agent_are_merged() -> None:
     """The agent's fields are added to the worker's; the worker's own fields stay. A fingerprint is never missing."""
-    sent = (SentSignal("SIGTERM", "stopped because rank 0 failed"),)
+    sent = (model.SentSignal("SIGTERM", "stopped because rank 0 failed"),)
     word = make_error(3, message="mine", at_ms=5, log_tail="")
-    told = {"log_tail": "tail", "category": "signal", "resources": Resources(1), "sent_signals": sent}
+    told = {"log_tail": "tail", "category": "signal", "resources": model.Resources(1), "sent_signals": sent}
     seen = make_error(3, message="agent's", at_ms=1, **_KILLED, **told, fingerprint="1:0123456789ab")
     (alone,) = _job(seen).failures
     assert (alone.stopped_by_agent, alone.fingerprint) == (True, "1:0123456789ab")
     (failure,) = _job(seen, word).failures
     assert not failure.stopped_by_agent
     assert failure.fingerprint.startswith("2:")
-    assert (failure.message, failure.writer, failure.timestamp_ns) == ("mine", Writer.WORKER, word.timestamp_ns)
+    assert (failure.message, failure.writer, failure.timestamp_ns) == ("mine", model.Writer.WORKER, word.timestamp_ns)
     assert failure.exception == word.exception
     assert (failure.exit_code, failure.signal, failure.log_tail) == (-9, "SIGKILL", "tail")
-    assert (failure.category, failure.resources) == ("signal", Resources(1))
+    assert (failure.category, failure.resources) == ("signal", model.Resources(1))
     assert failure.documents == tuple(sorted(word.documents + seen.documents, key=lambda ref: ref.name))
 
 
 _EVIDENCE = {
     "exit_code": 1,
     "signal": "SIGABRT",
-    "sent_signals": (SentSignal("SIGTERM", "rank 0 failed"),),
+    "sent_signals": (model.SentSignal("SIGTERM", "rank 0 failed"),),
     "log_tail": "tail",
     "category": "data",
-    "resources": Resources(memory_used_bytes=7),
-    "stack_dumps": (StackDump(99, 3, "frames"),),
-    "thread_failures": (ThreadFailure("loader", START_NS, ExceptionInfo("OSError", "disk")),),
-    "collectives": (CollectiveProgress("default_pg", "allreduce", 41, 40),),
-    "caused_by": CausedBy(0, "worker-0", "e1.pb"),
+    "resources": model.Resources(memory_used_bytes=7),
+    "stack_dumps": (model.StackDump(99, 3, "frames"),),
+    "thread_failures": (model.ThreadFailure("loader", START_NS, model.ExceptionInfo("OSError", "disk")),),
+    "collectives": (model.CollectiveProgress("default_pg", "allreduce", 41, 40),),
+    "caused_by": model.CausedBy(0, "worker-0", "e1.pb"),
 }
 
 
 def test_evidence_that_only_a_later_document_has() -> None:
     """Fields that the worker's document lacks come from the agent's, never the other way round."""
-    seen = make_error(3, writer=Writer.AGENT, exception=None, **_EVIDENCE)
-    other = make_error(3, writer=Writer.RECORDER, exception=None, exit_code=9, signal="SIGFPE", log_tail="other")
+    seen = make_error(3, writer=model.Writer.AGENT, exception=None, **_EVIDENCE)
+    other = make_error(3, writer=model.Writer.RECORDER, exception=None, exit_code=9, signal="SIGFPE", log_tail="other")
     (failure,) = _job(other, make_error(3), seen).failures
     assert {name: getattr(failure, name) for name in _EVIDENCE} == _EVIDENCE
 
@@ -135,8 +118,8 @@ def test_evidence_that_only_a_later_document_has() -> None:
 def test_a_failure_gets_its_log_from_the_roster() -> None:
     """The log that an agent put into its roster entry belongs to its worker's failure, also one of an earlier round."""
     roster = (
-        make_presence(round=0, log_tails=(LogTail(3, "epoch 1"),)),
-        make_presence(round=1, log_tails=(LogTail(3, "epoch 2"), LogTail(4, "of another rank"))),
+        make_presence(round=0, log_tails=(model.LogTail(3, "epoch 1"),)),
+        make_presence(round=1, log_tails=(model.LogTail(3, "epoch 2"), model.LogTail(4, "of another rank"))),
     )
     old, new = make_error(3, message="old", group_rank=0), make_error(3, message="new", group_rank=0, round=1)
     job = _job(old, new, roster=roster)
@@ -146,24 +129,26 @@ def test_a_failure_gets_its_log_from_the_roster() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"log_tail": "its own"}, {"node": "worker-9"}, {"rank": 4}, {"incarnation": 8}, {"subject": Subject.AGENT}],
+    [{"log_tail": "its own"}, {"node": "worker-9"}, {"rank": 4}, {"incarnation": 8}, {"subject": model.Subject.AGENT}],
 )
 def test_a_log_of_the_roster_goes_nowhere_else(other: dict[str, Any]) -> None:
     """A failure with a log keeps it; another node's, rank's, incarnation's or agent's failure gets none."""
-    roster = (make_presence(log_tails=(LogTail(3, "epoch 2"),)),)
+    roster = (make_presence(log_tails=(model.LogTail(3, "epoch 2"),)),)
     job = _job(make_error(**{"rank": 3, "group_rank": 0, **other}), roster=roster)
     assert [failure.log_tail for failure in job.failures] == [other.get("log_tail", "")]
 
 
 # --- one worker, heard while its exception was in flight ------------------------------------------------------------
 
-_FIRST = ExceptionInfo("KeyError", "'label'")
-_AGAIN = ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
-_CLEAN_UP = ExceptionInfo("RuntimeError", "the clean-up failed")
-_RAISED_FROM = ExceptionInfo("ValueError", "bad sample", causes=(replace(_FIRST, relation="cause"),))
+_FIRST = model.ExceptionInfo("KeyError", "'label'")
+_AGAIN = model.ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
+_CLEAN_UP = model.ExceptionInfo("RuntimeError", "the clean-up failed")
+_RAISED_FROM = model.ExceptionInfo("ValueError", "bad sample", causes=(replace(_FIRST, relation="cause"),))
 
 
-def _word(exception: ExceptionInfo | None, at_ms: float, *, in_flight: bool = False, **fields: Any) -> WorkerError:
+def _word(
+    exception: model.ExceptionInfo | None, at_ms: float, *, in_flight: bool = False, **fields: Any
+) -> model.WorkerError:
     message = exception.message if exception is not None else ""
     return make_error(3, at_ms=at_ms, exception=exception, message=message, in_flight=in_flight, **fields)
 
@@ -175,7 +160,7 @@ def _word(exception: ExceptionInfo | None, at_ms: float, *, in_flight: bool = Fa
 )
 @pytest.mark.parametrize("final_ms", [-5, 9])
 def test_an_exception_in_flight_and_the_one_that_left(
-    final: ExceptionInfo | None, exception: ExceptionInfo, final_ms: float
+    final: model.ExceptionInfo | None, exception: model.ExceptionInfo, final_ms: float
 ) -> None:
     """The final exception replaces the first one only if it is the same or was raised from it."""
     (failure,) = _job(_word(final, final_ms), _word(_FIRST, 0, in_flight=True)).failures
@@ -215,21 +200,21 @@ def test_only_the_same_process_was_in_flight(pid: int, at_ms: float) -> None:
 # --- documents that were taken back ---------------------------------------------------------------------------------
 
 _HANDLED = "e1-handled.pb"
-_TAKEN_BACK = Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
+_TAKEN_BACK = model.Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
 
 
-def _handled(**fields: Any) -> WorkerError:
-    fields = {"node": "a", "group_rank": 0, "in_flight": True, "documents": (DocumentRef(_HANDLED),), **fields}
+def _handled(**fields: Any) -> model.WorkerError:
+    fields = {"node": "a", "group_rank": 0, "in_flight": True, "documents": (model.DocumentRef(_HANDLED),), **fields}
     return make_error(3, **fields)
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", model.Phase)
 @pytest.mark.parametrize("judged", [1, 2])
-def test_a_withdrawn_document_says_nothing(phase: Phase, judged: int) -> None:
+def test_a_withdrawn_document_says_nothing(phase: model.Phase, judged: int) -> None:
     """A withdrawn document of the last round or an earlier one is no failure, no history, and not counted."""
     entries = (
         make_presence(phase, node="a", round=1, receipts=(_TAKEN_BACK,)),
-        make_presence(Phase.FAILED, node="a", round=judged),
+        make_presence(model.Phase.FAILED, node="a", round=judged),
     )
     job = _job(_handled(round=1), roster=entries)
     assert (job.failures, job.history, job.document_count, job.digest) == ((), (), 0, digest_of([]))
@@ -244,15 +229,15 @@ def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: b
     own = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 5}
     document = make_error(3, **own)
     name = document.documents[0].name
-    taken_back = Receipt(name, durable=True, withdrawn=True)
+    taken_back = model.Receipt(name, durable=True, withdrawn=True)
     entries = (
-        make_presence(Phase.FAILED, **own, receipts=(Receipt(name, durable=True),)),
-        make_presence(Phase.FAILED, **{**own, **place}, receipts=(taken_back,)),
+        make_presence(model.Phase.FAILED, **own, receipts=(model.Receipt(name, durable=True),)),
+        make_presence(model.Phase.FAILED, **{**own, **place}, receipts=(taken_back,)),
     )
     documents, unreadable = ((document,), ()) if read else ((), (Unreadable(name, "empty"),))
     job = _job(*documents, roster=entries, unreadable=unreadable)
     assert (len(job.failures) + len(job.history), job.coverage.unreadable) == ((1, 0) if read else (0, 1))
-    own_entry = make_presence(Phase.FAILED, **own, receipts=(taken_back,))
+    own_entry = make_presence(model.Phase.FAILED, **own, receipts=(taken_back,))
     job = _job(*documents, roster=(own_entry,), unreadable=unreadable)
     assert (job.failures, job.coverage.unreadable, job.coverage.complete) == ((), 0, True)
 
@@ -262,14 +247,16 @@ def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: b
     [
         (_TAKEN_BACK,),
         (replace(_TAKEN_BACK, durable=False, error="refused"),),
-        (Receipt(_HANDLED, durable=False, error="late"), _TAKEN_BACK),
-        (Receipt(_HANDLED, durable=True), _TAKEN_BACK),
+        (model.Receipt(_HANDLED, durable=False, error="late"), _TAKEN_BACK),
+        (model.Receipt(_HANDLED, durable=True), _TAKEN_BACK),
     ],
 )
 @pytest.mark.parametrize("unreadable", [(), (Unreadable(_HANDLED, "empty"),)])
-def test_a_withdrawn_document_is_not_missed(receipts: tuple[Receipt, ...], unreadable: tuple[Unreadable, ...]) -> None:
+def test_a_withdrawn_document_is_not_missed(
+    receipts: tuple[model.Receipt, ...], unreadable: tuple[Unreadable, ...]
+) -> None:
     """A withdrawn document never makes the coverage incomplete."""
-    job = _job(roster=(make_presence(Phase.SUCCEEDED, node="a", receipts=receipts),), unreadable=unreadable)
+    job = _job(roster=(make_presence(model.Phase.SUCCEEDED, node="a", receipts=receipts),), unreadable=unreadable)
     assert (job.coverage.complete, job.coverage.notes, job.coverage.unreadable) == (True, (), 0)
     assert job.roster[0].receipts == receipts
 
@@ -280,39 +267,39 @@ _ENTRY = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 2}
 @pytest.mark.parametrize(
     ("phase", "place", "document", "counts"),
     [
-        (Phase.SUCCEEDED, {}, {}, False),
-        (Phase.SUCCEEDED, {}, {"in_flight": False}, True),
-        (Phase.FAILED, {}, {}, True),
-        (Phase.JOINED, {}, {}, True),
-        (Phase.SUCCEEDED, {"node": "b"}, {}, True),
-        (Phase.SUCCEEDED, {"group_rank": 1}, {}, True),
-        (Phase.SUCCEEDED, {"round": 0}, {}, True),
-        (Phase.SUCCEEDED, {"incarnation": 1}, {}, True),
+        (model.Phase.SUCCEEDED, {}, {}, False),
+        (model.Phase.SUCCEEDED, {}, {"in_flight": False}, True),
+        (model.Phase.FAILED, {}, {}, True),
+        (model.Phase.JOINED, {}, {}, True),
+        (model.Phase.SUCCEEDED, {"node": "b"}, {}, True),
+        (model.Phase.SUCCEEDED, {"group_rank": 1}, {}, True),
+        (model.Phase.SUCCEEDED, {"round": 0}, {}, True),
+        (model.Phase.SUCCEEDED, {"incarnation": 1}, {}, True),
     ],
 )
 def test_a_worker_that_finished_had_handled_it(
-    phase: Phase, place: dict[str, Any], document: dict[str, Any], counts: bool
+    phase: model.Phase, place: dict[str, Any], document: dict[str, Any], counts: bool
 ) -> None:
     """An exception in flight was handled if its node succeeded in the same round and incarnation."""
-    entry = make_presence(phase, **{**_ENTRY, **place}, receipts=(Receipt(_HANDLED, durable=True),))
+    entry = make_presence(phase, **{**_ENTRY, **place}, receipts=(model.Receipt(_HANDLED, durable=True),))
     job = _job(_handled(**{**_ENTRY, **document}), roster=(entry,))
     assert bool(job.failures) is counts
     assert not any("it is not there" in note for note in job.coverage.notes)
 
 
-_OF_A_NODE = (Writer.AGENT, Writer.RECORDER)
-_AGENT = {"subject": Subject.AGENT, "writer": Writer.AGENT}
+_OF_A_NODE = (model.Writer.AGENT, model.Writer.RECORDER)
+_AGENT = {"subject": model.Subject.AGENT, "writer": model.Writer.AGENT}
 
 
 @pytest.mark.parametrize(
     ("documents", "count"),
     [
         ([{"rank": 3, "node": "a"}, {"rank": 3, "node": "b"}], 2),
-        ([{"pid": pid, "writer": writer} for pid in (7, 8) for writer in (Writer.WORKER, Writer.AGENT)], 2),
+        ([{"pid": pid, "writer": writer} for pid in (7, 8) for writer in (model.Writer.WORKER, model.Writer.AGENT)], 2),
         ([{**_AGENT, "group_rank": 0}, {"rank": 0, "group_rank": 0}, {"rank": 0, "group_rank": 0, **_KILLED}], 2),
         ([{**_AGENT, "node": "", "worker": "", "group_rank": rank} for rank in (0, 0, 1)], 2),
         ([{"rank": 3}, {"rank": 3, "round": 1}, {"rank": 3, "round": 1, "incarnation": 2}, {"round": 2}], 4),
-        ([{"writer": Writer.STOCK, "exception": None}] * 3, 3),
+        ([{"writer": model.Writer.STOCK, "exception": None}] * 3, 3),
         ([{**_AGENT, "group_rank": 0, "pid": pid, "writer": who} for pid, who in enumerate(_OF_A_NODE, 7)], 1),
     ],
     ids=[
@@ -329,9 +316,9 @@ def test_how_many_failures(documents: list[dict[str, Any]], count: int) -> None:
 def test_what_is_in_order() -> None:
     """Failures come by time, at the same time by rank, and without a time last; the judged round's roster by rank."""
     entries = (
-        make_presence(Phase.JOINED, node="b", group_rank=1, round=1),
-        make_presence(Phase.JOINED, node="a", group_rank=0, round=1),
-        make_presence(Phase.FAILED, node="a", group_rank=0, round=0),
+        make_presence(model.Phase.JOINED, node="b", group_rank=1, round=1),
+        make_presence(model.Phase.JOINED, node="a", group_rank=0, round=1),
+        make_presence(model.Phase.FAILED, node="a", group_rank=0, round=0),
     )
     assert _job(roster=entries).roster == (entries[1], entries[0])
     documents = (
@@ -353,25 +340,25 @@ _DOCUMENTS = st.builds(
     at_ms=st.none() | st.integers(0, 2),
     exception=st.sampled_from([None, "ValueError", "KeyError"]),
     message=st.sampled_from(["x", "y"]),
-    writer=st.sampled_from(Writer),
-    subject=st.sampled_from(Subject),
+    writer=st.sampled_from(model.Writer),
+    subject=st.sampled_from(model.Subject),
     round=st.integers(0, 1),
     incarnation=st.integers(0, 1),
     group_rank=st.none() | st.integers(0, 1),
     exit_code=st.none() | st.integers(0, 1),
     pid=st.integers(0, 2),
     in_flight=st.booleans(),
-    documents=st.sampled_from([(), (DocumentRef("withdrawn.pb"),)]),
+    documents=st.sampled_from([(), (model.DocumentRef("withdrawn.pb"),)]),
 )
 _ENTRIES = st.builds(
     make_presence,
-    st.sampled_from(Phase),
+    st.sampled_from(model.Phase),
     node=st.sampled_from(["a", "b"]),
     group_rank=st.integers(0, 1),
     timestamp_ns=st.integers(0, 1),
     round=st.integers(0, 1),
     incarnation=st.integers(0, 1),
-    receipts=st.sampled_from([(), (Receipt("withdrawn.pb", durable=True, withdrawn=True),)]),
+    receipts=st.sampled_from([(), (model.Receipt("withdrawn.pb", durable=True, withdrawn=True),)]),
 )
 
 
@@ -381,7 +368,7 @@ _UNIQUE_NAMES = st.lists(_DOCUMENTS, max_size=8, unique_by=lambda document: docu
 @settings(max_examples=50)
 @given(_UNIQUE_NAMES, st.lists(_ENTRIES, max_size=5), st.randoms(use_true_random=False))
 def test_the_order_of_reading_does_not_matter(
-    documents: list[WorkerError], entries: list[NodePresence], shuffler: random.Random
+    documents: list[model.WorkerError], entries: list[model.NodePresence], shuffler: random.Random
 ) -> None:
     """The job does not depend on the order of documents and roster entries."""
     unreadable = [Unreadable("b.pb", "empty"), Unreadable("a.pb", "refused")]
@@ -391,12 +378,14 @@ def test_the_order_of_reading_does_not_matter(
     assert _assembled(documents, entries, unreadable) == expected
 
 
-def _assembled(documents: list[WorkerError], entries: list[NodePresence], unreadable: list[Unreadable]) -> JobErrors:
+def _assembled(
+    documents: list[model.WorkerError], entries: list[model.NodePresence], unreadable: list[Unreadable]
+) -> model.JobErrors:
     return assemble(Snapshot(tuple(documents), roster=tuple(entries), unreadable=tuple(unreadable)))
 
 
 @given(st.lists(_DOCUMENTS, max_size=8))
-def test_no_document_is_lost(documents: list[WorkerError]) -> None:
+def test_no_document_is_lost(documents: list[model.WorkerError]) -> None:
     """Every document is in exactly one failure, judged or history."""
     job = _job(*documents)
     names = [ref.name for failure in job.failures + job.history for ref in failure.documents]
@@ -425,7 +414,12 @@ def test_the_digest_is_over_the_documents_names() -> None:
         ([{"group_world_size": 4}], 2, 2, 1),
         ([{}], 1, 1, 1),
         ([{"rank": 0, "node": "a"}, {"rank": 1, "node": "a"}], None, None, 1),
-        ([{"node": node, "writer": Writer.STOCK, "exception": None} for node in ("", "", "a", "a")], None, None, 3),
+        (
+            [{"node": node, "writer": model.Writer.STOCK, "exception": None} for node in ("", "", "a", "a")],
+            None,
+            None,
+            3,
+        ),
         ([{"rank": rank, "node": "", "worker": "", "group_rank": rank} for rank in range(3)], None, None, 3),
     ],
 )
@@ -437,14 +431,14 @@ def test_documents_alone_count_nodes(
     assert (coverage.expected, coverage.reported, coverage.complete) == (expected, reported, expected == reported)
 
 
-@pytest.mark.parametrize(("phase", "reported"), [(Phase.SUCCEEDED, 2), (Phase.JOINED, 1)])
-def test_nodes_that_reported(phase: Phase, reported: int) -> None:
+@pytest.mark.parametrize(("phase", "reported"), [(model.Phase.SUCCEEDED, 2), (model.Phase.JOINED, 1)])
+def test_nodes_that_reported(phase: model.Phase, reported: int) -> None:
     """The coverage is complete with a final entry of every node; one that joined and sent nothing is named."""
     roster = (make_presence(node="a", nodes=2), make_presence(phase, node="b", group_rank=1, nodes=2))
     coverage = _job(make_error(0, node="a", group_rank=0), roster=roster).coverage
     assert (coverage.expected, coverage.reported, coverage.complete) == (2, reported, reported == 2)
     assert coverage.notes == (() if reported == 2 else ("took part but sent no report: b",))
-    entries = tuple(make_presence(Phase.JOINED, node=f"n{n:03}", group_rank=n, nodes=200) for n in range(200))
+    entries = tuple(make_presence(model.Phase.JOINED, node=f"n{n:03}", group_rank=n, nodes=200) for n in range(200))
     (note,) = _job(roster=entries).coverage.notes
     assert note == "took part but sent no report: n000, n001, n002, n003, n004 and others"
 
@@ -461,8 +455,8 @@ def test_many_unreadable_documents_are_counted_and_some_named() -> None:
 @pytest.mark.parametrize("stored_at", [START_NS, None])
 def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
     """A document that the storage has is not missed, whatever its receipt says; one that was handed over is."""
-    reference = DocumentRef("e1-late.pb", last_modified_ns=stored_at)
-    receipt = Receipt("e1-late.pb", durable=False, error="the storage did not answer within 5.0 s", rank=0)
+    reference = model.DocumentRef("e1-late.pb", last_modified_ns=stored_at)
+    receipt = model.Receipt("e1-late.pb", durable=False, error="the storage did not answer within 5.0 s", rank=0)
     roster = (make_presence(ranks=(0,), receipts=(receipt,)),)
     coverage = _job(make_error(group_rank=0, documents=(reference,)), roster=roster).coverage
     assert coverage.complete is (stored_at is not None)
@@ -479,7 +473,7 @@ def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
 )
 def test_a_document_that_is_missed(receipt: dict[str, Any], snapshot: dict[str, Any], note: str) -> None:
     """A document that was not uploaded, or has gone, makes the coverage incomplete."""
-    entry = make_presence(receipts=(Receipt(**{"name": "e1.pb", "durable": True, **receipt}),))
+    entry = make_presence(receipts=(model.Receipt(**{"name": "e1.pb", "durable": True, **receipt}),))
     coverage = _job(make_error(), roster=(entry,), **snapshot).coverage
     assert (coverage.complete, coverage.notes) == (False, (note,))
 
@@ -492,21 +486,21 @@ def test_a_document_that_is_missed(receipt: dict[str, Any], snapshot: dict[str, 
     [
         ([], None, False),
         ([], 2, False),
-        ([Phase.FAILED, Phase.SUCCEEDED], None, True),
-        ([Phase.FAILED, Phase.JOINED], None, False),
-        ([Phase.FAILED], None, False),
-        ([Phase.FAILED], 1, True),
-        ([Phase.FAILED, Phase.FAILED], 3, False),
+        ([model.Phase.FAILED, model.Phase.SUCCEEDED], None, True),
+        ([model.Phase.FAILED, model.Phase.JOINED], None, False),
+        ([model.Phase.FAILED], None, False),
+        ([model.Phase.FAILED], 1, True),
+        ([model.Phase.FAILED, model.Phase.FAILED], 3, False),
     ],
 )
-def test_whether_all_nodes_are_done(phases: list[Phase], expected_nodes: int | None, done: bool) -> None:
+def test_whether_all_nodes_are_done(phases: list[model.Phase], expected_nodes: int | None, done: bool) -> None:
     """All nodes are done if as many as take part have a final entry of the last round; each counts once."""
     entries = [
         make_presence(phase, node=f"n{n}", group_rank=n, nodes=2, incarnation=1) for n, phase in enumerate(phases)
     ]
     assert nodes_done(entries * 2, expected_nodes) is done
-    assert not nodes_done([*entries, make_presence(Phase.JOINED, round=1)], expected_nodes)
-    again = make_presence(Phase.JOINED, node="n0", group_rank=0, nodes=2, incarnation=9)
+    assert not nodes_done([*entries, make_presence(model.Phase.JOINED, round=1)], expected_nodes)
+    again = make_presence(model.Phase.JOINED, node="n0", group_rank=0, nodes=2, incarnation=9)
     assert not nodes_done([*entries, again], expected_nodes), "it was restarted in place"
 
 
@@ -514,13 +508,13 @@ def test_whether_all_nodes_are_done(phases: list[Phase], expected_nodes: int | N
     ("failures", "roster", "live"),
     [
         ([make_error(0)], [make_presence(nodes=1)], True),
-        ([make_error(0)], [make_presence(Phase.JOINED, nodes=1)], False),
-        ([make_error(None, subject=Subject.AGENT, category="platform")], [make_presence(nodes=1)], True),
-        ([make_error(None, subject=Subject.AGENT, category="node_lost")], [make_presence(nodes=1)], False),
+        ([make_error(0)], [make_presence(model.Phase.JOINED, nodes=1)], False),
+        ([make_error(None, subject=model.Subject.AGENT, category="platform")], [make_presence(nodes=1)], True),
+        ([make_error(None, subject=model.Subject.AGENT, category="node_lost")], [make_presence(nodes=1)], False),
         ([make_error(0)], [], True),
     ],
     ids=["done", "silent", "its agent failed", "its agent is gone", "an empty roster"],
 )
-def test_whether_the_pods_live(failures: list[WorkerError], roster: list[NodePresence], live: bool) -> None:
+def test_whether_the_pods_live(failures: list[model.WorkerError], roster: list[model.NodePresence], live: bool) -> None:
     """A node without a final entry, or with a lost agent, counts as a lost pod."""
     assert pods_live(assemble(Snapshot(documents=tuple(failures), roster=tuple(roster)))) is live

@@ -16,14 +16,6 @@ from firstfault import strategies as registry
 from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
 from firstfault.model import JobErrors, Verdict
 from firstfault.store import Store, open_store
-from firstfault.strategies import (
-    get_strategy,
-    register_strategy,
-    run_strategy,
-    strategy_names,
-    undetermined,
-    unregister_strategy,
-)
 from firstfault.testing import StrategyTests, make_error, make_job
 from tests.storage.store_suite import StoreTests
 
@@ -32,15 +24,15 @@ _BUILT_IN = ("evidence", "earliest")
 
 def mine(job: JobErrors) -> Verdict:
     """A strategy of a user's own."""
-    return undetermined(job, "mine")
+    return registry.undetermined(job, "mine")
 
 
 @pytest.fixture
 def registered() -> Iterator[None]:
     """A strategy of the user's own is registered for the length of a test."""
-    register_strategy("mine", mine)
+    registry.register_strategy("mine", mine)
     yield
-    unregister_strategy("mine")
+    registry.unregister_strategy("mine")
 
 
 @pytest.fixture
@@ -65,18 +57,18 @@ def test_the_names(installed: Callable[..., None]) -> None:
     error, whose text is plain and names the alternatives.
     """
     installed(theirs="a:b", mine="c:d")
-    assert strategy_names() == (*_BUILT_IN, "mine", "theirs")
+    assert registry.strategy_names() == (*_BUILT_IN, "mine", "theirs")
     installed()
-    assert get_strategy("mine") is mine
+    assert registry.get_strategy("mine") is mine
     with pytest.raises(UnknownStrategyError) as caught:
-        get_strategy("earlyest")
+        registry.get_strategy("earlyest")
     assert str(caught.value) == "there is no strategy 'earlyest'; known are evidence, earliest, mine"
     assert isinstance(caught.value, UsageError)
     assert isinstance(caught.value, KeyError)
-    unregister_strategy("mine")
+    registry.unregister_strategy("mine")
     with pytest.raises(UnknownStrategyError):
-        get_strategy("mine")
-    assert register_strategy("mine", mine) is mine
+        registry.get_strategy("mine")
+    assert registry.register_strategy("mine", mine) is mine
 
 
 @pytest.mark.usefixtures("registered")
@@ -84,10 +76,10 @@ def test_a_name_is_registered_once() -> None:
     """Neither a registered nor a built-in strategy can be replaced, and a name is a word, to be typed in a setting."""
     for name in ("mine", "earliest"):
         with pytest.raises(StrategyError, match=f"'{name}' already"):
-            register_strategy(name, mine)
+            registry.register_strategy(name, mine)
     for name in ("", "two words", "a-b", "1st", "../x"):
         with pytest.raises(StrategyError, match="must be a word"):
-            register_strategy(name, mine)
+            registry.register_strategy(name, mine)
 
 
 async def _coroutine(job: JobErrors) -> Verdict:
@@ -108,23 +100,23 @@ async def _coroutine(job: JobErrors) -> Verdict:
 def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
     """What cannot be called with one argument is refused when it is registered and when it is passed."""
     with pytest.raises(StrategyError, match=rf"'broken' of register_strategy {reason}"):
-        register_strategy("broken", strategy)
-    assert "broken" not in strategy_names()
+        registry.register_strategy("broken", strategy)
+    assert "broken" not in registry.strategy_names()
     with pytest.raises(StrategyError, match=reason):
-        get_strategy(strategy)
+        registry.get_strategy(strategy)
 
 
 @pytest.mark.parametrize("strategy", [functools.partial(mine), lambda job, _depth=3: mine(job)])
 def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
     """A partial, or a lambda with defaults, is a strategy as it is."""
-    assert run_strategy(get_strategy(strategy), make_job(make_error())).strategy == "mine"
+    assert registry.run_strategy(registry.get_strategy(strategy), make_job(make_error())).strategy == "mine"
 
 
 def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
     """A strategy of an entry point is loaded by its name; it cannot replace a built-in one."""
     installed(theirs="firstfault.strategies.earliest:earliest", earliest="firstfault.strategies.rules:evidence")
-    assert get_strategy("theirs") is get_strategy("earliest")
-    assert get_strategy("earliest") is not get_strategy("evidence")
+    assert registry.get_strategy("theirs") is registry.get_strategy("earliest")
+    assert registry.get_strategy("earliest") is not registry.get_strategy("evidence")
 
 
 @pytest.mark.parametrize(
@@ -140,12 +132,12 @@ def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, r
     """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work."""
     installed(theirs=value)
     with pytest.raises(StrategyError, match=f"'theirs' of {value} {reason}"):
-        get_strategy("theirs")
-    assert get_strategy("earliest") is not None
-    assert "theirs" in strategy_names()
+        registry.get_strategy("theirs")
+    assert registry.get_strategy("earliest") is not None
+    assert "theirs" in registry.strategy_names()
     installed(theirs="a:x", theirs_=value)
     with pytest.raises(StrategyError, match=rf"several distributions \(a:x, {value}\)"):
-        get_strategy("theirs")
+        registry.get_strategy("theirs")
 
 
 @pytest.mark.parametrize("answer", [None, "a verdict", make_job()])
@@ -159,9 +151,9 @@ def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
         raise KeyError(job.round)
 
     with pytest.raises(StrategyError, match=f"the strategy careless returned {type(answer).__name__}"):
-        run_strategy(careless, make_job(make_error()))
+        registry.run_strategy(careless, make_job(make_error()))
     with pytest.raises(StrategyError, match="the strategy broken raised KeyError: 0"):
-        run_strategy(broken, make_job(make_error()))
+        registry.run_strategy(broken, make_job(make_error()))
 
 
 # --- the conformance suites -------------------------------------------------------------------------------------------
@@ -205,7 +197,7 @@ def test_the_suite_refuses_a_broken_strategy(lie: Callable[[JobErrors], dict[str
     """A strategy that breaks one promise fails the check of that promise."""
 
     def broken(job: JobErrors) -> Verdict:
-        return replace(get_strategy("earliest")(job), **lie(job))
+        return replace(registry.get_strategy("earliest")(job), **lie(job))
 
     suite = type("Suite", (StrategyTests,), {"strategy": staticmethod(broken)})()
     job = make_job(make_error(0, at_ms=2), make_error(1, at_ms=1), make_error(2, at_ms=0))

@@ -7,23 +7,9 @@ from typing import Any
 
 import pytest
 
+from firstfault import model
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.model import (
-    CausedBy,
-    Collective,
-    CollectiveProgress,
-    ExceptionInfo,
-    FrameInfo,
-    JobErrors,
-    Resources,
-    Scope,
-    SentSignal,
-    StackDump,
-    Verdict,
-    WorkerError,
-    Writer,
-)
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 from tests.readers.scenes import timed_out
@@ -31,7 +17,7 @@ from tests.readers.scenes import timed_out
 OWN, EXIT = FailureClass.OWN_FAULT, FailureClass.OWN_EXIT
 UNCLEAR, VICTIM = FailureClass.UNCLEAR, FailureClass.CONSEQUENCE
 PER_NODE = 4
-SENT = (SentSignal("SIGTERM", "rank 0 failed"),)
+SENT = (model.SentSignal("SIGTERM", "rank 0 failed"),)
 THROWN = "terminate called after throwing an instance of 'E'\n  what():  "
 ASSERTED = "/build/Loss.cu:77: nll: block: [0,0,0], thread: [5,0,0] Assertion `t >= 0 && t < n_classes` failed.\n"
 CRASH = (
@@ -45,41 +31,41 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in f
 FOLLOWS = "\nDuring handling of the above exception, another exception occurred:\n\n"
 NO_LABELS = TRACEBACK + "KeyError: 'labels'"
 PEER = "RuntimeError: Connection closed by peer [10.0.0.1]:41\n"
-PEER_GONE = ExceptionInfo(
+PEER_GONE = model.ExceptionInfo(
     "RuntimeError", "gloo/tcp/pair.cc:9] Connection closed by peer [10.1.2.3]:42", relation="context"
 )
-NO_LABEL = ExceptionInfo("KeyError", "'label'", relation="context")
-TOLD = ExceptionInfo("torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15")
+NO_LABEL = model.ExceptionInfo("KeyError", "'label'", relation="context")
+TOLD = model.ExceptionInfo("torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15")
 
 
-def died(rank: int, stderr: str = "", signal: str = "SIGABRT", at_ms: float = 0, **more: Any) -> WorkerError:
+def died(rank: int, stderr: str = "", signal: str = "SIGABRT", at_ms: float = 0, **more: Any) -> model.WorkerError:
     """A worker that its agent did not stop."""
-    place = {"node": f"worker-{rank // PER_NODE}", "at_ms": at_ms, "writer": Writer.AGENT, "exception": None}
+    place = {"node": f"worker-{rank // PER_NODE}", "at_ms": at_ms, "writer": model.Writer.AGENT, "exception": None}
     return make_error(rank, **{**place, "signal": signal, "exit_code": -6, "log_tail": stderr, **more})
 
 
-def stopped(rank: int, stderr: str = "", **more: Any) -> WorkerError:
+def stopped(rank: int, stderr: str = "", **more: Any) -> model.WorkerError:
     """A worker that its agent stopped."""
     return died(rank, stderr, **{"signal": "SIGTERM", "at_ms": 15_000, "sent_signals": SENT, **more})
 
 
-def aborting(said: str) -> WorkerError:
+def aborting(said: str) -> model.WorkerError:
     """A worker that aborted while its agent stopped it."""
     return stopped(2, f"[rank2]:[E314 a.cpp:7] {said}\n", signal="SIGABRT")
 
 
-def left(stderr: str, exit_code: int = 1) -> WorkerError:
+def left(stderr: str, exit_code: int = 1) -> model.WorkerError:
     """A worker that exited by itself, without an exception that its own process recorded."""
     return died(1, stderr, "", exit_code=exit_code)
 
 
-def called_exit(stderr: str, *causes: ExceptionInfo) -> WorkerError:
+def called_exit(stderr: str, *causes: model.ExceptionInfo) -> model.WorkerError:
     """A worker that called sys.exit(1)."""
-    exception = ExceptionInfo("SystemExit", "1", causes=causes)
+    exception = model.ExceptionInfo("SystemExit", "1", causes=causes)
     return make_error(1, exception=exception, exit_code=1, log_tail=stderr)
 
 
-def job(*failures: WorkerError, nodes: int = 2) -> JobErrors:
+def job(*failures: model.WorkerError, nodes: int = 2) -> model.JobErrors:
     """A job of which every node has reported."""
     roster = tuple(
         make_presence(node=f"worker-{node}", group_rank=node, nodes=nodes, ranks=tuple(range(4 * node, 4 * node + 4)))
@@ -91,7 +77,7 @@ def job(*failures: WorkerError, nodes: int = 2) -> JobErrors:
 # --- the class of a death -------------------------------------------------------------------------------------------
 
 C10_ERROR = "terminate called after throwing an instance of 'c10::Error'\n"
-CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
+CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
     (VICTIM, ""): {
         # an abort while the agent stops the worker, judged by its last words
         "a peer during a stop": aborting("ncclRemoteError: Connection closed by remote peer"),
@@ -105,10 +91,12 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
         # ``except Exception: sys.exit(1)`` makes a victim's exit no fault of its own
         "an exit for a peer": called_exit("", PEER_GONE),
         # the context that ``from None`` hides still tells that it is a consequence
-        "from None": make_error(3, exception=ExceptionInfo("train.StepError", "step failed", causes=(PEER_GONE,))),
+        "from None": make_error(
+            3, exception=model.ExceptionInfo("train.StepError", "step failed", causes=(PEER_GONE,))
+        ),
         # a library that wraps the exception of a signal handler has not failed
         "a wrapped signal": make_error(
-            3, exception=ExceptionInfo("OSError", "cannot load", causes=(TOLD,)), sent_signals=SENT
+            3, exception=model.ExceptionInfo("OSError", "cannot load", causes=(TOLD,)), sent_signals=SENT
         ),
     },
     (UNCLEAR, "hang"): {"a timeout during a stop": stopped(2, timed_out(2), signal="SIGABRT")},
@@ -130,7 +118,7 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, WorkerError]] = {
     (OWN, "user_code"): {
         "sys.exit after an error": called_exit(NO_LABELS),
         "a program's sys.exit after an error": replace(
-            called_exit(NO_LABELS), exception=ExceptionInfo("SystemExit", "")
+            called_exit(NO_LABELS), exception=model.ExceptionInfo("SystemExit", "")
         ),
         "code 1 after an error": left(TRACEBACK + "ValueError: arrays must have the same shape\nuploading logs\n"),
     },
@@ -178,8 +166,8 @@ def test_the_class_of_a_death(name: str, told: tuple[FailureClass, str]) -> None
 )
 def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> None:
     """A thread that Python does not know may be a watchdog, whose words went elsewhere: the verdict is not sure."""
-    aborted = died(2, printed, stack_dumps=(StackDump(7, 2, f"Fatal Python error: Aborted\n\n{dump}"),))
-    verdict = evidence(job(aborted, stopped(0, caused_by=CausedBy(2, "worker-0", "")), nodes=1))
+    aborted = died(2, printed, stack_dumps=(model.StackDump(7, 2, f"Fatal Python error: Aborted\n\n{dump}"),))
+    verdict = evidence(job(aborted, stopped(0, caused_by=model.CausedBy(2, "worker-0", "")), nodes=1))
     assert (verdict.ranks, verdict.confidence) == ((2,), confidence)
 
 
@@ -253,9 +241,9 @@ def test_a_command_line_that_is_refused(printed: str, line: str) -> None:
         assert verdict.category == "config"
 
 
-def _in(*calls: str) -> tuple[FrameInfo, ...]:
-    own = FrameInfo("/job/train.py", 7, "main", "begin()")
-    return (own, *(FrameInfo(f"/x/site-packages/{call.split()[0]}", 9, call.split()[1]) for call in calls))
+def _in(*calls: str) -> tuple[model.FrameInfo, ...]:
+    own = model.FrameInfo("/job/train.py", 7, "main", "begin()")
+    return (own, *(model.FrameInfo(f"/x/site-packages/{call.split()[0]}", 9, call.split()[1]) for call in calls))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +271,7 @@ def test_the_library_that_raised_it(kind: str, calls: list[str], category: str) 
     """A text that tells little is of a checkpoint or a command line, if the library that raised it reads those."""
     frames = _in(*calls)
     bases = {"EOFError": (), "SystemExit": ()}.get(kind, ("Exception",))
-    failure = make_error(3, exception=ExceptionInfo(kind, "2", bases, frames=frames), exit_code=2)
+    failure = make_error(3, exception=model.ExceptionInfo(kind, "2", bases, frames=frames), exit_code=2)
     assert evidence(make_job(failure)).category == category
 
 
@@ -377,8 +365,10 @@ def test_a_file_that_cannot_be_written(kind: str, text: str, category: str) -> N
 def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
     """torch.distributed.checkpoint raises one rank's error on every rank."""
     text = "CheckpointException ranks:dict_keys([3])\nTraceback (most recent call last): (RANK 3)\nOSError: disk gone\n"
-    frame = FrameInfo("/x/site-packages/torch/distributed/checkpoint/utils.py", 7, "reduce_scatter", "raise")
-    raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", text, ("BaseException",), (frame,))
+    frame = model.FrameInfo("/x/site-packages/torch/distributed/checkpoint/utils.py", 7, "reduce_scatter", "raise")
+    raised = model.ExceptionInfo(
+        "torch.distributed.checkpoint.api.CheckpointException", text, ("BaseException",), (frame,)
+    )
     verdict = evidence(job(*(make_error(rank, node=f"worker-{rank // 4}", exception=raised) for rank in range(8))))
     assert (verdict.ranks, verdict.category) == ((3,), "checkpoint")
 
@@ -434,7 +424,7 @@ def signalled(rank: int, completed: int, enqueued: int = 31) -> str:
     )
 
 
-def raised(rank: int, kind: str, message: str, at_ms: float, **more: Any) -> WorkerError:
+def raised(rank: int, kind: str, message: str, at_ms: float, **more: Any) -> model.WorkerError:
     """A worker that raised an exception."""
     fields = {"node": f"worker-{rank // PER_NODE}", "at_ms": at_ms, "boot_id": "b", **more}
     return make_error(rank, exception=kind, message=message, **fields)
@@ -443,10 +433,10 @@ def raised(rank: int, kind: str, message: str, at_ms: float, **more: Any) -> Wor
 FIRST = died(0, timed_out(0))
 ALL_BUT_ONE = [died(rank, timed_out(rank), at_ms=90_000 + rank, boot_id="b") for rank in range(7)]
 INCONSISTENT = "expects same model across all ranks, but inconsistent 0 params"
-CLEANING = {"in_flight": True, "sent_signals": SENT, "stack_dumps": (StackDump(1, 7, IN_LOADER),)}
+CLEANING = {"in_flight": True, "sent_signals": SENT, "stack_dumps": (model.StackDump(1, 7, IN_LOADER),)}
 
 
-CASCADES: dict[str, tuple[list[WorkerError], str]] = {
+CASCADES: dict[str, tuple[list[model.WorkerError], str]] = {
     "one found the others gone": (
         [*ALL_BUT_ONE, died(7, "NCCL WARN socketProgress: Connection closed by remote peer a<4711>", at_ms=99_000)],
         "hang",
@@ -465,12 +455,12 @@ CASCADES: dict[str, tuple[list[WorkerError], str]] = {
         [*ALL_BUT_ONE, raised(7, "ValueError", "bad batch", 90_400, **CLEANING)],
         "user_code",
     ),
-    "OOM killer": ([*ALL_BUT_ONE, died(7, "", "SIGKILL", resources=Resources(oom_kill=1))], "host_oom"),
+    "OOM killer": ([*ALL_BUT_ONE, died(7, "", "SIGKILL", resources=model.Resources(oom_kill=1))], "host_oom"),
 }
 
 
 @pytest.mark.parametrize(("failures", "category"), CASCADES.values(), ids=CASCADES)
-def test_a_cascade(failures: list[WorkerError], category: str) -> None:
+def test_a_cascade(failures: list[model.WorkerError], category: str) -> None:
     """Rank 7 is the root cause."""
     verdict = evidence(job(*failures))
     assert (verdict.ranks, verdict.category) == ((7,), category)
@@ -481,7 +471,7 @@ def test_too_few_timed_out(silent: int) -> None:
     """The first abort ends the others early: where many did not time out, none stands out."""
     waiting = [died(rank, timed_out(rank)) for rank in range(silent, 4)] or [FIRST]
     verdict = evidence(job(*waiting, *(stopped(rank) for rank in range(len(waiting), 8))))
-    assert verdict.scope is Scope.UNDETERMINED
+    assert verdict.scope is model.Scope.UNDETERMINED
 
 
 def test_all_ranks_of_a_node_in_one_collective() -> None:
@@ -491,7 +481,7 @@ def test_all_ranks_of_a_node_in_one_collective() -> None:
     assert (verdict.node, verdict.category, verdict.confidence) == ("worker-0", "network", "low")
     assert "all 4 ranks waited in ALLREDUCE number 31" in verdict.headline
     failures[2] = died(2, timed_out(2, 32, "BROADCAST"), world_size=4)
-    assert evidence(job(*failures, nodes=1)).scope is Scope.UNDETERMINED
+    assert evidence(job(*failures, nodes=1)).scope is model.Scope.UNDETERMINED
     aborted = "terminate called without an active exception\n"
     assert evidence(job(died(5, ASSERTED), *(died(rank, aborted) for rank in (0, 1, 2)))).ranks == (5,)
     assert evidence(job(*(died(rank, ASSERTED) for rank in (2, 3)))).ranks == (2, 3)
@@ -499,19 +489,19 @@ def test_all_ranks_of_a_node_in_one_collective() -> None:
 
 # --- flight recorders ------------------------------------------------------------------------------------------------
 
-REDUCE = Collective(9, "nccl:all_reduce", "[[8]] -> [[8]]", "Float -> Float", "started")
+REDUCE = model.Collective(9, "nccl:all_reduce", "[[8]] -> [[8]]", "Float -> Float", "started")
 
 
 def progress(
-    *last: Collective, group: str = "default_pg", completed: int | None = None, members: tuple[int, ...] = ()
-) -> tuple[CollectiveProgress]:
+    *last: model.Collective, group: str = "default_pg", completed: int | None = None, members: tuple[int, ...] = ()
+) -> tuple[model.CollectiveProgress]:
     """How far a rank came."""
     number = last[-1].sequence
     done = number - 1 if completed is None else completed
-    return (CollectiveProgress(group, last[-1].operation, number, done, last, members),)
+    return (model.CollectiveProgress(group, last[-1].operation, number, done, last, members),)
 
 
-def hung(came: dict[int, tuple[CollectiveProgress, ...]]) -> Verdict:
+def hung(came: dict[int, tuple[model.CollectiveProgress, ...]]) -> model.Verdict:
     """Return the verdict on a job whose ranks came so far; rank 0's watchdog ended it."""
     others = [stopped(rank, collectives=seen) for rank, seen in came.items() if rank]
     return evidence(job(replace(FIRST, collectives=came[0]), *others))
@@ -532,7 +522,7 @@ ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
     ],
     ids=["operation", "type", "size", "state", "the first that differs, though the ranks ran ahead"],
 )
-def test_a_rank_that_differs_in_a_collective(odd: tuple[Collective, ...], why: str) -> None:
+def test_a_rank_that_differs_in_a_collective(odd: tuple[model.Collective, ...], why: str) -> None:
     """Torch's analyzer's rules: the odd one out in operation, type, size, or whether its GPU has started."""
     verdict = hung({rank: progress(*(odd if rank == 6 else USUAL)) for rank in range(8)})
     assert verdict.ranks == (6,)
@@ -550,7 +540,10 @@ OF_THREE: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
     [
         # rank 3 has called none, however far each of the others has run ahead
         (
-            {at: (CollectiveProgress("default_pg", "nccl:a", calls, 0),) for at, calls in enumerate((7, 5, 6, 0))},
+            {
+                at: (model.CollectiveProgress("default_pg", "nccl:a", calls, 0),)
+                for at, calls in enumerate((7, 5, 6, 0))
+            },
             (3,),
             "it called 0 collectives of group default_pg",
         ),
@@ -576,8 +569,10 @@ OF_THREE: dict[str, Any] = {"group": TENSOR, "members": (0, 1, 2)}
         "a silent member",
     ],
 )
-def test_how_far_ranks_came(came: dict[int, tuple[CollectiveProgress, ...]], ranks: tuple[int, ...], why: str) -> None:
+def test_how_far_ranks_came(
+    came: dict[int, tuple[model.CollectiveProgress, ...]], ranks: tuple[int, ...], why: str
+) -> None:
     """The rank that is behind in the group that is stuck first is the root cause."""
     verdict = hung(came)
-    assert (verdict.ranks, verdict.scope is Scope.UNDETERMINED) == (ranks, not ranks)
+    assert (verdict.ranks, verdict.scope is model.Scope.UNDETERMINED) == (ranks, not ranks)
     assert why in verdict.headline

@@ -7,25 +7,10 @@ from typing import Any
 
 import pytest
 
+from firstfault import model
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.layout import ErrorKey
-from firstfault.model import (
-    TERMINATED,
-    CausedBy,
-    DocumentRef,
-    ExceptionInfo,
-    FrameInfo,
-    JobErrors,
-    NodePresence,
-    Phase,
-    Receipt,
-    SentSignal,
-    StackDump,
-    ThreadFailure,
-    Verdict,
-    WorkerError,
-)
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_job, make_presence
 from tests.readers.scenes import (
@@ -52,22 +37,22 @@ from tests.readers.scenes import (
     waiting,
 )
 
-RAISED = FrameInfo("/app/train.py", 12, "step")
+RAISED = model.FrameInfo("/app/train.py", 12, "step")
 IN_FINALISER = STACK.format("/x/site-packages/torch/utils/data/dataloader.py", "__del__")
 IN_STEP = STACK.format("/app/train.py", "step")
-OF_A_PEER = FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
+OF_A_PEER = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
 TWICE = "trying to initialize the default process group twice!"
 FULL = "[Errno 28] No space left on device: '/checkpoints/last.pt'"
-FROM_3 = CausedBy(3, "worker-1", "")
-TOLD = {"caused_by": FROM_3, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed: KeyError"),)}
-SENT = (SentSignal("SIGTERM", "rank 0 failed"),)
+FROM_3 = model.CausedBy(3, "worker-1", "")
+TOLD = {"caused_by": FROM_3, "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed: KeyError"),)}
+SENT = (model.SentSignal("SIGTERM", "rank 0 failed"),)
 STOPPED = {"sent_signals": SENT}
 ASSERT = "RuntimeError: CUDA error: device-side assert triggered"
 TRACE = 'Traceback (most recent call last):\n  File "/app/train.py", line 12, in step\n    return row["label"]\n'
 RECORDING = STACK.format("/x/site-packages/firstfault_torch/worker/recording.py", "record_end")
 
 
-def told(verdict: Verdict) -> str:
+def told(verdict: model.Verdict) -> str:
     """Return what a verdict says of the root cause, in short: "rank 3 high: user_code, own-fault"."""
     who = " ".join(map(str, verdict.ranks)) or verdict.node or "-"
     return f"{verdict.scope.value} {who} {verdict.confidence}: {verdict.category}, {verdict.rule}"
@@ -77,59 +62,61 @@ GLOO = [count(called, "gloo:all_reduce", called) for called in range(8)]
 """How many collectives of gloo a rank had called."""
 
 
-def raising(rank: int, raised_at: FrameInfo = RAISED) -> WorkerError:
+def raising(rank: int, raised_at: model.FrameInfo = RAISED) -> model.WorkerError:
     """A worker that was stopped while an exception was on its way out."""
     return stopped(rank, with_raise_point(IN_FINALISER, raised_at))
 
 
-def raised(rank: int, at_ms: float = 0, *, frame: FrameInfo = RAISED, **more: Any) -> WorkerError:
+def raised(rank: int, at_ms: float = 0, *, frame: model.FrameInfo = RAISED, **more: Any) -> model.WorkerError:
     """A worker that raised at a frame."""
-    exception = ExceptionInfo("ValueError", "bad batch", frames=(FrameInfo("/app/train.py", 40, "main"), frame), **more)
+    exception = model.ExceptionInfo(
+        "ValueError", "bad batch", frames=(model.FrameInfo("/app/train.py", 40, "main"), frame), **more
+    )
     return own(rank, at_ms, exception=exception)
 
 
-def retried(rank: int, at_ms: float = 6000, **more: Any) -> WorkerError:
+def retried(rank: int, at_ms: float = 6000, **more: Any) -> model.WorkerError:
     """A worker whose second try failed, after collective 5 of the first."""
     return own(rank, at_ms, message=TWICE, **{**GLOO[5], **more})
 
 
-def saved(rank: int, *causes: ExceptionInfo, **more: Any) -> WorkerError:
+def saved(rank: int, *causes: model.ExceptionInfo, **more: Any) -> model.WorkerError:
     """A worker whose emergency checkpoint failed."""
-    exception = ExceptionInfo("OSError", FULL, ("Exception",), causes=causes)
+    exception = model.ExceptionInfo("OSError", FULL, ("Exception",), causes=causes)
     return own(rank, 40, exception, FULL, **more)  # type: ignore[arg-type]
 
 
-def entry(node: int, phase: Phase = Phase.FAILED, **more: Any) -> NodePresence:
+def entry(node: int, phase: model.Phase = model.Phase.FAILED, **more: Any) -> model.NodePresence:
     """A roster entry of one of two nodes."""
     place = {"node": f"worker-{node}", "group_rank": node, "nodes": 2, "ip": f"10.0.0.{node + 1}"}
     return replace(make_presence(phase, **place, ranks=(2 * node, 2 * node + 1)), **more)
 
 
-def aborted(rank: int, text: str = "", function: str = "step", **more: Any) -> WorkerError:
+def aborted(rank: int, text: str = "", function: str = "step", **more: Any) -> model.WorkerError:
     """A worker in which Python met SIGABRT, in a function of the program."""
     dump = "Fatal Python error: Aborted\n\n" + STACK.format("/app/train.py", function).replace(
         "Thread", "Current thread"
     )
-    more = {"log_tail": text, "stack_dumps": (StackDump(1, rank, dump),), **more}
+    more = {"log_tail": text, "stack_dumps": (model.StackDump(1, rank, dump),), **more}
     return died(rank, "SIGABRT", -6, 20 * rank, **more)
 
 
-def left(rank: int, at_ms: float = 0, **more: Any) -> WorkerError:
+def left(rank: int, at_ms: float = 0, **more: Any) -> model.WorkerError:
     """A worker that wrote why, and called sys.exit(7)."""
-    exception = ExceptionInfo("SystemExit", "7", frames=(RAISED,))
+    exception = model.ExceptionInfo("SystemExit", "7", frames=(RAISED,))
     return own(rank, at_ms, exception=exception, exit_code=7, **{"log_tail": "fatal: no license", **more})
 
 
-def said(outer: tuple[str, str], inner: tuple[str, str], relation: str = "cause") -> ExceptionInfo:
+def said(outer: tuple[str, str], inner: tuple[str, str], relation: str = "cause") -> model.ExceptionInfo:
     """An exception with a cause or a context."""
-    return ExceptionInfo(*outer, causes=(ExceptionInfo(*inner, relation=relation),))
+    return model.ExceptionInfo(*outer, causes=(model.ExceptionInfo(*inner, relation=relation),))
 
 
-def reset(*frames: FrameInfo) -> WorkerError:
+def reset(*frames: model.FrameInfo) -> model.WorkerError:
     """A worker that lost a connection."""
     bases = ("ConnectionError", "OSError")
     return own(
-        0, exception=ExceptionInfo("ConnectionResetError", "[Errno 104] Connection reset by peer", bases, frames)
+        0, exception=model.ExceptionInfo("ConnectionResetError", "[Errno 104] Connection reset by peer", bases, frames)
     )
 
 
@@ -141,27 +128,29 @@ def in_checkpoint(main: str) -> str:
     return f'{head}  File "{file}", line 9 in reduce_scatter\n{pool}\n{main.replace("0x1", "0x2")}'
 
 
-JOINED = entry(1, Phase.JOINED)
+JOINED = entry(1, model.Phase.JOINED)
 HUNG = stopped(3, IN_SLEEP, **count(5))
 HOSTILE_WORDS = (
     "Detected mismatch between collectives on ranks. Rank 0 is running collective: A, but Rank 3 is running B"
 )
 BARRIER = "[Rank {}]: Rank {} failed to pass monitoredBarrier in 9000 ms"
-PARSED = ExceptionInfo(
+PARSED = model.ExceptionInfo(
     "ValueError",
     "Rendezvous of keys failed: missing column",
-    frames=(FrameInfo("/app/train.py", 7, "parse", "raise ValueError(text)"),),
+    frames=(model.FrameInfo("/app/train.py", 7, "parse", "raise ValueError(text)"),),
 )
 NOT_JOINED = "wait timeout after 6000ms, keys: /default_pg/0//cpu//0/3"
 UNREAD = "<no text: reading the exception took too long>"
-CLIENT = FrameInfo("/app/client.py", 7, "fetch", "self.socket.recv(4)")
-LOADER = FrameInfo("/x/torch/utils/data/dataloader.py", 1284, "_try_get_data", "data = self._data_queue.get()")
-PIPE = FrameInfo("/usr/lib/python3.11/multiprocessing/connection.py", 395, "_recv", "chunk = read(handle, remaining)")
-COLLECTIVE = FrameInfo("/x/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()")
-DEAD = {"thread_failures": (ThreadFailure("prefetch", None, ExceptionInfo("LookupError", "no shard")),)}
-IN_WRITER = FrameInfo("/x/site-packages/torch/distributed/checkpoint/filesystem.py", 9, "write_data")
-NOT_SAVED = ExceptionInfo("OSError", FULL, ("Exception",), (IN_WRITER,))
-UNSAVED = {"thread_failures": (ThreadFailure("saver", None, NOT_SAVED),)}
+CLIENT = model.FrameInfo("/app/client.py", 7, "fetch", "self.socket.recv(4)")
+LOADER = model.FrameInfo("/x/torch/utils/data/dataloader.py", 1284, "_try_get_data", "data = self._data_queue.get()")
+PIPE = model.FrameInfo(
+    "/usr/lib/python3.11/multiprocessing/connection.py", 395, "_recv", "chunk = read(handle, remaining)"
+)
+COLLECTIVE = model.FrameInfo("/x/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()")
+DEAD = {"thread_failures": (model.ThreadFailure("prefetch", None, model.ExceptionInfo("LookupError", "no shard")),)}
+IN_WRITER = model.FrameInfo("/x/site-packages/torch/distributed/checkpoint/filesystem.py", 9, "write_data")
+NOT_SAVED = model.ExceptionInfo("OSError", FULL, ("Exception",), (IN_WRITER,))
+UNSAVED = {"thread_failures": (model.ThreadFailure("saver", None, NOT_SAVED),)}
 IN_RESULT = STACK.format("/usr/lib/python3.11/concurrent/futures/_base.py", "result")
 ECC = "CUDA error: uncorrectable ECC error encountered"
 PRINTED = f'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError: {WAITED}'
@@ -169,22 +158,24 @@ CLOSED = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
 
 
 FIRST_OF_3 = {"first_failure": FROM_3, "first_failure_reason": "rank 3 on worker-1 failed: KeyError"}
-TO_GO = {"sent_signals": (SentSignal("SIGTERM", TERMINATED),)}
+TO_GO = {"sent_signals": (model.SentSignal("SIGTERM", model.TERMINATED),)}
 IN_FLIGHT = {"in_flight": True, "sent_signals": SENT}
 BUG = raised(0)
 SHARD = own(2, 0, message="shard 8 is corrupt")
-UNKNOWN = CausedBy(None, "node 1", "")
-FORBIDDEN = Receipt("e.pb", durable=False, error="403 Forbidden", rank=3)
+UNKNOWN = model.CausedBy(None, "node 1", "")
+FORBIDDEN = model.Receipt("e.pb", durable=False, error="403 Forbidden", rank=3)
 
 
-VERDICTS: dict[str, dict[str, JobErrors]] = {
+VERDICTS: dict[str, dict[str, model.JobErrors]] = {
     "rank 3 medium: hang, hang": {
         "a retry after a timeout": done(*map(retried, range(3)), stopped(3, IN_SLEEP, **GLOO[4])),
         "a node terminated long after a timeout": done(
             *waiting(0, 1, at_ms=0), agent(1, "preemption", 60_000), replace(HUNG, boot_id=BOOT)
         ),
         "a broadcast timeout": done(
-            *waiting(1), replace(stopped(2, IN_COLLECTIVE, **count(6)), caused_by=CausedBy(0, "worker-0", "")), HUNG
+            *waiting(1),
+            replace(stopped(2, IN_COLLECTIVE, **count(6)), caused_by=model.CausedBy(0, "worker-0", "")),
+            HUNG,
         ),
         "a rank that never joined": done(
             *(own(rank, 6000, "torch.distributed.DistStoreError", NOT_JOINED) for rank in (0, 1, 2)),
@@ -210,11 +201,11 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "rank 3 medium: exit, returned": {
         "others lose a node that finished": done(
             *(victim(rank, node="worker-0", world_size=4) for rank in (0, 1, 2)),
-            roster=[entry(0), entry(1, Phase.SUCCEEDED, ranks=(3,))],
+            roster=[entry(0), entry(1, model.Phase.SUCCEEDED, ranks=(3,))],
         ),
         "others wait for a rank that exited with 0": done(
             *(waited(rank, world_size=4, **count(6)) for rank in (0, 1, 2)),
-            roster=[entry(node, receipts=(Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
+            roster=[entry(node, receipts=(model.Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
         ),
     },
     "rank 0 high: user_code, own-fault": {
@@ -230,7 +221,7 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
             *(retried(rank, 40, collectives=(), log_tail=f"attempt 0 failed: {PEER.format(1)}") for rank in (0, 2)),
         ),
         "a full disk in a handler of a peer's error": done(
-            own(3), *(saved(rank, ExceptionInfo("RuntimeError", PEER.format(1))) for rank in (0, 2)), stopped(1)
+            own(3), *(saved(rank, model.ExceptionInfo("RuntimeError", PEER.format(1))) for rank in (0, 2)), stopped(1)
         ),
         "a retry after a peer's fault": done(own(3, 0, **GLOO[4]), retried(0, 40), retried(2, 41)),
         "a rank with a fault is named": done(own(0, 0, "RuntimeError", HOSTILE_WORDS), own(3, 5)),
@@ -258,7 +249,7 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     },
     "rank 0 medium: user_code, own-fault": {
         "another exception on its way out": done(
-            BUG, raising(1, FrameInfo("/app/data.py", 7, "load")), stopped(2, IN_COLLECTIVE)
+            BUG, raising(1, model.FrameInfo("/app/data.py", 7, "load")), stopped(2, IN_COLLECTIVE)
         ),
         "stopped in the function that raised": done(BUG, stopped(1, IN_STEP), stopped(2, IN_COLLECTIVE)),
         "wrappers that are raised at one line": done(raised(0, causes=(BUG.exception,)), raising(1), raising(2)),
@@ -369,7 +360,10 @@ VERDICTS: dict[str, dict[str, JobErrors]] = {
     "ranks 0 3 high: exit, own-fault": {
         "exits with one text at two times": done(left(0), left(3, 700), stopped(1), stopped(2)),
         "an exit that was on record before the stop": done(
-            left(0), left(3, 40, sent_signals=SENT, stack_dumps=(StackDump(1, 3, RECORDING),)), stopped(1), stopped(2)
+            left(0),
+            left(3, 40, sent_signals=SENT, stack_dumps=(model.StackDump(1, 3, RECORDING),)),
+            stopped(1),
+            stopped(2),
         ),
     },
     "rank 0 high: exit, own-fault": {
@@ -502,11 +496,11 @@ def test_a_death_that_is_noticed_late(signal: str) -> None:
         (said(("RuntimeError", "training failed"), ("RuntimeError", WAITED)), FailureClass.UNCLEAR),
         (said(("RuntimeError", PEER.format(1)), ("RuntimeError", ECC), "context"), FailureClass.OWN_FAULT),
         (said(("c10::DistBackendError", ECC), ("RuntimeError", PEER.format(1)), "context"), FailureClass.OWN_FAULT),
-        (ExceptionInfo("train.run.<locals>.BrokenShardError", "at 7 on rank 3"), FailureClass.OWN_FAULT),
-        (ExceptionInfo("train.ShardNotReady", "at 7 on rank 3"), FailureClass.OWN_FAULT),
+        (model.ExceptionInfo("train.run.<locals>.BrokenShardError", "at 7 on rank 3"), FailureClass.OWN_FAULT),
+        (model.ExceptionInfo("train.ShardNotReady", "at 7 on rank 3"), FailureClass.OWN_FAULT),
     ],
 )
-def test_the_class_of_an_exception(exception: ExceptionInfo, failure_class: FailureClass) -> None:
+def test_the_class_of_an_exception(exception: model.ExceptionInfo, failure_class: FailureClass) -> None:
     """What came first in a chain counts, local evidence wherever it stands, and a class may have any name."""
     (judged,) = classify_failures(done(replace(own(3), exception=exception)))
     assert judged.failure_class is failure_class
@@ -535,9 +529,9 @@ def test_the_class_of_an_exception(exception: ExceptionInfo, failure_class: Fail
     ],
     ids=["a hang", "broadcast", "terminated", "none stands out", "by elimination"],
 )
-def test_the_documents_of_an_inferred_root(failures: list[WorkerError], sentence: str, sources: str) -> None:
+def test_the_documents_of_an_inferred_root(failures: list[model.WorkerError], sentence: str, sources: str) -> None:
     """The root cause left no document; the sentence refers to the ranks' documents that are evidence for it."""
-    documented = [replace(failure, documents=(DocumentRef(f"{failure.rank}"),)) for failure in failures]
+    documented = [replace(failure, documents=(model.DocumentRef(f"{failure.rank}"),)) for failure in failures]
     verdict = evidence(done(*documented, roster=(JOINED,)))
     assert [set(names) for text, names in verdict.reasons if text.startswith(sentence)] == [{*sources}]
 
@@ -546,9 +540,9 @@ def test_lost_documents_of_victims() -> None:
     """Of several documents that were lost, the names of some say that they told what other victims tell."""
     heard = [replace(victim(rank), fingerprint="1:" + "a" * 12) for rank in (0, 1, 2)]
     lost = [(rank, str(ErrorKey(0, 1, rank, 2, print_ * 12, 1, "0" * 32))) for rank, print_ in ((4, "a"), (5, "b"))]
-    receipts = tuple(Receipt(name, durable=False, rank=rank) for rank, name in lost)
-    third = make_presence(Phase.FAILED, node="worker-2", group_rank=2, nodes=3, ranks=(4, 5), receipts=receipts)
-    job = done(*heard, died(3, "SIGTERM", -15, sent_signals=(SentSignal("SIGTERM", "rank 5 failed"),)))
+    receipts = tuple(model.Receipt(name, durable=False, rank=rank) for rank, name in lost)
+    third = make_presence(model.Phase.FAILED, node="worker-2", group_rank=2, nodes=3, ranks=(4, 5), receipts=receipts)
+    job = done(*heard, died(3, "SIGTERM", -15, sent_signals=(model.SentSignal("SIGTERM", "rank 5 failed"),)))
     assert told(evidence(replace(job, roster=(*job.roster, third)))) == "rank 5 medium: unknown, lost-document"
 
 
@@ -561,8 +555,8 @@ def test_lost_documents_of_victims() -> None:
     ],
     ids=["another rank differs", "the receiver differs", "two ranks"],
 )
-def test_another_size_at_one_rank(failures: tuple[WorkerError, ...], verdict: str, suspects: list[int]) -> None:
+def test_another_size_at_one_rank(failures: tuple[model.WorkerError, ...], verdict: str, suspects: list[int]) -> None:
     """The rank that differs from most is named, be it the one that aborted or not; of two ranks, both are."""
-    caused = (replace(item, caused_by=CausedBy(1, "worker-0", "")) for item in failures[1:])
+    caused = (replace(item, caused_by=model.CausedBy(1, "worker-0", "")) for item in failures[1:])
     found = evidence(done(failures[0], *caused, nodes=len(failures) // 2))
     assert (told(found), [suspect.rank for suspect in found.suspects]) == (verdict, suspects)

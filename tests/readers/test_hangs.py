@@ -8,21 +8,9 @@ from typing import Any
 
 import pytest
 
+from firstfault import model
 from firstfault.evidence.progress import progress_by_group, progress_in_text, waited_ns
 from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_source
-from firstfault.model import (
-    Collective,
-    CollectiveProgress,
-    DocumentRef,
-    ExceptionInfo,
-    ExpiredDeadline,
-    Scope,
-    SentSignal,
-    StackDump,
-    ThreadFailure,
-    WorkerError,
-    Writer,
-)
 from firstfault.render.plain import json_report, terminal_text
 from firstfault.report import report_of
 from firstfault.report.words import first_line
@@ -61,7 +49,7 @@ def test_the_same_hang_has_the_same_fingerprint() -> None:
 
 def test_ranks_that_try_again_beside_one_that_hangs() -> None:
     """Neither the counters of a rank that tries again after its timeout, nor a victim's dead thread, stand out."""
-    dead = ThreadFailure("metrics", None, ExceptionInfo("ConnectionError", "the server is away"))
+    dead = model.ThreadFailure("metrics", None, model.ExceptionInfo("ConnectionError", "the server is away"))
     hangs = stopped(2, STACK.format("/app/train.py", "fault"))
     again = stopped(0, IN_SLEEP, log_tail=f"step 4 failed: {WAITED}\n", **count(7))
     verdict = evidence(done(*waiting(3, **count(9)), victim(1, thread_failures=(dead,), **count(9)), again, hangs))
@@ -171,28 +159,31 @@ sequence id: 31 PG status: last enqueued work: 34, last completed work: 30
 collective timeout from this local rank and we will try our best to dump the debug info. Last enqueued NCCL work: 7, \
 last completed NCCL work: 7.
 """
-OUTSTANDING = Collective(31, "ALLREDUCE", "512 -> 512 elements", state="started")
+OUTSTANDING = model.Collective(31, "ALLREDUCE", "512 -> 512 elements", state="started")
 TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total capacity of 79.10 GiB"
 
 
 @pytest.mark.parametrize(
     ("text", "progress"),
     [
-        (TORCH_2_1, [CollectiveProgress("", "", 31, 30, (OUTSTANDING,))]),
-        (TORCH_2_4, [CollectiveProgress("default_pg", "", 34, 30, (OUTSTANDING,))]),
+        (TORCH_2_1, [model.CollectiveProgress("", "", 31, 30, (OUTSTANDING,))]),
+        (TORCH_2_4, [model.CollectiveProgress("default_pg", "", 34, 30, (OUTSTANDING,))]),
         (
             TORCH_2_7,
-            [CollectiveProgress("tensor (5)", "", 34, 30, (OUTSTANDING,)), CollectiveProgress("default_pg", "", 7, 7)],
+            [
+                model.CollectiveProgress("tensor (5)", "", 34, 30, (OUTSTANDING,)),
+                model.CollectiveProgress("default_pg", "", 7, 7),
+            ],
         ),
         (
             "[PG ID 2 PG GUID 9 Rank 4] Timeout at work: 3, last enqueued work: 3, last completed work: -1",
-            [CollectiveProgress("9", "", 3, 0)],
+            [model.CollectiveProgress("9", "", 3, 0)],
         ),
         ("Loading 3 shards\nlast enqueued work: 3\n", []),
         ("", []),
     ],
 )
-def test_what_a_watchdog_prints(text: str, progress: list[CollectiveProgress]) -> None:
+def test_what_a_watchdog_prints(text: str, progress: list[model.CollectiveProgress]) -> None:
     """The counters of each group, and the collective that is outstanding, are read in the words of each torch."""
     assert list(progress_in_text(text)) == progress
 
@@ -213,22 +204,22 @@ def test_how_long_a_rank_had_waited(text: str, waited_s: float) -> None:
 def test_a_group_without_a_name_is_the_only_one() -> None:
     """The words of torch 2.1 name no group: they are about the one that the job has, if it has one."""
     silent = make_error(0, exception=None, log_tail=TORCH_2_1)
-    spoken = make_error(1, collectives=(CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),))
+    spoken = make_error(1, collectives=(model.CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),))
     recorded, printed = progress_by_group([silent, spoken])
     assert recorded.keys() == printed.keys() == {"world (0)"}
     assert (printed["world (0)"][0].enqueued, recorded["world (0)"][1].enqueued) == (31, 30)
-    more = replace(spoken, collectives=(*spoken.collectives, CollectiveProgress("tensor (1)", "", 4, 4)))
+    more = replace(spoken, collectives=(*spoken.collectives, model.CollectiveProgress("tensor (1)", "", 4, 4)))
     recorded, printed = progress_by_group([silent, more])
     assert printed.keys() == {""}
 
 
-def came(rank: int, enqueued: int, completed: int, **more: Any) -> WorkerError:
+def came(rank: int, enqueued: int, completed: int, **more: Any) -> model.WorkerError:
     """A worker that its agent stopped, with the counters of its flight recorder."""
-    progress = (CollectiveProgress("default_pg", "nccl:all_reduce", enqueued, completed),)
+    progress = (model.CollectiveProgress("default_pg", "nccl:all_reduce", enqueued, completed),)
     return stopped(rank, **{"collectives": progress, "boot_id": "", **more})
 
 
-def aborted(rank: int, printed: str, **more: Any) -> WorkerError:
+def aborted(rank: int, printed: str, **more: Any) -> model.WorkerError:
     """A worker that a watchdog ended."""
     return died(rank, "SIGABRT", -6, log_tail=printed, boot_id="", **more)
 
@@ -236,14 +227,14 @@ def aborted(rank: int, printed: str, **more: Any) -> WorkerError:
 def test_a_recorder_and_a_log_together() -> None:
     """The rank that was stopped has counters, the one that aborted a log: together they name the one that is behind."""
     verdict = evidence(make_job(aborted(2, TORCH_2_4), came(0, 30, 30)))
-    assert (verdict.scope, verdict.ranks, verdict.category) == (Scope.RANK, (0,), "hang")
+    assert (verdict.scope, verdict.ranks, verdict.category) == (model.Scope.RANK, (0,), "hang")
     assert "it called 30 collectives of group default_pg, the others 34" in verdict.headline
 
 
 @pytest.mark.parametrize("outstanding", [True, False])
 def test_ranks_that_continue_after_an_abort(outstanding: bool) -> None:
     """Three ranks fail alike with a collective outstanding that the fourth has not called: it is the suspect."""
-    fields = {"collectives": (CollectiveProgress("default_pg", "nccl:all_reduce", 10, 8 if outstanding else 10),)}
+    fields = {"collectives": (model.CollectiveProgress("default_pg", "nccl:all_reduce", 10, 8 if outstanding else 10),)}
     failures = [own(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields) for rank in range(3)]
     verdict = evidence(make_job(*failures, came(3, 8, 8)))
     assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
@@ -258,10 +249,10 @@ def test_several_ranks_that_diverged_together(count: int) -> None:
     waiting = [aborted(rank, f"[rank{rank}]:[E314 a.cpp:7] {text.format(rank)}") for rank in (0, 2, 3, 5, 6, 7)]
     verdict = evidence(make_job(*waiting, came(1, 77, 77), came(4, count, count)))
     if count == 76:
-        assert verdict.scope is Scope.UNDETERMINED
+        assert verdict.scope is model.Scope.UNDETERMINED
         assert {suspect.rank for suspect in verdict.suspects} == {1, 4}
         return
-    assert (verdict.scope, verdict.ranks, verdict.confidence) == (Scope.RANKS, (1, 4), "low")
+    assert (verdict.scope, verdict.ranks, verdict.confidence) == (model.Scope.RANKS, (1, 4), "low")
     assert verdict.headline == (
         "hang, ranks 1, 4: each called 77 collectives of group default_pg, the others 79; "
         "each did not time out when 6 others waited in a collective"
@@ -283,26 +274,26 @@ def test_ranks_that_ran_ahead_by_different_distances() -> None:
 _STEP = frames("/app/train.py:53 in step")
 _COLLECTIVE = frames(f"{C10D}:2800 in all_reduce", "/app/train.py:50 in step")
 _GPU = frames(f"{PACKAGES}/torch/cuda/streams.py:227 in synchronize", "/app/train.py:51 in step")
-_WAITS = (CollectiveProgress("default_pg", "all_reduce", 8, 7),)
-_KEPT_UP = (CollectiveProgress("default_pg", "all_reduce", 7, 7),)
+_WAITS = (model.CollectiveProgress("default_pg", "all_reduce", 8, 7),)
+_KEPT_UP = (model.CollectiveProgress("default_pg", "all_reduce", 7, 7),)
 
 
-def _rank(rank: int, stack: str, **fields: Any) -> WorkerError:
+def _rank(rank: int, stack: str, **fields: Any) -> model.WorkerError:
     place = {"node": f"worker-{rank}", "local_rank": 0, "group_rank": rank, "world_size": 2}
-    told = {"code": "USER:Hang", "message": "it hung", "exception": None, "writer": Writer.AGENT}
-    dumps = (StackDump(7, rank, stack),) if stack else ()
+    told = {"code": "USER:Hang", "message": "it hung", "exception": None, "writer": model.Writer.AGENT}
+    dumps = (model.StackDump(7, rank, stack),) if stack else ()
     error = make_error(rank, stack_dumps=dumps, **place, **told, **fields)
-    return decode(encode(error), DocumentRef(f"e{rank}.pb"))  # type: ignore[return-value]
+    return decode(encode(error), model.DocumentRef(f"e{rank}.pb"))  # type: ignore[return-value]
 
 
-def _killed(rank: int, stack: str, at: int = 10, heartbeat: bool = False, **fields: Any) -> WorkerError:
-    expired = ExpiredDeadline("" if heartbeat else "train step", 30.0, heartbeat, "train.py:50")
+def _killed(rank: int, stack: str, at: int = 10, heartbeat: bool = False, **fields: Any) -> model.WorkerError:
+    expired = model.ExpiredDeadline("" if heartbeat else "train step", 30.0, heartbeat, "train.py:50")
     ended = {"exit_code": -9, "signal": "SIGKILL", "category": "hang", "expired": expired}
     return _rank(rank, stack, timestamp_ns=at, **{**ended, **fields})
 
 
-def _stopped(rank: int, stack: str, **fields: Any) -> WorkerError:
-    sent = (SentSignal("SIGTERM", "rank 1 on worker-1 failed"),)
+def _stopped(rank: int, stack: str, **fields: Any) -> model.WorkerError:
+    sent = (model.SentSignal("SIGTERM", "rank 1 on worker-1 failed"),)
     return _rank(rank, stack, timestamp_ns=20, exit_code=-15, signal="SIGTERM", sent_signals=sent, **fields)
 
 
@@ -327,7 +318,7 @@ def test_a_rank_that_hung_outside_of_a_collective(strategy: str, stack: str, hea
 
 
 @pytest.mark.parametrize(("stack", "waits"), [(_COLLECTIVE, ()), (_GPU, _WAITS)])
-def test_a_rank_that_waited_for_another(stack: str, waits: tuple[CollectiveProgress, ...]) -> None:
+def test_a_rank_that_waited_for_another(stack: str, waits: tuple[model.CollectiveProgress, ...]) -> None:
     """A deadline that ends a wait in a collective accuses the rank that was elsewhere, not the one that waited."""
     waited = _killed(0, stack, collectives=waits)
     stopped_or_later = (_stopped(1, _STEP, collectives=_KEPT_UP if waits else ()), _killed(1, _STEP, at=20))

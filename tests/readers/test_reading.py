@@ -7,22 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from firstfault import model
 from firstfault.errors import ObjectNotFoundError, StoreUnavailableError
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout import ERRORS, ErrorKey, error_key_for
-from firstfault.model import (
-    CollectiveProgress,
-    DocumentRef,
-    JobErrors,
-    Phase,
-    Receipt,
-    Scope,
-    SentSignal,
-    StackDump,
-    Verdict,
-    WorkerError,
-    Writer,
-)
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import AggregationStrategy, Reads, get_strategy, reads, run_strategy
@@ -34,34 +22,34 @@ MANY = 600
 CLOSED = "Connection closed by peer [10.0.0.3]:2{rank:04d}"
 
 
-def named(error: WorkerError) -> WorkerError:
+def named(error: model.WorkerError) -> model.WorkerError:
     """Return an error with the name that its writer would give it."""
-    return replace(error, documents=(DocumentRef(error_key_for(error)),))
+    return replace(error, documents=(model.DocumentRef(error_key_for(error)),))
 
 
-def document(rank: int, **fields: object) -> WorkerError:
+def document(rank: int, **fields: object) -> model.WorkerError:
     """Return the document of a rank, with the fingerprint that its writer would give it."""
     place = {"node": f"w-{rank // 8}", "group_rank": rank // 8, "world_size": MANY}
     error = make_error(rank, **{**place, **fields})  # type: ignore[arg-type]
     return named(replace(error, fingerprint=fingerprint_of(error)))
 
 
-def victim(rank: int) -> WorkerError:
+def victim(rank: int) -> model.WorkerError:
     """Return the document of a rank that lost its peer."""
     return document(rank, at_ms=10 + rank / 10, exception="RuntimeError", message=CLOSED.format(rank=rank))
 
 
-def root(rank: int = 211, **fields: object) -> WorkerError:
+def root(rank: int = 211, **fields: object) -> model.WorkerError:
     """Return the document of a rank's own fault."""
     return document(rank, **{"at_ms": 5, "message": "bad batch", **fields})
 
 
-def death(rank: int, **fields: object) -> WorkerError:
+def death(rank: int, **fields: object) -> model.WorkerError:
     """Return the document of an agent about a worker that ended without an exception."""
-    return document(rank, exception=None, writer=Writer.AGENT, **fields)
+    return document(rank, exception=None, writer=model.Writer.AGENT, **fields)
 
 
-def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
+def cascade(*others: model.WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
     """Return the snapshot of a job in which all ranks except `others` lost a peer."""
     gone = {error.rank for error in others} | set(leave_out)
     victims = [victim(rank) for rank in range(MANY) if rank not in gone]
@@ -70,12 +58,12 @@ def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
             phase, node=f"w-{node}", group_rank=node, nodes=MANY // 8, ranks=tuple(range(8 * node, 8 * node + 8))
         )
         for node in range(MANY // 8)
-        for phase in (Phase.JOINED, Phase.FAILED)
+        for phase in (model.Phase.JOINED, model.Phase.FAILED)
     ]
     return Snapshot(documents=(*victims, *others), roster=tuple(roster))
 
 
-def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -> tuple[JobErrors, Objects]:
+def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -> tuple[model.JobErrors, Objects]:
     """Return the verdict on the snapshot, written as objects, and the requests of the reader."""
     objects = Objects.of(snapshot)
     return looked_at(objects, strategy), objects
@@ -112,7 +100,7 @@ def test_one_fault_of_all_ranks() -> None:
     verdict = run_strategy(get_strategy("evidence"), job)
 
     assert objects.gets < 40
-    assert verdict.scope is Scope.RANKS
+    assert verdict.scope is model.Scope.RANKS
     assert verdict.ranks == tuple(range(MANY))
     assert verdict.victims.count == 0
     assert f"{MANY} failed in the same way" in verdict.why
@@ -121,7 +109,7 @@ def test_one_fault_of_all_ranks() -> None:
 def test_of_one_fault_at_two_times_only_those_that_were_opened_are_the_same() -> None:
     """If half of the job was killed a minute later, the verdict has only opened ranks of the first half."""
 
-    def killed(rank: int) -> WorkerError:
+    def killed(rank: int) -> model.WorkerError:
         at_ms = 0 if rank < MANY // 2 else 60_000
         clock = {"at_ms": at_ms, "boot_id": "one", "monotonic_ns": 1 + at_ms * 1_000_000}
         return death(rank, signal="SIGKILL", exit_code=-9, **clock)
@@ -134,7 +122,7 @@ def test_of_one_fault_at_two_times_only_those_that_were_opened_are_the_same() ->
     assert max(verdict.ranks) < MANY // 2
 
 
-def stopped(rank: int, given: int = 40, **fields: object) -> WorkerError:
+def stopped(rank: int, given: int = 40, **fields: object) -> model.WorkerError:
     """Return the document of an agent about a stopped worker, with its number of collectives."""
     stack = (
         "Current thread 0x00007f (most recent call first):\n"
@@ -142,9 +130,9 @@ def stopped(rank: int, given: int = 40, **fields: object) -> WorkerError:
         '  File "/job/train.py", line 20 in step\n'
     )
     told = {
-        "sent_signals": (SentSignal("SIGTERM", "rank 7 on w-0 failed: DistBackendError"),),
-        "stack_dumps": (StackDump(1, rank, stack),),
-        "collectives": (CollectiveProgress("default_pg", "all_reduce", given, None),),
+        "sent_signals": (model.SentSignal("SIGTERM", "rank 7 on w-0 failed: DistBackendError"),),
+        "stack_dumps": (model.StackDump(1, rank, stack),),
+        "collectives": (model.CollectiveProgress("default_pg", "all_reduce", given, None),),
     }
     ended = {"signal": "SIGTERM", "exit_code": -15, "at_ms": 100 + rank, "message": "stopped"}
     return death(rank, **{**ended, **told, **fields})
@@ -156,7 +144,7 @@ def test_the_one_that_hung_is_found_among_those_that_were_stopped() -> None:
         7,
         exception="torch.distributed.DistBackendError",
         message="Timed out waiting 1800000ms for recv operation to complete",
-        collectives=(CollectiveProgress("default_pg", "all_reduce", 40, None),),
+        collectives=(model.CollectiveProgress("default_pg", "all_reduce", 40, None),),
     )
     others = [stopped(rank) for rank in range(MANY) if rank not in {7, 233}]
     job, objects = read(cascade(timed_out, *others, stopped(233, 39)))
@@ -206,7 +194,7 @@ def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixtu
     """A strategy whose `named` raises gets the default documents, and a warning is logged."""
 
     @reads(Reads.GROUPS, lambda job: [1 // len(job.history)])
-    def broken(job: JobErrors) -> Verdict:
+    def broken(job: model.JobErrors) -> model.Verdict:
         return run_strategy(get_strategy("evidence"), job)
 
     job, objects = read(cascade(root()), broken)
@@ -235,14 +223,14 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
     key = ErrorKey.parse(error_key_for(liar))
     assert key is not None
     name = str(replace(key, timestamp_ns=START_NS))
-    snapshot = cascade(replace(liar, documents=(DocumentRef(name),)))
+    snapshot = cascade(replace(liar, documents=(model.DocumentRef(name),)))
     for strategy in ("evidence", "earliest"):
         job, _ = read(snapshot, strategy)
         assert len(job.failures) == MANY
         assert job.failures[-1].rank == 211
     assert run_strategy(get_strategy("earliest"), job).ranks == (0,)
 
-    def undeclared(job: JobErrors) -> Verdict:
+    def undeclared(job: model.JobErrors) -> model.Verdict:
         return get_strategy("earliest")(job)
 
     job, _ = read(cascade(root()), undeclared)
@@ -273,7 +261,7 @@ def test_what_cannot_be_read_is_replaced_by_its_like(is_gone: bool) -> None:
 def test_rounds_that_were_recovered_from() -> None:
     """Documents of an earlier round are history: a few are opened, the others counted."""
     snapshot = cascade(root())
-    later = make_presence(Phase.SUCCEEDED, node="w-0", group_rank=0, nodes=1, round=1)
+    later = make_presence(model.Phase.SUCCEEDED, node="w-0", group_rank=0, nodes=1, round=1)
     for strategy in ("evidence", "earliest"):
         job, objects = read(replace(snapshot, roster=(*snapshot.roster, later)), strategy)
         assert job.failures == ()
@@ -290,8 +278,8 @@ def test_an_exception_that_was_handled_after_all() -> None:
     snapshot = cascade(root(), handled)
     name = handled.documents[0].name
     roster = [
-        replace(entry, receipts=(Receipt(name, durable=True, withdrawn=True, rank=3),))
-        if entry.phase is Phase.FAILED and entry.place.group_rank == 0
+        replace(entry, receipts=(model.Receipt(name, durable=True, withdrawn=True, rank=3),))
+        if entry.phase is model.Phase.FAILED and entry.place.group_rank == 0
         else entry
         for entry in snapshot.roster
     ]
@@ -310,7 +298,9 @@ def test_unopened_documents_that_were_uploaded_late(stored_at: int | None) -> No
         replace(item, documents=(replace(item.documents[0], last_modified_ns=stored_at),))
         for item in snapshot.documents
     ]
-    late = tuple(Receipt(item.documents[0].name, durable=False, error="late", rank=item.rank) for item in documents)
+    late = tuple(
+        model.Receipt(item.documents[0].name, durable=False, error="late", rank=item.rank) for item in documents
+    )
     roster = [replace(entry, receipts=late) if entry.place.group_rank == 0 else entry for entry in snapshot.roster]
     job, _ = read(replace(snapshot, documents=tuple(documents), roster=tuple(roster)))
     assert job.unopened
@@ -346,17 +336,17 @@ def test_another_writers_document_is_not_missed(name: str) -> None:
     """A document with any other name is opened: it may be the earliest."""
     snapshot = cascade(root())
     foreign = make_error(99, node="w-12", group_rank=12, at_ms=-5, message="first of all")
-    foreign = replace(foreign, documents=(DocumentRef(name),))
+    foreign = replace(foreign, documents=(model.DocumentRef(name),))
     job, _ = read(replace(snapshot, documents=(*snapshot.documents, foreign)), "earliest")
     assert run_strategy(get_strategy("earliest"), job).message == "first of all"
 
 
 @pytest.mark.parametrize(
     "first",
-    [root(3, at_ms=1, in_flight=True, sent_signals=(SentSignal("SIGTERM", "x"),)), stopped(3, at_ms=0)],
+    [root(3, at_ms=1, in_flight=True, sent_signals=(model.SentSignal("SIGTERM", "x"),)), stopped(3, at_ms=0)],
     ids=["in flight", "stopped"],
 )
-def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> None:
+def test_a_first_document_that_is_not_the_whole_answer(first: model.WorkerError) -> None:
     """If the first document is about a process that was stopped, `earliest` decides as it does on all documents."""
     snapshot = cascade(root(), first)
     job, _ = read(snapshot, "earliest")

@@ -7,19 +7,9 @@ from typing import Any
 
 import pytest
 
+from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.layout import error_key_for
-from firstfault.model import (
-    DocumentRef,
-    JobErrors,
-    NodePresence,
-    Phase,
-    Receipt,
-    RestartKind,
-    RestartRecord,
-    Verdict,
-    WorkerError,
-)
 from firstfault.reading.assemble import Snapshot
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
@@ -29,7 +19,7 @@ _STARTED = 5
 """The incarnation of both nodes."""
 
 
-def _failed(rank: int, message: str, **fields: Any) -> WorkerError:
+def _failed(rank: int, message: str, **fields: Any) -> model.WorkerError:
     """Return the document of one of two ranks on each of two nodes."""
     place = {"node": f"w-{rank // 2}", "group_rank": rank // 2, "group_world_size": 2, "incarnation": _STARTED}
     return make_error(rank, message=message, **{**place, **fields})
@@ -40,12 +30,14 @@ _ROOT, _VICTIM = _failed(0, "'lr'", exception="KeyError"), _failed(3, at_ms=50, 
 _MANY = 300
 
 
-def _entries(*documents: WorkerError, phase: Phase = Phase.FAILED, **place: Any) -> tuple[NodePresence, ...]:
+def _entries(
+    *documents: model.WorkerError, phase: model.Phase = model.Phase.FAILED, **place: Any
+) -> tuple[model.NodePresence, ...]:
     """Return the entries of both nodes, with a receipt for each of the documents."""
     entries = []
     for number in (0, 1):
         own = [item for item in documents if item.place.group_rank == number]
-        receipts = tuple(Receipt(item.documents[0].name, durable=True, rank=item.rank) for item in own)
+        receipts = tuple(model.Receipt(item.documents[0].name, durable=True, rank=item.rank) for item in own)
         here = {"node": f"w-{number}", "group_rank": number, "nodes": 2, "incarnation": _STARTED, **place}
         entries.append(make_presence(phase, ranks=(2 * number, 2 * number + 1), receipts=receipts, **here))
     return tuple(entries)
@@ -57,13 +49,13 @@ _FORGED = [
 ]
 
 
-def _verdict(job: JobErrors, strategy: str = "evidence") -> Verdict:
+def _verdict(job: model.JobErrors, strategy: str = "evidence") -> model.Verdict:
     return run_strategy(get_strategy(strategy), job)
 
 
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
 @pytest.mark.parametrize("forged", _FORGED, ids=["round", "incarnation"])
-def test_a_document_alone_replaces_no_others(forged: WorkerError, strategy: str) -> None:
+def test_a_document_alone_replaces_no_others(forged: model.WorkerError, strategy: str) -> None:
     """A document whose round or incarnation no roster entry confirms makes no document history, and is noted."""
     job = make_job(_ROOT, _VICTIM, forged, roster=_entries(_ROOT, _VICTIM))
 
@@ -75,8 +67,8 @@ def test_a_document_alone_replaces_no_others(forged: WorkerError, strategy: str)
     assert _verdict(job, strategy).confidence != "high"
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_a_later_round_without_an_entry_is_reported(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", model.Phase)
+def test_a_later_round_without_an_entry_is_reported(phase: model.Phase) -> None:
     """If the only document is of a round that no roster entry confirms, it is the root cause, without high confidence.
 
     An agent may be killed before its entry is in the storage.
@@ -93,13 +85,13 @@ def test_a_later_round_without_an_entry_is_reported(phase: Phase) -> None:
     [
         ({}, ["forged"]),
         ({"restart": False}, ["'lr'", "forged"]),
-        ({"kind": RestartKind.IN_PROCESS}, ["'lr'", "forged"]),
+        ({"kind": model.RestartKind.IN_PROCESS}, ["'lr'", "forged"]),
         ({"number": 3}, ["'lr'", "forged"]),
     ],
 )
 def test_the_record_of_a_restart_confirms_the_next_round(record: dict[str, Any], judged: list[str]) -> None:
     """After a recorded restart, a document of the next round is enough to make the failed round history."""
-    restart = replace(RestartRecord(RestartKind.ROUND, 0, "", restart=True, reason=""), **record)
+    restart = replace(model.RestartRecord(model.RestartKind.ROUND, 0, "", restart=True, reason=""), **record)
     last = _failed(3, "forged", round=1, at_ms=9_000)
     job = make_job(_ROOT, last, roster=_entries(_ROOT), restarts=(restart,))
     assert [failure.message for failure in job.failures] == judged
@@ -115,13 +107,13 @@ def test_an_entry_confirms_round_and_incarnation() -> None:
         assert [failure.message for failure in job.failures] == ["forged"]
         assert (len(job.history), job.coverage.complete, job.coverage.notes) == (2, True, ())
     # the name of an entry that cannot be read has no node, but a group rank and an incarnation
-    bare = make_presence(Phase.JOINED, node="", group_rank=1, incarnation=9)
+    bare = make_presence(model.Phase.JOINED, node="", group_rank=1, incarnation=9)
     job = make_job(_VICTIM, _failed(3, "forged", incarnation=9), roster=(*_entries(_VICTIM), bare))
     assert [failure.message for failure in job.failures] == ["forged"]
     assert not any("names" in note for note in job.coverage.notes)
 
 
-def _large(*others: WorkerError) -> Snapshot:
+def _large(*others: model.WorkerError) -> Snapshot:
     """Return a cascade that is too large to open every document."""
     of_victims = {**_LOST, "fingerprint": "1:" + "a" * 12}
     victims = [
@@ -129,13 +121,13 @@ def _large(*others: WorkerError) -> Snapshot:
         for rank in range(4, _MANY)
     ]
     documents = (replace(_ROOT, fingerprint="1:" + "b" * 12, documents=()), *victims, *others)
-    named = [replace(item, documents=(DocumentRef(error_key_for(item)),)) for item in documents]
+    named = [replace(item, documents=(model.DocumentRef(error_key_for(item)),)) for item in documents]
     return Snapshot(documents=tuple(named), roster=_entries())
 
 
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
 @pytest.mark.parametrize("forged", _FORGED, ids=["round", "incarnation"])
-def test_a_name_alone_replaces_no_others(forged: WorkerError, strategy: str) -> None:
+def test_a_name_alone_replaces_no_others(forged: model.WorkerError, strategy: str) -> None:
     """In a large cascade, a name that no roster entry confirms makes no document history."""
     snapshot = _large(replace(forged, documents=()))
     job = looked_at(Objects.of(snapshot), strategy)

@@ -7,22 +7,9 @@ from typing import Any
 
 import pytest
 
+from firstfault import model
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.evidence.faults import with_faults
-from firstfault.model import (
-    TERMINATED_ALONE,
-    ExceptionInfo,
-    FrameInfo,
-    JobErrors,
-    Phase,
-    Receipt,
-    RestartKind,
-    RestartRecord,
-    SentSignal,
-    StackDump,
-    Verdict,
-    WorkerError,
-)
 from firstfault.strategies.rules import CONFIDENCES, RULES, Rule, judge
 from firstfault.testing import make_job, make_presence
 from tests.cascades.replay import RECORDED, load
@@ -46,50 +33,50 @@ from tools.describe_fields import STRATEGIES, with_rules
 BOX = "ChildFailedError: {} FAILED. Root Cause (first observed failure): rank : {} exitcode : 1"
 
 
-def gave_up_in_nccl(rank: int, **more: object) -> WorkerError:
+def gave_up_in_nccl(rank: int, **more: object) -> model.WorkerError:
     """A rank that NCCL's watchdog ended after 90 s of waiting."""
     return died(rank, "SIGABRT", -6, 120_000, log_tail=timed_out(rank), **more)
 
 
-def spread(rank: int) -> WorkerError:
+def spread(rank: int) -> model.WorkerError:
     """A rank that raises what torch's checkpoint tells of rank 3."""
     trace = 'Traceback (most recent call last): (RANK 3)\n  File "/x/torch/futures.py", line 9, in wait\n    run()\n'
     text = f"CheckpointException ranks:dict_keys([3])\n{trace}OSError: [Errno 28] No space left on device\n"
     return own(rank, 0, "torch.distributed.checkpoint.api.CheckpointException", text)
 
 
-def late_fault(at_ms: float) -> JobErrors:
+def late_fault(at_ms: float) -> model.JobErrors:
     """Three ranks waited for 90 s, the fourth stood elsewhere, and another one raised nonsense."""
     waiting = [gave_up_in_nccl(rank) for rank in (0, 1, 2)]
     return done(*waiting, own(4, at_ms, boot_id="c"), stopped(3, IN_SLEEP), nodes=3)
 
 
-def raised_in_hang() -> JobErrors:
+def raised_in_hang() -> model.JobErrors:
     """The rank for which the others waited was stopped in its clean-up."""
-    dumps, sent = (StackDump(1, 3, IN_SLEEP),), (SentSignal("SIGTERM", "rank 0 failed"),)
+    dumps, sent = (model.StackDump(1, 3, IN_SLEEP),), (model.SentSignal("SIGTERM", "rank 0 failed"),)
     root = own(3, 7000, in_flight=True, sent_signals=sent, stack_dumps=dumps)
     return done(*(waited(rank) for rank in (0, 1, 2)), root)
 
 
-def accused(*receipts: Receipt) -> JobErrors:
+def accused(*receipts: model.Receipt) -> model.JobErrors:
     """Two ranks name worker-1, which has reported."""
     roster = [make_presence(node=f"worker-{at}", group_rank=at, nodes=2, ip=f"10.0.0.{at}") for at in (0, 1)]
     return make_job(victim(0), victim(1), roster=(roster[0], replace(roster[1], receipts=receipts, ranks=(2, 3))))
 
 
-def gave_up(rank: int, operation: str, line: int, code: str = "dist.{}(values)") -> WorkerError:
+def gave_up(rank: int, operation: str, line: int, code: str = "dist.{}(values)") -> model.WorkerError:
     """A rank whose wait in an operation timed out, without counts of its collectives."""
-    called = FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 9, operation)
-    frames = (FrameInfo("/app/train.py", line, "step", code.format(operation)), called)
+    called = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 9, operation)
+    frames = (model.FrameInfo("/app/train.py", line, "step", code.format(operation)), called)
     failure = waited(rank, world_size=4)
-    return replace(failure, exception=ExceptionInfo("RuntimeError", failure.message, frames=frames))
+    return replace(failure, exception=model.ExceptionInfo("RuntimeError", failure.message, frames=frames))
 
 
 IN_FAULT = STACK.format("/app/train.py", "fault")
 LAST_TRIES = [victim(rank) for rank in (0, 1, 2)]
 LEFT = stopped(3, IN_TORCHS_WAIT)
 OF_TWO = done(received(1), passed(0, 4), nodes=1)
-CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
+CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     "long-wait": (late_fault(120_000), late_fault(31_000)),
     "lost-node": ("agent-killed-rank0-of4", "agent-told-rank0-of4"),
     "terminated-node": ("agent-told-rank0-of4", "agent-killed-rank0-of4"),
@@ -109,7 +96,7 @@ CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
         done(*(victim(rank, world_size=4) for rank in (0, 1, 2)), LEFT),
         done(*(victim(rank, world_size=4) for rank in (0, 1)), LEFT),
     ),
-    "accused-node": (accused(), accused(Receipt("e.pb", durable=False, rank=3))),
+    "accused-node": (accused(), accused(model.Receipt("e.pb", durable=False, rank=3))),
     "node-without-report": ("node-killed-rank0-of4", "agent-killed-rank0-of4"),
     "lost-document": (done(victim(0), victim(1), victim(2)), "deadlock-rank0-of4"),
     "mismatch-of-two": (OF_TWO, "exit-1-rank3-of4"),
@@ -130,13 +117,13 @@ CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
 """For each rule a recording or a scene that needs it, and one that it must not touch."""
 
 
-def diagnosis_of(case: str | JobErrors) -> Diagnosis:
+def diagnosis_of(case: str | model.JobErrors) -> Diagnosis:
     """Return the diagnosis of a recording or a scene."""
     found = load(RECORDED / f"{case}.zip").job if isinstance(case, str) else case
     return with_faults(diagnose(found))
 
 
-def found_by(verdict: Verdict) -> tuple[object, ...]:
+def found_by(verdict: model.Verdict) -> tuple[object, ...]:
     """Return what a verdict tells of the root cause."""
     return verdict.headline, verdict.scope, verdict.ranks, verdict.node, verdict.confidence
 
@@ -169,13 +156,13 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
 
     No launcher terminates all ranks because of one.
     """
-    sent = (SentSignal("SIGTERM", TERMINATED_ALONE),)
+    sent = (model.SentSignal("SIGTERM", model.TERMINATED_ALONE),)
     ends = {
         "lost": victim,
         "waited": waited,
         "stopped": lambda rank: died(rank, "SIGTERM", None, rank, sent_signals=sent),
     }
-    entry = make_presence(Phase.SUCCEEDED, node="host-1", group_rank=3, nodes=4, rank=3, ranks=(3,))
+    entry = make_presence(model.Phase.SUCCEEDED, node="host-1", group_rank=3, nodes=4, rank=3, ranks=(3,))
     others = [ends[how](rank) for rank in range(3)]
     verdict = judge(with_faults(diagnose(make_job(*others, roster=(entry,)))))
     assert (verdict.rule, verdict.ranks, verdict.node, verdict.category) == ("returned", (3,), "host-1", "exit")
@@ -189,7 +176,11 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
     "change",
     [
         {"handled": (own(3, -7_200_000, in_flight=True),)},
-        {"restarts": (RestartRecord(RestartKind.IN_PROCESS, 0, "ValueError, rank 3", restart=True, reason=""),)},
+        {
+            "restarts": (
+                model.RestartRecord(model.RestartKind.IN_PROCESS, 0, "ValueError, rank 3", restart=True, reason=""),
+            )
+        },
     ],
     ids=["two hours before", "the job had recovered"],
 )

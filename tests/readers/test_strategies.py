@@ -12,41 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firstfault import model
 from firstfault.evidence.clocks import Clocks
 from firstfault.layout import ErrorKey
-from firstfault.model import (
-    TERMINATED_BY,
-    Coverage,
-    DocumentRef,
-    ExceptionInfo,
-    FrameInfo,
-    JobErrors,
-    Kind,
-    Origin,
-    Receipt,
-    Resources,
-    Scope,
-    SentSignal,
-    Subject,
-    Verdict,
-    WorkerError,
-    Writer,
-)
 from firstfault.strategies import get_strategy, run_strategy, undetermined, verdict_for
 from firstfault.strategies.earliest import clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from tests.readers.scenes import done, own, victim
 
-_STOPPED = {"exception": None, "writer": Writer.AGENT, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
+_STOPPED = {
+    "exception": None,
+    "writer": model.Writer.AGENT,
+    "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed"),),
+}
 _PEER = {"exception": "RuntimeError", "message": "Connection closed by peer"}
 
 
-def _verdict(strategy: str, *failures: WorkerError, **snapshot: Any) -> Verdict:
+def _verdict(strategy: str, *failures: model.WorkerError, **snapshot: Any) -> model.Verdict:
     return run_strategy(get_strategy(strategy), make_job(*failures, **snapshot))
 
 
-def _modified(error: WorkerError, ms: int) -> WorkerError:
+def _modified(error: model.WorkerError, ms: int) -> model.WorkerError:
     document = replace(error.documents[0], last_modified_ns=START_NS + ms * 1_000_000)
     return replace(error, documents=(document,))
 
@@ -55,13 +42,13 @@ def _modified(error: WorkerError, ms: int) -> WorkerError:
 
 _CASCADE = (
     _modified(make_error(3, node="w-1", at_ms=0, exception="KeyError", message="'label'"), 90),
-    _modified(make_error(0, node="w-0", at_ms=31, kind=Kind.RECOVERABLE, **_PEER), 70),
-    _modified(make_error(1, node="w-0", at_ms=32, kind=Kind.RECOVERABLE, **_PEER), 95),
+    _modified(make_error(0, node="w-0", at_ms=31, kind=model.Kind.RECOVERABLE, **_PEER), 70),
+    _modified(make_error(1, node="w-0", at_ms=32, kind=model.Kind.RECOVERABLE, **_PEER), 95),
     _modified(make_error(2, node="w-1", at_ms=-5, **_STOPPED), 99),
 )
 
 
-_CAUGHT = {**_PEER, "in_flight": True, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
+_CAUGHT = {**_PEER, "in_flight": True, "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed"),)}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +66,7 @@ _CAUGHT = {**_PEER, "in_flight": True, "sent_signals": (SentSignal("SIGTERM", "r
     ],
     ids=["after", "at once", "before", "between", "no time", "a stopped one", "another one", "it had left", "alone"],
 )
-def test_an_exception_in_flight_when_its_process_was_stopped(others: tuple[WorkerError, ...], rank: int) -> None:
+def test_an_exception_in_flight_when_its_process_was_stopped(others: tuple[model.WorkerError, ...], rank: int) -> None:
     """A process that was stopped with an exception in flight is the cause only if that was before all others."""
     assert _verdict("earliest", make_error(1, at_ms=5, **_CAUGHT), *others).root.rank == rank
 
@@ -103,7 +90,7 @@ _COMPLETE = (make_presence(nodes=1),)
     ],
     ids=["alone", "incomplete", "one clock", "two clocks", "unknown clocks", "a tie", "no time", "a bare exit"],
 )
-def test_how_sure_earliest_is(failures: Sequence[WorkerError], roster: Any, confidence: str) -> None:
+def test_how_sure_earliest_is(failures: Sequence[model.WorkerError], roster: Any, confidence: str) -> None:
     """Earliest is sure with one clock and complete coverage, and unsure where times do not decide."""
     assert _verdict("earliest", *failures, roster=roster).confidence == confidence
 
@@ -124,16 +111,16 @@ def test_the_same_fault_later_is_no_victim() -> None:
 @pytest.mark.parametrize(
     ("root", "scope", "ranks", "node"),
     [
-        (make_error(3, node="w-1"), Scope.RANK, (3,), "w-1"),
-        (make_error(None, node="w-1", subject=Subject.AGENT), Scope.NODE, (), "w-1"),
-        (make_error(None, node="", writer=Writer.STOCK, exception=None), Scope.UNDETERMINED, (), None),
-        (make_error(3, node="w-1", category="preemption"), Scope.EXTERNAL, (3,), "w-1"),
-        (make_error(3, node="", host="host-7"), Scope.RANK, (3,), "host-7"),
-        (make_error(3, node="", worker="w-2", host="host-7"), Scope.RANK, (3,), "w-2"),
-        (make_error(3, node="w-1", worker="w-2", host="host-7"), Scope.RANK, (3,), "w-1"),
+        (make_error(3, node="w-1"), model.Scope.RANK, (3,), "w-1"),
+        (make_error(None, node="w-1", subject=model.Subject.AGENT), model.Scope.NODE, (), "w-1"),
+        (make_error(None, node="", writer=model.Writer.STOCK, exception=None), model.Scope.UNDETERMINED, (), None),
+        (make_error(3, node="w-1", category="preemption"), model.Scope.EXTERNAL, (3,), "w-1"),
+        (make_error(3, node="", host="host-7"), model.Scope.RANK, (3,), "host-7"),
+        (make_error(3, node="", worker="w-2", host="host-7"), model.Scope.RANK, (3,), "w-2"),
+        (make_error(3, node="w-1", worker="w-2", host="host-7"), model.Scope.RANK, (3,), "w-1"),
     ],
 )
-def test_the_scope(root: WorkerError, scope: Scope, ranks: tuple[int, ...], node: str | None) -> None:
+def test_the_scope(root: model.WorkerError, scope: model.Scope, ranks: tuple[int, ...], node: str | None) -> None:
     """What the root cause is follows from what the document says of itself."""
     verdict = verdict_for(make_job(root), root, strategy="mine", why=["because"], confidence="low")
     assert (verdict.scope, verdict.ranks, verdict.node) == (scope, ranks, node)
@@ -144,15 +131,15 @@ def test_the_scope(root: WorkerError, scope: Scope, ranks: tuple[int, ...], node
     [
         ({}, "user_code"),
         ({"category": "cuda_oom"}, "cuda_oom"),
-        ({"category": "cuda_oom", "kind": Kind.RECOVERABLE}, "cuda_oom"),
-        ({"kind": Kind.RECOVERABLE}, "recoverable"),
-        ({"kind": Kind.RECOVERABLE, "origin": Origin.UNKNOWN}, "recoverable"),
-        ({"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM, "exception": None}, "unknown"),
+        ({"category": "cuda_oom", "kind": model.Kind.RECOVERABLE}, "cuda_oom"),
+        ({"kind": model.Kind.RECOVERABLE}, "recoverable"),
+        ({"kind": model.Kind.RECOVERABLE, "origin": model.Origin.UNKNOWN}, "recoverable"),
+        ({"kind": model.Kind.RECOVERABLE, "origin": model.Origin.SYSTEM, "exception": None}, "unknown"),
         (_STOPPED, "stopped"),  # picked only because there is nothing else
         ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, "signal"),
         ({"exception": None, "exit_code": 1}, "exit"),
-        ({"exception": None, "writer": Writer.STOCK}, "user_code"),
-        ({"exception": None, "writer": Writer.STOCK, "origin": Origin.SYSTEM}, "infrastructure"),
+        ({"exception": None, "writer": model.Writer.STOCK}, "user_code"),
+        ({"exception": None, "writer": model.Writer.STOCK, "origin": model.Origin.SYSTEM}, "infrastructure"),
         ({"exception": None}, "unknown"),
     ],
 )
@@ -177,11 +164,11 @@ _TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
             "SIGKILL, {}: killed, sender unknown, OOM kills could not be counted",
         ),
         (
-            {**_DEAD, "signal": "SIGKILL", "resources": Resources(oom_kill=0)},
+            {**_DEAD, "signal": "SIGKILL", "resources": model.Resources(oom_kill=0)},
             "SIGKILL, {}: killed, sender unknown, no OOM kill counted",
         ),
         (
-            {**_DEAD, "signal": "SIGKILL", "resources": Resources(oom_kill=1)},
+            {**_DEAD, "signal": "SIGKILL", "resources": model.Resources(oom_kill=1)},
             "SIGKILL, {}: killed by the kernel's OOM killer",
         ),
         ({**_DEAD, "signal": "SIGSEGV"}, "SIGSEGV, {}: crashed in native code (invalid memory access)"),
@@ -192,14 +179,14 @@ _TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
             "exit code 137, {}: exited without an exception (a shell's exit code for SIGKILL)",
         ),
         (
-            {**_DEAD, "subject": Subject.AGENT, "rank": None, "message": f"{TERMINATED_BY} SIGTERM"},
+            {**_DEAD, "subject": model.Subject.AGENT, "rank": None, "message": f"{model.TERMINATED_BY} SIGTERM"},
             "USER, the agent of w-1: terminated by SIGTERM",
         ),
         ({**_DEAD, "exit_code": 1}, "exit code 1, {}: exited without an exception"),
         ({**_DEAD, "message": _TRACE}, "USER, {}: ValueError: bad input"),
         ({**_DEAD, "code": "", "message": ""}, "error, {}"),
         ({"node": ""}, "ValueError, rank 3: boom"),
-        ({"rank": None, "node": "", "subject": Subject.AGENT}, "ValueError, an agent: boom"),
+        ({"rank": None, "node": "", "subject": model.Subject.AGENT}, "ValueError, an agent: boom"),
         ({"rank": None}, "ValueError, w-1: boom"),
         ({"rank": None, "node": ""}, "ValueError, a worker without a name: boom"),
     ],
@@ -213,8 +200,8 @@ def test_the_headline(changes: dict[str, Any], headline: str) -> None:
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
 def test_many_ranks_and_exceptions_in_a_headline(count: int, more: str) -> None:
     """Of many ranks the first eight are listed; the first cause is named, then what was raised from it."""
-    cause = ExceptionInfo("OSError", "disk", relation="cause")
-    raised = ExceptionInfo("ValueError", "bad", causes=(cause,))
+    cause = model.ExceptionInfo("OSError", "disk", relation="cause")
+    raised = model.ExceptionInfo("ValueError", "bad", causes=(cause,))
     verdict = _verdict("evidence", *(make_error(rank, exception=raised) for rank in range(count)))
     assert verdict.headline == f"OSError, ranks 0, 1, 2, 3, 4, 5, 6, 7{more}: disk; raised as ValueError: bad"
     assert verdict.root.exception.causes == (cause,)
@@ -253,8 +240,8 @@ def test_what_was_read_is_in_the_verdict() -> None:
 
 def test_a_headline_without_a_text_or_a_rank() -> None:
     """A bare assert has the line that raised it; without a cause, silent nodes are named, of four billion the first."""
-    frame = FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
-    root = own(2, message="", exception=ExceptionInfo("AssertionError", "", frames=(frame,)))
+    frame = model.FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
+    root = own(2, message="", exception=model.ExceptionInfo("AssertionError", "", frames=(frame,)))
     headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
     assert evidence(done(root, victim(0))).headline == headline
     for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
@@ -269,9 +256,11 @@ def test_a_headline_without_a_text_or_a_rank() -> None:
 def test_coverage_and_digest_are_the_jobs_whatever_the_strategy_says() -> None:
     """A strategy that invents a coverage is corrected from the job."""
 
-    def inventive(job: JobErrors) -> Verdict:
+    def inventive(job: model.JobErrors) -> model.Verdict:
         verdict = get_strategy("earliest")(job)
-        return replace(verdict, coverage=Coverage(9, 9, complete=True), digest="x", document_count=9, settled=False)
+        return replace(
+            verdict, coverage=model.Coverage(9, 9, complete=True), digest="x", document_count=9, settled=False
+        )
 
     job = make_job(make_error())
     verdict = run_strategy(inventive, job)
@@ -282,11 +271,11 @@ def test_coverage_and_digest_are_the_jobs_whatever_the_strategy_says() -> None:
 def test_without_a_readable_failure_no_strategy_is_asked() -> None:
     """A job in which nothing could be read is undetermined, and the strategy is not called."""
 
-    def never(job: JobErrors) -> Verdict:
+    def never(job: model.JobErrors) -> model.Verdict:
         raise AssertionError
 
     verdict = run_strategy(never, make_job(notes=("why.pb was refused",)))
-    assert (verdict.scope, verdict.strategy, verdict.root) == (Scope.UNDETERMINED, "never", None)
+    assert (verdict.scope, verdict.strategy, verdict.root) == (model.Scope.UNDETERMINED, "never", None)
     assert verdict.message == "why.pb was refused"
     assert undetermined(make_job(), "mine").message == "no error document could be read"
 
@@ -297,11 +286,11 @@ def test_without_a_readable_failure_no_strategy_is_asked() -> None:
 S = 1_000_000_000
 
 
-def _stored(failure: WorkerError, seconds: float, name: str) -> WorkerError:
+def _stored(failure: model.WorkerError, seconds: float, name: str) -> model.WorkerError:
     """The failure, with a document that the storage got so many seconds after the epoch of these tests."""
     assert failure.timestamp_ns is not None
     modified = (failure.timestamp_ns // S + int(seconds)) * S
-    return replace(failure, documents=(DocumentRef(name, last_modified_ns=modified),), upload_delay_ns=0)
+    return replace(failure, documents=(model.DocumentRef(name, last_modified_ns=modified),), upload_delay_ns=0)
 
 
 @pytest.mark.parametrize("wrong_s", [-600, 600])
@@ -309,7 +298,7 @@ def test_a_clock_that_is_wrong(wrong_s: int) -> None:
     """A node's clock is corrected by what the storage says of its uploads, and that it is wrong is said."""
     late = own(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
     job = done(_stored(own(0, boot_id="a"), 0, "a.pb"), _stored(late, -wrong_s, "b.pb"))
-    receipts = [(Receipt(name, durable=True, fault_to_durable_ns=10_000_000),) for name in ("a.pb", "b.pb")]
+    receipts = [(model.Receipt(name, durable=True, fault_to_durable_ns=10_000_000),) for name in ("a.pb", "b.pb")]
     roster = (replace(item, receipts=found) for item, found in zip(job.roster, receipts, strict=True))
     verdict = evidence(replace(job, roster=tuple(roster)))
     assert (verdict.ranks, verdict.confidence) == ((0,), "medium"), "known to be the first"
@@ -325,10 +314,10 @@ def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> N
     assert final.timestamp_ns is not None
     for in_flight, letter, began_ms, stored_ms in ((True, uuids[0], 10, 15), (False, uuids[1], 3000, last_stored_ms)):
         name = str(ErrorKey(0, final.timestamp_ns, 1, 0, "", 1, 32 * letter))
-        stored = (DocumentRef(name, last_modified_ns=final.timestamp_ns + stored_ms * 1_000_000),)
+        stored = (model.DocumentRef(name, last_modified_ns=final.timestamp_ns + stored_ms * 1_000_000),)
         times = {"documents": stored, "upload_delay_ns": began_ms * 1_000_000}
         documents.append(replace(final, in_flight=in_flight, message=f"bad batch {in_flight}", **times))
-        receipts.append(Receipt(name, durable=True, fault_to_durable_ns=(began_ms + 10) * 1_000_000))
+        receipts.append(model.Receipt(name, durable=True, fault_to_durable_ns=(began_ms + 10) * 1_000_000))
     job = make_job(*documents, roster=(make_presence(receipts=tuple(receipts)),))
     assert len(job.failures) == 1
     assert (Clocks(job).sentences(), clock_warnings(job.failures)) == ([], [])
@@ -347,7 +336,7 @@ _MOMENTS = st.builds(
 
 @settings(max_examples=400)
 @given(st.lists(_MOMENTS, max_size=5), _MOMENTS)
-def test_one_pass_compares_all(failures: list[WorkerError], other: WorkerError) -> None:
+def test_one_pass_compares_all(failures: list[model.WorkerError], other: model.WorkerError) -> None:
     """What one pass tells is the same as comparing each failure with each."""
     clocks = Clocks(make_job(*failures))
     assert clocks.before_all(failures)(other) is all(clocks.before(other, failure) for failure in failures)

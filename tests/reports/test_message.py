@@ -9,27 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.model import (
-    CATEGORIES,
-    CausedBy,
-    CollectiveProgress,
-    Coverage,
-    Decision,
-    ExceptionInfo,
-    FrameInfo,
-    Kind,
-    Origin,
-    Resources,
-    Scope,
-    SentSignal,
-    StackDump,
-    Subject,
-    Suspect,
-    ThreadFailure,
-    Verdict,
-    WorkerError,
-    Writer,
-)
+from firstfault import model
 from firstfault.render.plain import terminal_text
 from firstfault.report import Report, flyte_message, markdown, report_of
 from firstfault.report.data import sections_of
@@ -44,16 +24,20 @@ from tests.reports import scenes
 _LIST_WIDTH = 51
 _FIRST_LINE = 89
 _URI = "s3://bucket/metadata/f00/n0/data/0"
-_NO = Decision(retry=False, kind=Kind.NON_RECOVERABLE, origin=Origin.USER, enforced=True, reason="it is a bug")
-_YES = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="the node went")
-_SPENT = replace(_YES, origin=Origin.USER, retries_left=0)
+_NO = model.Decision(
+    retry=False, kind=model.Kind.NON_RECOVERABLE, origin=model.Origin.USER, enforced=True, reason="it is a bug"
+)
+_YES = model.Decision(
+    retry=True, kind=model.Kind.RECOVERABLE, origin=model.Origin.SYSTEM, enforced=False, reason="the node went"
+)
+_SPENT = replace(_YES, origin=model.Origin.USER, retries_left=0)
 
 
-def _verdict(*failures: WorkerError, strategy: str = "earliest", **snapshot: Any) -> Verdict:
+def _verdict(*failures: model.WorkerError, strategy: str = "earliest", **snapshot: Any) -> model.Verdict:
     return run_strategy(get_strategy(strategy), make_job(*failures, **snapshot))
 
 
-def _message(verdict: Verdict, decision: Decision = _NO, uri: str = _URI) -> str:
+def _message(verdict: model.Verdict, decision: model.Decision = _NO, uri: str = _URI) -> str:
     """Return the message on a verdict without other data."""
     return flyte_message(report_of(make_job(), verdict, decision, uri=uri))
 
@@ -63,7 +47,7 @@ def _message(verdict: Verdict, decision: Decision = _NO, uri: str = _URI) -> str
 _LONG_POD = "a-very-long-execution-name-of-54-characters-n0-0-worker-12"
 
 
-def _of_rank_3(**fields: Any) -> Verdict:
+def _of_rank_3(**fields: Any) -> model.Verdict:
     return _verdict(make_error(3, **{"message": "bad", "node": "w-1", **fields}))
 
 
@@ -107,12 +91,12 @@ def _of_rank_3(**fields: Any) -> Verdict:
         ),
         (
             _NO,
-            _verdict(make_error(None, node="", writer=Writer.STOCK, exception=None, code="red", message="hi")),
+            _verdict(make_error(None, node="", writer=model.Writer.STOCK, exception=None, code="red", message="hi")),
             "red undetermined no retry: hi",
         ),
     ],
 )
-def test_the_first_line(decision: Decision, verdict: Verdict, line: str) -> None:
+def test_the_first_line(decision: model.Decision, verdict: model.Verdict, line: str) -> None:
     """The first line has the error, rank, node, retry decision and message; without rank and node it says so."""
     assert first_line(verdict, decision) == line
 
@@ -134,14 +118,16 @@ def test_the_first_line_is_one_short_line_of_ascii(
 # --- the whole message ----------------------------------------------------------------------------------------------
 
 _LONG_TEXT = "\U0001f525 line\n" * 10_000
-_LONG_NAMES = tuple(Suspect("it is silent", node=f"{number}{'n' * 3_000}") for number in range(4))
+_LONG_NAMES = tuple(model.Suspect("it is silent", node=f"{number}{'n' * 3_000}") for number in range(4))
 
 
-def _cascade() -> Verdict:
+def _cascade() -> model.Verdict:
     return _verdict(
         make_error(3, node="w-1", message="bad sample", local_rank=1, host="node-7", pid=99, exception="KeyError"),
         make_error(0, node="w-0", at_ms=31, exception="RuntimeError", message="Connection closed by peer"),
-        make_error(2, at_ms=40, node="w-1", exception=None, sent_signals=(SentSignal("SIGTERM", "rank 3 failed"),)),
+        make_error(
+            2, at_ms=40, node="w-1", exception=None, sent_signals=(model.SentSignal("SIGTERM", "rank 3 failed"),)
+        ),
         roster=(make_presence(node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2)),
     )
 
@@ -154,13 +140,17 @@ def _cascade() -> Verdict:
         (_cascade(), replace(_SPENT, enforced=True), "retry: no, the node went"),
         (replace(_cascade(), settled=False), _NO, "unknown: what the other pods report: waiting for them timed out"),
         (_verdict(make_error()), _NO, "pods reported: 1 of an unknown number, incomplete"),
-        (replace(_cascade(), coverage=Coverage(None, 3)), _NO, "pods reported: 3 of an unknown number, incomplete"),
+        (
+            replace(_cascade(), coverage=model.Coverage(None, 3)),
+            _NO,
+            "pods reported: 3 of an unknown number, incomplete",
+        ),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
         (_verdict(make_error(), notes=("x was refused",)), _NO, "unknown: x was refused"),
         (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "victims: 1"),
     ],
 )
-def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
+def test_facts(verdict: model.Verdict, decision: model.Decision, fact: str) -> None:
     """Each additional fact has its own line."""
     assert fact in _message(verdict, decision).splitlines()
 
@@ -186,12 +176,12 @@ def test_long_lists_are_counted() -> None:
         replace(_cascade(), why=tuple("because " * 500 for _ in range(1_000))),
         replace(_cascade(), headline="h" * 100_000, category="c" * 100_000, node="n" * 100_000),
         _verdict(make_error(node="n" * 100_000, host="h" * 100_000, exception="E" * 100_000)),
-        _verdict(make_error(exception=None, log_tail=_LONG_TEXT, stack_dumps=(StackDump(7, 0, _LONG_TEXT),))),
-        replace(_cascade(), scope=Scope.UNDETERMINED, node=None, category="node_lost", suspects=_LONG_NAMES),
+        _verdict(make_error(exception=None, log_tail=_LONG_TEXT, stack_dumps=(model.StackDump(7, 0, _LONG_TEXT),))),
+        replace(_cascade(), scope=model.Scope.UNDETERMINED, node=None, category="node_lost", suspects=_LONG_NAMES),
     ],
     ids=["letters", "emoji", "notes", "why", "facts", "names", "stack and log", "commands"],
 )
-def test_the_message_is_bounded(verdict: Verdict) -> None:
+def test_the_message_is_bounded(verdict: model.Verdict) -> None:
     """A message on large documents is below 16 KB, and its first and last lines are the answer."""
     message = _message(verdict)
     assert len(message.encode()) < 16 * 1024
@@ -216,22 +206,22 @@ def _shown(**fields: Any) -> Report:
 
 
 def _thread(kind: str, text: str) -> dict[str, Any]:
-    return {"thread_failures": (ThreadFailure("loader", None, ExceptionInfo(kind, text)),)}
+    return {"thread_failures": (model.ThreadFailure("loader", None, model.ExceptionInfo(kind, text)),)}
 
 
-def _called(*progress: CollectiveProgress) -> dict[str, Any]:
+def _called(*progress: model.CollectiveProgress) -> dict[str, Any]:
     return {"collectives": progress}
 
 
 def _memory(*figures: int | None, **named: int) -> dict[str, Any]:
-    return {"resources": Resources(*figures, **named)}
+    return {"resources": model.Resources(*figures, **named)}
 
 
 def _after(rank: int | None, node: str) -> dict[str, Any]:
-    return {"caused_by": CausedBy(rank, node, "e1.pb")}
+    return {"caused_by": model.CausedBy(rank, node, "e1.pb")}
 
 
-_TP = CollectiveProgress("tp", "", 0, None)
+_TP = model.CollectiveProgress("tp", "", 0, None)
 _M, _K = 2**20, 2**10
 
 
@@ -250,7 +240,7 @@ _M, _K = 2**20, 2**10
         (_thread("lib.DiskError", "full\nvery"), "thread: loader ended by DiskError: full"),
         (_thread("KeyError", ""), "thread: loader ended by KeyError"),
         (
-            _called(CollectiveProgress("default_pg", "allreduce", 41, 40)),
+            _called(model.CollectiveProgress("default_pg", "allreduce", 41, 40)),
             "last collective: allreduce #41, 40 completed (group default_pg)",
         ),
         (_called(_TP), "last collective: #0 (group tp)"),
@@ -269,13 +259,13 @@ def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [
-        ({"stack_dumps": (StackDump(7, 3, "by rank"),)}, ["by rank"]),
-        ({"stack_dumps": (StackDump(7, 0, "another's"), StackDump(99, None, "by\n\npid"))}, ["by", "pid"]),
-        ({"stack_dumps": (StackDump(99, 3, " \n"),)}, []),
-        ({"stack_dumps": (StackDump(7, 2, "another's"),)}, []),
-        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": ExceptionInfo("lib.Error", "boom")}, ["x"]),
-        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": "ValueError"}, []),
-        ({"stack_dumps": (StackDump(0, None, "x"),), "rank": None, "pid": 0}, []),
+        ({"stack_dumps": (model.StackDump(7, 3, "by rank"),)}, ["by rank"]),
+        ({"stack_dumps": (model.StackDump(7, 0, "another's"), model.StackDump(99, None, "by\n\npid"))}, ["by", "pid"]),
+        ({"stack_dumps": (model.StackDump(99, 3, " \n"),)}, []),
+        ({"stack_dumps": (model.StackDump(7, 2, "another's"),)}, []),
+        ({"stack_dumps": (model.StackDump(99, 3, "x"),), "exception": model.ExceptionInfo("lib.Error", "boom")}, ["x"]),
+        ({"stack_dumps": (model.StackDump(99, 3, "x"),), "exception": "ValueError"}, []),
+        ({"stack_dumps": (model.StackDump(0, None, "x"),), "rank": None, "pid": 0}, []),
     ],
 )
 def test_when_a_stack_is_shown(fields: dict[str, Any], shown: list[str]) -> None:
@@ -292,7 +282,7 @@ def test_the_lines_of_a_log() -> None:
 def test_a_short_message_leaves_room_for_stack_and_log() -> None:
     """The first 30 lines of the stack, the last 20 of the log, and the message are all in Flyte's text."""
     text = "\n".join(f"{number} {'x' * 100}" for number in range(50))
-    message = flyte_message(_shown(stack_dumps=(StackDump(99, 3, text),), log_tail=text, message="the message"))
+    message = flyte_message(_shown(stack_dumps=(model.StackDump(99, 3, text),), log_tail=text, message="the message"))
     blocks = {block.split("\n")[0]: block.split("\n")[1:] for block in message.split("\n\n")}
     stack, log = blocks["where it stood:"], blocks["last lines of its log:"]
     assert (len(stack), stack[-1], len(log), log[-1][:4]) == (31, "  ... 20 more lines", 20, "  49")
@@ -343,7 +333,9 @@ def test_a_clock_an_hour_off_is_corrected() -> None:
 
 def test_a_group_of_exceptions_says_what_is_in_it() -> None:
     """A task group's own text does not say what failed."""
-    leaf = ExceptionInfo("ValueError", "shard 3 is empty", frames=(FrameInfo("/root/data.py", 12, "load", "raise"),))
+    leaf = model.ExceptionInfo(
+        "ValueError", "shard 3 is empty", frames=(model.FrameInfo("/root/data.py", 12, "load", "raise"),)
+    )
     text = "unhandled errors in a TaskGroup (1 sub-exception)"
     group = replace(scenes.raised("ExceptionGroup", text), members=(leaf,))
     report = scenes.report_on(scenes.job_of(scenes.process(3, 0, group)))
@@ -355,19 +347,19 @@ def test_a_group_of_exceptions_says_what_is_in_it() -> None:
 _IN_DECODER = 'File "/root/data.py", line 12 in decode\n    lib.decode(sample)\n  File "/root/data.py", line 5 in run\n'
 _IN_MAIN = 'Thread 0x1 (most recent call first):\n  File "/root/train.py", line 41 in train\n'
 _CRASHED = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x2 (most recent call first):\n  {_IN_DECODER}\n"
-_RAISED = FrameInfo("/root/data.py", 12, "decode", "lib.decode(sample)")
-_ENDED = ThreadFailure("decoder", None, ExceptionInfo("LookupError", "no codec", frames=(_RAISED,)))
+_RAISED = model.FrameInfo("/root/data.py", 12, "decode", "lib.decode(sample)")
+_ENDED = model.ThreadFailure("decoder", None, model.ExceptionInfo("LookupError", "no codec", frames=(_RAISED,)))
 
 
 @pytest.mark.parametrize(
     "failure",
     [
-        readers.died(3, "SIGSEGV", -11, stack_dumps=(StackDump(1, 3, _CRASHED + _IN_MAIN),)),
+        readers.died(3, "SIGSEGV", -11, stack_dumps=(model.StackDump(1, 3, _CRASHED + _IN_MAIN),)),
         readers.stopped(3, _IN_MAIN, thread_failures=(_ENDED,)),
     ],
     ids=["crashed", "ended"],
 )
-def test_the_place_is_that_of_the_thread_that_failed(failure: WorkerError) -> None:
+def test_the_place_is_that_of_the_thread_that_failed(failure: model.WorkerError) -> None:
     """If a thread is why its process crashed, or stands still, the report leads to its line, not the main one's."""
     job = readers.done(readers.waited(0), failure, readers.stopped(1))
     verdict = run_strategy(get_strategy("evidence"), job)
@@ -379,10 +371,10 @@ def test_the_place_is_that_of_the_thread_that_failed(failure: WorkerError) -> No
 def test_one_document_without_rank_and_node() -> None:
     """A job without firstfault has one document: it gives the error and the advice, but not the place."""
     stock = make_error(
-        None, node="", writer=Writer.STOCK, exception=None, message="Trace:\n\nMessage:\n\nValueError: bad"
+        None, node="", writer=model.Writer.STOCK, exception=None, message="Trace:\n\nMessage:\n\nValueError: bad"
     )
     report = scenes.report_on(make_job(stock))
-    assert report.verdict.scope is Scope.UNDETERMINED
+    assert report.verdict.scope is model.Scope.UNDETERMINED
     assert report.answers.where == "not known: its document names no rank and no node"
     assert report.answers.fault_owner is FaultOwner.UNKNOWN
     assert report.answers.steps[0].text.startswith("read the text below: ")
@@ -391,11 +383,11 @@ def test_one_document_without_rank_and_node() -> None:
 # --- words of Flyte on Kubernetes, or of no engine at all -------------------------------------------------------------
 
 
-_AGAIN = replace(_NO, retry=True, kind=Kind.RECOVERABLE)
+_AGAIN = replace(_NO, retry=True, kind=model.Kind.RECOVERABLE)
 
 
 def _report(engine: str, *, category: str = "", logs: dict[str, str] | None = None, **place: str) -> Report:
-    fields = {"exception": None, "subject": Subject.AGENT, "writer": Writer.AGENT} if category else {}
+    fields = {"exception": None, "subject": model.Subject.AGENT, "writer": model.Writer.AGENT} if category else {}
     place = {"node": "w-1", "namespace": "team", **place}
     job = make_job(make_error(3, engine=engine, category=category, **place, **fields))
     verdict = run_strategy(get_strategy("earliest"), job)
@@ -442,7 +434,7 @@ def test_a_command_has_no_text_of_a_document(text: str) -> None:
     assert _commands(_report("flyte", category="gpu_hardware", node=text, machine=text)) == []
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
+@pytest.mark.parametrize("category", model.CATEGORIES)
 def test_the_advice(category: str) -> None:
     """Advice without Kubernetes names no pod."""
     (_, plain), (_, flyte) = words_on(category, PLAIN), words_on(category, FLYTE)
@@ -459,7 +451,7 @@ def test_the_advice(category: str) -> None:
         (replace(_AGAIN, retries_left=0), "will not be retried: no retries are left", True),
     ],
 )
-def test_what_will_happen(decision: Decision, flyte: str, retry: bool) -> None:
+def test_what_will_happen(decision: model.Decision, flyte: str, retry: bool) -> None:
     """Flyte retries a job; without an engine a person does."""
     plain = f"should {'' if retry else 'not '}be retried; nothing retries this job by itself"
     assert (FLYTE.fate(decision), PLAIN.fate(decision)) == (flyte, plain)

@@ -26,23 +26,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
+from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.layout import error_key_for
-from firstfault.model import (
-    TIME_LIMIT,
-    CausedBy,
-    CollectiveProgress,
-    DocumentRef,
-    ExceptionInfo,
-    Kind,
-    Origin,
-    Phase,
-    Place,
-    Resources,
-    Subject,
-    WorkerError,
-    Writer,
-)
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.report.words import first_line
 from firstfault.strategies import get_strategy
@@ -75,8 +61,8 @@ from tests.prefix import Prefix
 # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has hardly any when it forks
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-PLACE = Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
-KEPT = KeptException(ExceptionInfo("ValueError", "boom"), "Traceback of it")
+PLACE = model.Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
+KEPT = KeptException(model.ExceptionInfo("ValueError", "boom"), "Traceback of it")
 STOPPED = "another worker of this node had failed"
 
 
@@ -85,13 +71,13 @@ def _death(local_rank: int, exit_code: int, at: Moment | None = None) -> Death:
     return Death(local_rank, 4000 + local_rank, exit_code, moment.wall_ns, moment.monotonic_ns)
 
 
-def _failures(report: NodeReport) -> list[WorkerError]:
+def _failures(report: NodeReport) -> list[model.WorkerError]:
     """Return what a node's documents are about."""
-    found = [decode(data, DocumentRef(path)) for path, data in report.copies.items() if "/errors/" in path]
-    return [failure for failure in found if isinstance(failure, WorkerError)]
+    found = [decode(data, model.DocumentRef(path)) for path, data in report.copies.items() if "/errors/" in path]
+    return [failure for failure in found if isinstance(failure, model.WorkerError)]
 
 
-def _verdict_of(*failures: WorkerError) -> Any:
+def _verdict_of(*failures: model.WorkerError) -> Any:
     return get_strategy("earliest")(assemble(Snapshot(documents=failures)))
 
 
@@ -121,11 +107,11 @@ def test_a_death(  # noqa: PLR0917
     verdict = _verdict_of(failure)
     assert (failure.code, verdict.category) == (code, category)
     assert message in failure.message
-    assert (failure.writer, failure.subject) == (Writer.AGENT, Subject.WORKER)
+    assert (failure.writer, failure.subject) == (model.Writer.AGENT, model.Subject.WORKER)
     assert (failure.exit_code, failure.signal) == (exit_code, death.signal)
     assert (failure.place, failure.worker) == (PLACE, "worker-1")
     assert (failure.timestamp_ns, failure.monotonic_ns) == (death.wall_ns, death.monotonic_ns)
-    assert (failure.kind, failure.origin) == (Kind.NON_RECOVERABLE, Origin.USER)
+    assert (failure.kind, failure.origin) == (model.Kind.NON_RECOVERABLE, model.Origin.USER)
     assert failure.exception == (kept.exception if kept is not None and not stopped else None)
     assert [sent.reason for sent in failure.sent_signals] == ([STOPPED] if stopped else [])
     assert failure.fingerprint
@@ -161,15 +147,15 @@ def test_a_kill_by_the_kernel(oom_kill: bool | None, stopped: bool, category: st
     """A SIGKILL that the agent did not send is host_oom if the kernel counted an OOM kill."""
     death = _death(1, -9)
     stop = Stop(STOPPED, death.monotonic_ns - 1) if stopped else None
-    failure = about_death(death, PLACE, stop=stop, traces=Traces(resources=Resources(oom_kill=oom_kill)))
+    failure = about_death(death, PLACE, stop=stop, traces=Traces(resources=model.Resources(oom_kill=oom_kill)))
     assert (failure.category, failure.resources.oom_kill) == (category, oom_kill)
 
 
 def test_what_was_seen_before_a_stop() -> None:
     """The document tells what the agent learned of a worker before the stop; a fatal signal's stack counts more."""
     death = _death(1, -15)
-    seen = Observation("where it stood", (CollectiveProgress("default_pg", "allreduce", 7, 6),))
-    cause = CausedBy(0, "worker-0", "e1-the-root.pb")
+    seen = Observation("where it stood", (model.CollectiveProgress("default_pg", "allreduce", 7, 6),))
+    cause = model.CausedBy(0, "worker-0", "e1-the-root.pb")
     stop = Stop(STOPPED, death.monotonic_ns - 1, caused_by=cause, observations={1: seen, 0: Observation("not its")})
     failure = about_death(death, PLACE, stop=stop)
     assert [(dump.pid, dump.rank, dump.text) for dump in failure.stack_dumps] == [(death.pid, 3, "where it stood")]
@@ -184,12 +170,14 @@ def test_what_was_seen_before_a_stop() -> None:
 def test_the_agent_was_terminated_or_failed() -> None:
     """A signal to the agent is a preemption, retried on the system's budget; an error has its traceback."""
     error = SignalException("told", sigval=signal.SIGTERM)
-    failure = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment(17, 4))
-    assert (failure.category, failure.signal, failure.subject) == ("preemption", "SIGTERM", Subject.AGENT)
-    assert (failure.kind, failure.origin, failure.exception) == (Kind.RECOVERABLE, Origin.SYSTEM, None)
+    failure = about_agent(error, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment(17, 4))
+    assert (failure.category, failure.signal, failure.subject) == ("preemption", "SIGTERM", model.Subject.AGENT)
+    assert (failure.kind, failure.origin, failure.exception) == (model.Kind.RECOVERABLE, model.Origin.SYSTEM, None)
     assert (failure.timestamp_ns, failure.monotonic_ns) == (17, 4)
     assert "SIGTERM" in failure.message
-    failure = about_agent(RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, Place(node="worker-1"), Moment.now())
+    failure = about_agent(
+        RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, model.Place(node="worker-1"), Moment.now()
+    )
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
     assert failure.exception is not None
     assert failure.exception.type == "RuntimeError"
@@ -204,10 +192,10 @@ def test_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("", "90.0"):
         if text:
             limit.write_text(text, encoding="ascii")
-        failures.append(about_agent(terminated, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now()))
+        failures.append(about_agent(terminated, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment.now()))
     before, after = (conclude(make_job(failure)) for failure in failures)
     assert (before.verdict.code, before.decision.retry) == ("SYSTEM:Preemption", True)
-    assert (after.verdict.code, after.verdict.category, after.decision.retry) == (TIME_LIMIT, "preemption", False)
+    assert (after.verdict.code, after.verdict.category, after.decision.retry) == (model.TIME_LIMIT, "preemption", False)
     assert first_line(after.verdict, after.decision).startswith(
         "time limit worker-1 no retry: the attempt reached its time limit of 90 s"
     )
@@ -306,7 +294,7 @@ def _look(agent: ReportingAgent) -> RunResult:
     return result
 
 
-def _by_rank(prefix: Prefix) -> dict[int | None, WorkerError]:
+def _by_rank(prefix: Prefix) -> dict[int | None, model.WorkerError]:
     return {failure.rank: failure for failure in prefix.failures()}
 
 
@@ -434,26 +422,26 @@ def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any)
 @pytest.mark.parametrize(
     ("fields", "category", "code", "kind"),
     [
-        ({"rdzv_backend": "nonsense"}, "input", "USER:InputError", Kind.NON_RECOVERABLE),
+        ({"rdzv_backend": "nonsense"}, "input", "USER:InputError", model.Kind.NON_RECOVERABLE),
         (
             {"min_nodes": 2, "max_nodes": 2, "rdzv_configs": {"timeout": 1, "join_timeout": 1}},
             "rendezvous",
             "SYSTEM:RendezvousError",
-            Kind.RECOVERABLE,
+            model.Kind.RECOVERABLE,
         ),
     ],
     ids=["before there is an agent", "no other node comes"],
 )
 def test_a_launch_that_fails(  # noqa: PLR0917
-    fields: dict[str, Any], category: str, code: str, kind: Kind, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], category: str, code: str, kind: model.Kind, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of the agent itself is documented, and the node announces its failure."""
     monkeypatch.setenv("FIRSTFAULT_NODE", "worker-1")
     end = _launched(prefix, **fields)
     (failure,) = prefix.failures()
     assert (failure.category, failure.code, failure.kind) == (category, code, kind)
-    assert (failure.subject, failure.node, failure.rank) == (Subject.AGENT, "worker-1", None)
-    assert [entry.phase for entry in prefix.roster()] == [Phase.FAILED]
+    assert (failure.subject, failure.node, failure.rank) == (model.Subject.AGENT, "worker-1", None)
+    assert [entry.phase for entry in prefix.roster()] == [model.Phase.FAILED]
     assert end.error is not None
     assert not isinstance(end.error, ChildFailedError)
     assert _failures(end.report)[0].code == code

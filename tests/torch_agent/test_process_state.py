@@ -33,13 +33,6 @@ from firstfault_torch.compat.torch_worker import backends_that_abort
 from firstfault_torch.context import Moment
 from firstfault_torch.node.channel import from_message, to_message
 from firstfault_torch.worker import process_state
-from firstfault_torch.worker.process_state import (
-    collective_progress,
-    gpu_uuid,
-    system_state,
-    thread_failures,
-    watch_threads,
-)
 
 _GIB = 1 << 30
 _EIO = "[Errno 5] Input/output error"
@@ -53,7 +46,7 @@ def _verdict(kind: str, text: str, system: SystemState) -> Verdict:
 
 
 def _state(error: BaseException) -> SystemState:
-    return system_state(error, capture(error))
+    return process_state.system_state(error, capture(error))
 
 
 def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +209,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.ExceptH
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(process_state, "_failures", [])
     monkeypatch.setattr(threading, "excepthook", told.append)
-    undo = watch_threads()
+    undo = process_state.watch_threads()
     yield told
     undo()
     assert threading.excepthook == told.append
@@ -237,7 +230,7 @@ def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
     error = ValueError("bad shard")
     before = Moment.now()
     _dies(error)
-    (failure,) = thread_failures()
+    (failure,) = process_state.thread_failures()
     assert failure.thread == "loader"
     assert before.wall_ns <= failure.timestamp_ns <= Moment.now().wall_ns
     assert (failure.exception.type, failure.exception.message) == ("ValueError", "bad shard")
@@ -256,7 +249,7 @@ def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> Non
     _dies(_HostileError())
     for index in range(12):
         _dies(ValueError(), f"loader-{index}")
-    first, *others = thread_failures()
+    first, *others = process_state.thread_failures()
     assert first.exception.type.endswith("_HostileError")
     assert [failure.thread for failure in others] == [f"loader-{index}" for index in range(9)]
     assert [type(args.exc_value) for args in reported] == [SystemExit, _HostileError, *[ValueError] * 12]
@@ -264,7 +257,7 @@ def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> Non
 
 def test_a_hook_of_somebody_elses(reported: list[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook that was set after ours stays when ours is undone."""
-    undo = watch_threads()
+    undo = process_state.watch_threads()
     with monkeypatch.context() as patched:
         patched.setattr(threading, "excepthook", print)
         undo()
@@ -282,13 +275,13 @@ def progress() -> Iterator[Callable[[], CollectiveProgress]]:
     torch notes the end of a collective a moment after the call's return, on a busy machine not at all, and keeps what
     it has of earlier groups.
     """
-    earlier = collective_progress()
+    earlier = process_state.collective_progress()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def look() -> CollectiveProgress:
         deadline = time.monotonic() + 5
         while True:
-            found = list(collective_progress())
+            found = list(process_state.collective_progress())
             for item in earlier:
                 found.remove(item)
             (own,) = found
@@ -366,7 +359,7 @@ def test_a_flight_recorder_dump(
 ) -> None:
     """The readable parts of the flight recorder's dump are used; a group without collectives is left out."""
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
-    assert collective_progress() == expected
+    assert process_state.collective_progress() == expected
 
 
 def _trace(backend: str, enqueued: int) -> dict[str, Any]:
@@ -411,7 +404,7 @@ def test_both_recorders_are_read(
     """
     monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: json.dumps(nccl), raising=False)
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False)
-    assert [(progress.group, progress.enqueued) for progress in collective_progress()] == expected
+    assert [(progress.group, progress.enqueued) for progress in process_state.collective_progress()] == expected
 
 
 def _hooked(calls: list[bool], completed: int = -1) -> str:
@@ -440,7 +433,7 @@ def test_a_recorder_that_counts_from_0(
 ) -> None:
     """The numbers of collectives are those of the entries; a backend may not tell when a collective ends."""
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
-    assert [(progress.enqueued, progress.completed) for progress in collective_progress()] == expected
+    assert [(progress.enqueued, progress.completed) for progress in process_state.collective_progress()] == expected
 
 
 def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +455,7 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: "{}", raising=False)
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", dump, raising=False)
-    assert [(item.group, item.enqueued, item.last_operation) for item in collective_progress()] == [
+    assert [(item.group, item.enqueued, item.last_operation) for item in process_state.collective_progress()] == [
         ("default_pg", 7, "own:all_reduce")
     ]
     assert asked == ["nccl", "nccl-lazy", "nccl2", "own", "gloo"]
@@ -497,7 +490,7 @@ def test_the_recorder_of_a_backend_of_its_own() -> None:
     try:
         for _ in range(2):
             dist.all_reduce(torch.ones(3))
-        (progress,) = (item for item in collective_progress() if item.last_operation == "own:all_reduce")
+        (progress,) = (item for item in process_state.collective_progress() if item.last_operation == "own:all_reduce")
         assert len(backends_that_abort()) == 1
     finally:
         dist.destroy_process_group()
@@ -512,11 +505,13 @@ def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Call
     assert from_message({}) == ((), (), None)
     _dies(ValueError("bad shard"))
     _dies(ValueError("x" * 10_000))
-    message: dict[str, Any] = json.loads(json.dumps(to_message(collective_progress(), thread_failures())))
+    message: dict[str, Any] = json.loads(
+        json.dumps(to_message(process_state.collective_progress(), process_state.thread_failures()))
+    )
     collectives, (first, second), _ = from_message(message)
     assert own in collectives
-    assert collectives == collective_progress()
-    short, long = thread_failures()
+    assert collectives == process_state.collective_progress()
+    short, long = process_state.thread_failures()
     assert _facts(first) == _facts(short)
     assert (second.thread, second.exception.message) == (long.thread, "x" * 2000)
 
@@ -547,28 +542,28 @@ def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) 
 )
 def test_the_gpus_uuid(properties: Any, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written as nvidia-smi writes it; older versions of torch do not tell it."""
-    assert gpu_uuid() == "", "CUDA is not initialised for the question"
+    assert process_state.gpu_uuid() == "", "CUDA is not initialised for the question"
     asked: list[int] = []
     current = threading.local()
     current.device = 1
     _has_gpu(monkeypatch, lambda device: asked.append(device) or properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
-    assert gpu_uuid() == uuid
+    assert process_state.gpu_uuid() == uuid
     assert asked == [1]
 
 
 def test_a_gpu_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that raises costs the UUID."""
     _has_gpu(monkeypatch, Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")))
-    assert gpu_uuid() == ""
+    assert process_state.gpu_uuid() == ""
 
 
 @pytest.mark.parametrize(
     ("limit", "asked", "ask"),
     [
-        ("GPU_S", "torch.cuda.get_device_properties", gpu_uuid),
+        ("GPU_S", "torch.cuda.get_device_properties", process_state.gpu_uuid),
         ("FILE_SYSTEMS_S", "os.statvfs", lambda: _state(OSError(5, "Input/output error", "/data")).file_systems),
-        ("FLIGHT_RECORDER_S", "torch._C._distributed_c10d._dump_fr_trace_json", collective_progress),
+        ("FLIGHT_RECORDER_S", "torch._C._distributed_c10d._dump_fr_trace_json", process_state.collective_progress),
     ],
 )
 def test_what_does_not_answer(
