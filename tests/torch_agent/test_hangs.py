@@ -224,6 +224,11 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     watch._compare({}, 241.0, ends=False)
     assert "no progress for 241 s" in caplog.text
     assert len(set(kept)) == 5
+    watch._goes_on(260.0)
+    watch._went_on[(6,), "elsewhere"] = 100
+    number = len(kept)
+    watch._compare({}, 61.0, ends=False)
+    assert len(kept) == number, "at usual places not more than a hundred are kept"
 
 
 # --- looks ------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ _LONGER = 4
 """Times the warning's time."""
 _MOST_OPEN = 3
 """Collectives of one group in what a node hands in."""
+_MOST_USUAL = 100
+"""Stalls of one round after which those at a usual place are not kept: each is a name in the roster's listing."""
 _PER_ROUND = 1000
 """Stalls of one round, in the numbers of their records."""
 _CPU_SHARE = 0.1
@@ -271,7 +273,7 @@ class StallWatch:
 
     def _keep(self, stall: _Stall, lost: float | None = None) -> None:
         """Write the record of a stall, or complete it with how long it took; one agent does."""
-        if not stall.is_mine:
+        if not stall.is_mine or stall.number >= (_PER_ROUND if stall.is_shown else _MOST_USUAL):
             return
         recording, place, told = self._node.reporter.recording, self._node.places.of(0), stall.told
         waited = f"rank {told.ranks[0]}" if told.ranks else "no rank stands out"
