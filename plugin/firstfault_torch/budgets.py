@@ -64,6 +64,8 @@ HANG_RECORDER_S = Limit(
     1.5, "a worker that stands still, for torch's flight recorders", "its answer has no collectives"
 )
 MOMENT_S = Limit(0.02, "an agent that sees a process blocked in the kernel", "it looks again")
+RAS_S = Limit(2.0, "the agent that concludes on a stall, for NCCL's RAS", "it tells nothing of it")
+RAS_FIRST_S = Limit(0.5, "the same agent, for one process that answers for RAS", "it asks again")
 HANG_OTHERS_S = Limit(12.0, "an agent whose workers stand still, for the others", "it tells what it knows")
 SURVIVORS_STORE_S = Limit(2.0, "an agent without workers, for the store", "it ends without an answer")
 GIVING_UP_S = Limit(2.0, "the agent, for its other workers when one has given up", "it stops them")

@@ -1,6 +1,6 @@
 """The notifiers of firstfault: `post` for a webhook, `send_record` for OpenTelemetry. Entry points name them.
 
-Each does nothing unless its environment variables name a receiver.
+Each does nothing unless its environment variables name a receiver. As `on_stall` it is given a stall's data instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from firstfault.report import Report
 from firstfault.text import elide
 from firstfault_torch.budgets import OTEL_S, WEBHOOK_S
 
+Stall = Mapping[str, Any]
+"""What `docs/platform.md` tells of a stall."""
 _TEXT = 100_000
 """Characters of a message or a traceback that are sent."""
 
@@ -30,16 +32,21 @@ WEBHOOK_VARIABLE = "FIRSTFAULT_WEBHOOK"
 """The environment variable with the URL to which each verdict is sent."""
 
 
-def event_of(report: Report) -> dict[str, Any]:
-    """Return the CloudEvents 1.0 event of a report; its data is that of ``firstfault show --json``."""
-    data = json.loads(json_report(report, _TEXT))
+def event_of(about: Report | Stall) -> dict[str, Any]:
+    """Return the CloudEvents 1.0 event of a report, with the data of ``firstfault show --json``, or of a stall."""
+    if isinstance(about, Report):
+        data, kind, mark = json.loads(json_report(about, _TEXT)), "verdict", about.verdict.digest
+        subject = data["execution"] or about.verdict.node
+    else:
+        data, kind, subject = about, "stall", about["node"]
+        mark = f"stall {about['number']} {'began' if about['lost_seconds'] is None else 'ended'}"
     return {
         "specversion": "1.0",
         # the same verdict on the same attempt is the same event, also if two nodes concluded
-        "id": uuid.uuid5(uuid.NAMESPACE_URL, f"{report.uri}#{report.verdict.digest}").hex,
-        "source": report.uri or "firstfault",
-        "type": "firstfault.verdict.v1",
-        "subject": data["execution"] or report.verdict.node or "unknown",
+        "id": uuid.uuid5(uuid.NAMESPACE_URL, f"{data['uri'] or ''}#{mark}").hex,
+        "source": data["uri"] or "firstfault",
+        "type": f"firstfault.{kind}.v1",
+        "subject": subject or "unknown",
         "datacontenttype": "application/json",
         "data": data,
     }
@@ -52,8 +59,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow nothing."""
 
 
-def post(report: Report) -> None:
-    """Send a report's event to the URL that the environment names; do nothing if it names none.
+def post(about: Report | Stall) -> None:
+    """Send the event of a report or a stall to the URL that the environment names; do nothing if it names none.
 
     Raises:
         ValueError: the URL is not http:// or https://.
@@ -64,7 +71,7 @@ def post(report: Report) -> None:
         return
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{WEBHOOK_VARIABLE} must begin with http:// or https://")
-    body = json.dumps(event_of(report)).encode()
+    body = json.dumps(event_of(about)).encode()
     headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}
     try:
         request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - the scheme was checked
@@ -79,16 +86,17 @@ def post(report: Report) -> None:
         raise OSError(f"there was no valid answer of HTTP ({type(error).__name__})") from None
 
 
+post.on_stall = post  # type: ignore[attr-defined]
+
 # --- OpenTelemetry: one log record, sent with the exporter that the extra `otel` brings -------------------------------
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _NAME = "firstfault"
-_EVENT = "firstfault.verdict"
 
 
-def send_record(report: Report) -> None:
-    """Send a report's record; do nothing without an endpoint, or if the extra ``otel`` is not installed.
+def send_record(about: Report | Stall) -> None:
+    """Send the record of a report or a stall; do nothing without an endpoint or without the extra ``otel``.
 
     It goes through an exporter of its own: the providers of the process stay as they are.
 
@@ -114,15 +122,21 @@ def send_record(report: Report) -> None:
             f"firstfault sends http/protobuf, not grpc; set {_PROTOCOLS[0]}=http/protobuf, and {_ENDPOINTS[0]} to the "
             "collector's URL for HTTP, such as http://collector:4318/v1/logs"
         )
-    data = json.loads(json_report(report, _TEXT))
+    if isinstance(about, Report):
+        data, kind, severity = json.loads(json_report(about, _TEXT)), "verdict", "ERROR"
+        attributes, at_ns = attributes_of(about, data), about.verdict.timestamp_ns
+    else:
+        data, kind, severity, at_ns = about, "stall", "WARN", None
+        names = {"rank": "rank", "pod": "node", "uri": "uri", "lost_seconds": "lost_seconds"}
+        attributes = {f"firstfault.{name}": data[of] for name, of in names.items() if data[of] not in {None, ""}}
     record = LogRecord(
-        timestamp=report.verdict.timestamp_ns,
+        timestamp=at_ns,
         observed_timestamp=time.time_ns(),
-        severity_number=SeverityNumber.ERROR,
-        severity_text="ERROR",
+        severity_number=SeverityNumber[severity],
+        severity_text=severity,
         body=data["first_line"],
-        attributes=attributes_of(report, data),
-        event_name=_EVENT,
+        attributes=attributes,
+        event_name=f"{_NAME}.{kind}",
     )
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
     resource = Resource({"service.name": _NAME}).merge(OTELResourceDetector().detect())
@@ -130,6 +144,9 @@ def send_record(report: Report) -> None:
     sent = exporter.export([ReadableLogRecord(record, resource, InstrumentationScope(_NAME))])
     if sent is not LogRecordExportResult.SUCCESS:
         raise OSError("the OTLP endpoint did not take the record")
+
+
+send_record.on_stall = send_record  # type: ignore[attr-defined]
 
 
 def attributes_of(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -356,15 +356,15 @@ def retries_left(attempt: int, retries: int | None, previous: Decision | None) -
 # --- notifiers ------------------------------------------------------------------------------------------------------
 
 
-def notify(report: Report) -> None:
+def notify(about: Report | Mapping[str, Any], of: Callable[[Any], Callable[..., object]] = lambda it: it) -> None:
     """Call all installed notifiers at the same time; wait for them at most 3 s. A notifier that fails is a warning.
 
     A notifier is a callable with one argument, the report, in the entry-point group ``firstfault.notifiers``. The node
-    that concludes calls each once, after the verdict is in the storage.
+    that concludes calls each once, after the verdict is in the storage. `of` returns what to call of a notifier.
     """
 
     def tell(point: EntryPoint) -> None:
-        _, error = caught(lambda: point.load()(report))
+        _, error = caught(lambda: of(point.load())(about))
         if error is not None:
             logger.warning("the notifier %s failed (%s: %s)", point.name, type(error).__name__, error)
 

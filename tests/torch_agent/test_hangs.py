@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,9 +106,9 @@ READS = """Thread 0x1 (most recent call first):
 """
 
 
-def _worker(rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8) -> WorkerError:
+def worker(rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8, backend: str = "nccl") -> WorkerError:
     """Return what the agent of a rank hands in: it has begun so many collectives, and ended 40."""
-    calls = tuple(Collective(number, "nccl:all_reduce", state="scheduled") for number in range(41, begun + 1))
+    calls = tuple(Collective(number, f"{backend}:all_reduce", state="scheduled") for number in range(41, begun + 1))
     return failure_record(
         ErrorClass.WORKER_FAILURE,
         Place(rank=rank, local_rank=rank % 2, node=f"node-{rank // 2}", group_rank=rank // 2, world_size=of),
@@ -124,13 +125,13 @@ def _worker(rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8) -> W
 def _told(odd: dict[int, WorkerError], facts: dict[int, Facts] | None = None, **how: object) -> Told:
     """Return what is told of eight ranks; those in `odd` do not wait as the others do."""
     known = {rank: Facts(rank // 2, rank % 2, 58.0) for rank in range(8)} | (facts or {})
-    files = to_files((odd.get(rank, _worker(rank)), known[rank]) for rank in range(8))
+    files = to_files((odd.get(rank, worker(rank)), known[rank]) for rank in range(8))
     return told_of(files, 61.0, **how)  # type: ignore[arg-type]
 
 
 def test_the_rank_and_its_line() -> None:
     """The line tells who waits in what, for whom, and how far that one came; the next one where it is."""
-    told = _told({5: _worker(5, begun=40, stack=READS)})
+    told = _told({5: worker(5, begun=40, stack=READS)})
     assert told.lines == (
         "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41 (default_pg); rank 5 (node-2) has begun 40",
         "rank 5: loader.py:88 in read_shard, since at least 58 s: chunk = f.read(n)",
@@ -147,7 +148,7 @@ def test_no_rank_stands_out() -> None:
 
 def test_ranks_that_work_by_themselves() -> None:
     """Nothing is told if no rank waits in a collective and one works; if none works, that is told."""
-    odd = {rank: _worker(rank, begun=40, stack=READS) for rank in range(8)}
+    odd = {rank: worker(rank, begun=40, stack=READS) for rank in range(8)}
     assert _told(odd, {3: Facts(1, 1, 58.0, works=True)}, ends=True) == Told(())
     assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
     assert _told({}, missing=(4, 5, 6, 7, 8)) == Told(()), "most nodes go on"
@@ -178,7 +179,7 @@ TENSOR_GROUP = dict.fromkeys(range(56, 63), WAITS)
 def test_most_ranks_wait(usual: str, odd: dict[int, str], named: tuple[int, ...], line: str) -> None:
     """Without a recorder the ranks that stand apart are named, wherever most wait; none if all stand alike."""
     stacks = {rank: odd.get(rank, usual) for rank in range(64)}
-    workers = [replace(_worker(rank, stack=stack, of=64), collectives=()) for rank, stack in stacks.items()]
+    workers = [replace(worker(rank, stack=stack, of=64), collectives=()) for rank, stack in stacks.items()]
     told = told_of(to_files((worker, Facts(rank // 2, rank % 2)) for rank, worker in enumerate(workers)), 61.0)
     assert told.ranks == named
     assert line in told.lines[0]
@@ -199,24 +200,31 @@ COMPUTES = {5: Facts(2, 1, 58.0, ("it computes",), works=True)}
 )
 def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, ...], why: str | None) -> None:
     """The rank that is waited for is ended, unless it works, a person holds one, or a node told nothing."""
-    told = _told({5: _worker(5, begun=40, stack=stack)}, facts, ends=True, missing=missing)
+    told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, missing=missing)
     assert told.ends == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
     assert ("node 3 told nothing" in told.lines[0]) == bool(missing)
-    told = _told({5: _worker(5, begun=40, stack=stack)}, facts, ends=True, spares=False, missing=missing)
+    told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, spares=False, missing=missing)
     assert told.ends == (((2, 1),) if why is None or facts is COMPUTES else ())
+
+
+def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) -> StallWatch:
+    """Return the watch of a job of one node whose rank 5 stands in a loader."""
+    reporter = SimpleNamespace(recording=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=put)
+    places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, world_size=8))
+    watch = StallWatch(Hang(None, None), cast("Any", SimpleNamespace(reporter=reporter, places=places, peers=None)))
+    watch._hang = Hang(60)
+    workers = [worker(rank, **how) for rank in range(8)]  # type: ignore[arg-type]
+    workers[5] = worker(5, begun=40, stack=READS)
+    watch._seen = lambda *_: [(each, Facts(rank // 2, rank % 2)) for rank, each in enumerate(workers)]  # type: ignore[method-assign]
+    watch._still.since = 0.0
+    return watch
 
 
 def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) -> None:
     """After three stalls there a fourth is only kept on record, and told once it takes four times as long."""
     kept: list[str] = []
-    reporter = SimpleNamespace(recording=SimpleNamespace(round=0), put=lambda path, _: kept.append(path))
-    places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, world_size=8))
-    watch = StallWatch(Hang(None, None), cast("Any", SimpleNamespace(reporter=reporter, places=places, peers=None)))
-    watch._hang = Hang(60)
-    odd = _worker(5, begun=40, stack=READS)
-    watch._seen = lambda *_: [(odd if rank == 5 else _worker(rank), Facts(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
-    watch._still.since = 0.0
+    watch = watching(lambda path, _: kept.append(path))
     for _ in range(4):
         watch._compare({}, 61.0, ends=False)
         watch._goes_on(74.0)

@@ -30,7 +30,7 @@ from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path, record_error
-from firstfault_torch.notifiers import WEBHOOK_VARIABLE
+from firstfault_torch.notifiers import WEBHOOK_VARIABLE, send_record
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
 from firstfault_torch.verdict import notify
@@ -226,6 +226,16 @@ def _only(collector: Receiver) -> tuple[ResourceLogs, LogRecord]:
     (record,) = scope.log_records
     assert scope.scope.name == "firstfault"
     return logs, record
+
+
+def test_a_stall_is_a_warning(collector: Receiver) -> None:
+    """Its record has the line that was told, and who is waited for."""
+    stall = {"uri": "/jobs/7", "first_line": "no progress", "rank": 5, "node": "node-2", "lost_seconds": None}
+    send_record.on_stall(stall)  # type: ignore[attr-defined]
+    _, record = _only(collector)
+    told = {"firstfault.rank": 5, "firstfault.pod": "node-2", "firstfault.uri": "/jobs/7"}
+    assert (_value(record.body), record.severity_text, record.event_name) == ("no progress", "WARN", "firstfault.stall")
+    assert _values(record.attributes) == told
 
 
 def test_a_verdict_is_one_record(collector: Receiver) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import os
 import threading
 import time
 from collections import Counter
@@ -25,9 +26,11 @@ from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.hang.live import LiveView
 from firstfault_torch.hang.looks import Standstill, Usage, told_by_kernel, usage
+from firstfault_torch.hang.ras import with_ras
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+from firstfault_torch.verdict import notify
 
 if TYPE_CHECKING:
     from firstfault.model import Collective, CollectiveProgress, Progress, WorkerError
@@ -52,6 +55,8 @@ _CPU_SHARE = 0.1
 _IO_BYTES = 1 << 20
 """Between two looks; below that, a process that waits uses the CPU and reads as well."""
 _COUNT = "firstfault/stalls"
+_NOTIFIES = "FIRSTFAULT_NOTIFY_STALLS"
+"""The environment variable that is 1 if notifiers are told of stalls."""
 
 
 class _Stall(NamedTuple):
@@ -152,17 +157,22 @@ class StallWatch:
         self._next_s, self._end_s = self._hang.warn_seconds or 0.0, 0.0
         if stall is not None:
             self._went_on[stall.told.ranks, stall.told.at] += 1
-            self._keep(stall, now - stall.began)
+            record = self._keep(stall, now - stall.began)
             if stall.is_shown:
                 logger.warning("progress again after %.0f s", now - stall.began)
+                self._notify(record)
 
     def _compare(self, alive: dict[int, int], now: float, *, ends: bool) -> None:
         """Compare what this node sees with the other nodes, and tell of it."""
         began, group_rank = self._still.since, self._node.places.of().group_rank or 0
-        files = to_files(self._seen(alive, now))
+        seen = self._seen(alive, now)
+        files = to_files(seen)
         busy_at = self._hang.busy_seconds
         spares = busy_at is None or self._still.seconds(now) < busy_at
         conclude = partial(told_of, seconds=now - began, ends=ends, spares=spares, own=group_rank)
+        groups = (progress for failure, _ in seen for progress in failure.collectives)
+        if any(entry.operation.startswith("nccl") for progress in groups for entry in progress.last):
+            conclude = partial(with_ras, conclude)
         stall = self._settled(files, conclude) if self._node.peers is not None else None
         if self._node.peers is None:
             stall = _Stall(conclude(files), self._went_on.total(), began, is_mine=True)
@@ -174,12 +184,14 @@ class StallWatch:
         self._stall = stall = stall._replace(is_shown=is_shown, number=(before or stall).number)
         for line in told.lines if is_shown else ():
             logger.warning("%s", line)
-        self._keep(stall)
+        record = self._keep(stall)
         if mine := [local for its_group_rank, local in told.ends if its_group_rank == group_rank]:
             # the job may have gone on meanwhile
             self._still.look(time.monotonic(), self._node.workers.ask(PULSE, alive, ASKING_S))
             if not self._still.has_moved:
                 self._node.workers.end_hung(mine, round(now - began))
+        if is_shown and not (before is not None and before.is_shown):
+            self._notify(record)
 
     def _settled(self, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:
         """Return what one agent told to all; None: none did."""
@@ -271,10 +283,17 @@ class StallWatch:
 
     # --- records ------------------------------------------------------------------------------------------------
 
-    def _keep(self, stall: _Stall, lost: float | None = None) -> None:
-        """Write the record of a stall, or complete it with how long it took; one agent does."""
+    def _notify(self, record: RestartRecord | None) -> None:
+        if record is not None and os.environ.get(_NOTIFIES) == "1":
+            over, uri = record.lost_seconds, self._node.reporter.recording.output_prefix
+            line = record.reason if over is None else f"progress again after {over:.0f} s: {record.headline}"
+            told = {"uri": uri, "first_line": line, **json.loads(restart_to_json(record))}
+            notify(told, of=lambda notifier: getattr(notifier, "on_stall", str))
+
+    def _keep(self, stall: _Stall, lost: float | None = None) -> RestartRecord | None:
+        """Write and return the record of a stall, or complete it with how long it took; None: it has none."""
         if not stall.is_mine or stall.number >= (_PER_ROUND if stall.is_shown else _MOST_USUAL):
-            return
+            return None
         recording, place, told = self._node.reporter.recording, self._node.places.of(0), stall.told
         waited = f"rank {told.ranks[0]}" if told.ranks else "no rank stands out"
         record = RestartRecord(
@@ -291,6 +310,7 @@ class StallWatch:
         )
         name = restart_record_name(record.kind.value, record.number, place.group_rank or 0)
         self._node.reporter.put(f"{ROSTER}/{name}", restart_to_json(record))
+        return record
 
 
 def _open(progress: CollectiveProgress) -> tuple[Collective, ...]:

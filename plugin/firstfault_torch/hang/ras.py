@@ -1,0 +1,96 @@
+"""Asks NCCL's RAS, a second witness of a stall: its line stands beside the verdict, which it never changes.
+
+The protocol is that of ``ncclras`` in NCCL's source, ``src/ras/client_support.cc``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from firstfault.text import one_line
+from firstfault_torch.budgets import RAS_FIRST_S, RAS_S
+from firstfault_torch.guard import bounded, caught
+
+if TYPE_CHECKING:
+    from firstfault_torch.hang.told import Told
+
+_QUESTION = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"
+"""NCCL before 2.28.7 refuses the third line, and answers in text."""
+_MOST_BYTES = 1 << 24
+_MOST = 3
+"""Ranks that are told of one finding."""
+_LONGEST = 400
+_FINE = {0, 7}
+"""ncclSuccess and ncclInProgress."""
+_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
+"""NCCL 2.28.7 and 2.28.9 write this between missing ranks."""
+
+
+def with_ras(conclude: Callable[..., Told], *args: Any, **more: Any) -> Told:
+    """Return what is told of a stall, with a line of RAS if it answers within `RAS_S`."""
+    told, deadline = conclude(*args, **more), time.monotonic() + RAS_S
+    line = bounded(lambda: caught(lambda: _asked(deadline), Exception)[0], RAS_S, "asking NCCL") if told.lines else ""
+    return replace(told, lines=(*told.lines, line)) if line else told
+
+
+def _asked(deadline: float) -> str:
+    host, _, port = os.environ.get("NCCL_RAS_ADDR", "localhost:28028").rpartition(":")
+    while (left := deadline - time.monotonic()) > 0:
+        # the processes of a node share the port, and one of them may be stopped: then the next one is asked
+        with suppress(TimeoutError), socket.create_connection((host.strip("[]"), int(port)), RAS_FIRST_S) as server:
+            server.sendall(_QUESTION)
+            found = b""
+            while left > 0 and len(found) < _MOST_BYTES and (part := server.recv(1 << 20)):
+                found += part
+                left = deadline - time.monotonic()
+                server.settimeout(max(left, RAS_FIRST_S))
+            return _told(found.decode(errors="replace"))
+    return ""
+
+
+def _told(answer: str) -> str:
+    body = answer.split("\n", 3)[3]
+    if body.startswith("{"):
+        found = list(_findings(json.loads(_NO_COMMA.sub(r"\1,\2", body))["communicators"]))
+    else:
+        errors, warnings = body.split("\nErrors\n")[1].split("\nWarnings\n")
+        lines = (line.strip(" =") for line in f"{errors}\n{warnings}".splitlines())
+        found = [line for line in lines if line]
+    return one_line(f"NCCL RAS: {'; '.join(found)}", _LONGEST) if found else "NCCL RAS sees no fault"
+
+
+def _findings(communicators: list[dict[str, Any]]) -> Iterator[str]:
+    known: set[tuple[str, str]] = set()
+    for group in sorted(communicators, key=lambda each: -each["size"]):
+        found: dict[str, list[str]] = {}
+        for what, rank in _odd(group):
+            process = f"pid {rank['pid']} on {rank['host']}"
+            if (what, process) not in known:  # in a larger communicator
+                found.setdefault(what, []).append(f"rank {rank['rank']} ({process})")
+                known.add((what, process))
+        for what, ranks in found.items():
+            yield f"{what} {len(ranks)} of {group['size']} ranks: {', '.join(ranks[:_MOST])}"
+
+
+def _odd(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is worth a line, and the rank of the communicator to which it applies."""
+    for rank in group["missing_ranks"]:
+        yield "no answer from" if rank["status"]["unresponsive"] else "no communicator on", rank
+    for rank in group["ranks"]:
+        for code in {rank["status"]["init_state"], rank["status"]["async_error"]} - _FINE:
+            yield f"NCCL error {code} on", rank
+    calls = [(call, count, rank) for rank in group["ranks"] for call, count in rank["collective_counts"].items()]
+    by_number = Counter((call, count) for call, count, _ in calls).most_common()
+    usual = {call: count for (call, count), _ in reversed(by_number)}
+    for call, count, rank in calls:
+        if count != usual[call]:
+            yield f"{count:,} {call}, others {usual[call]:,}, on", rank

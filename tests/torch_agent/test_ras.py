@@ -1,0 +1,221 @@
+"""A stall is told to notifiers, and NCCL's RAS is asked as a second witness.
+
+The RAS here is a server of this file that speaks the protocol of NCCL's ``src/ras/client_support.cc``.
+"""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from firstfault_torch import verdict
+from firstfault_torch.hang.ras import with_ras
+from firstfault_torch.hang.told import Told
+from tests.http_receiver import receiving
+from tests.torch_agent.test_hangs import watching
+
+OTHERS = {"AllReduce": 3041, "Broadcast": 2}
+
+
+class Ras(socketserver.ThreadingTCPServer):
+    """Answers the commands of ``ncclras`` one by one, as NCCL's RAS thread does, and closes after the status."""
+
+    daemon_threads = True
+    knows_json = True
+    answer: bytes | Callable[[Any], None] = b""
+    asked: list[str]
+
+    def finish_request(self, request: Any, _: object) -> None:  # noqa: D102
+        self.asked.append("")
+        if not isinstance(self.answer, bytes):
+            return self.answer(request)
+        for line in request.makefile("rb"):
+            command = line.decode().strip()
+            self.asked.append(command)
+            if command == "STATUS":
+                return request.sendall(self.answer)
+            if command.startswith("CLIENT PROTOCOL "):
+                request.sendall(b"SERVER PROTOCOL 2\n")
+            elif command.startswith("TIMEOUT ") or self.knows_json:
+                request.sendall(b"OK\n")
+            else:
+                request.sendall(f"ERROR: Unknown command {command}\n".encode())
+        return None
+
+
+@pytest.fixture
+def ras(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ras]:
+    """Run a RAS of one process."""
+    with Ras(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
+        server.asked = []
+        monkeypatch.setenv("NCCL_RAS_ADDR", f"127.0.0.1:{server.server_address[1]}")
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def _rank(rank: int, counts: dict[str, int] = OTHERS, **status: int) -> dict[str, Any]:
+    found = {"rank": rank, "host": "10.0.0.5", "pid": 4000 + rank, "cuda_dev": rank, "nvml_dev": rank}
+    return {**found, "status": {"init_state": 0, "async_error": 0, **status}, "collective_counts": counts}
+
+
+def _missing(rank: int, *, unresponsive: bool) -> dict[str, Any]:
+    return {**_rank(rank), "status": {"unresponsive": unresponsive, "considered_dead": False}}
+
+
+def _group(size: int, *ranks: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    known = {rank: _rank(rank) for rank in range(size)} | {rank["rank"]: rank for rank in ranks}
+    there = [known[rank] for rank in known if rank not in {each["rank"] for each in missing}]
+    return {"size": size, "ranks": there, "missing_ranks": list(missing)}
+
+
+def _document(*groups: dict[str, Any]) -> bytes:
+    return json.dumps({"nccl_version": "2.30.7", "communicators": groups}, indent=2).encode()
+
+
+TEXT = b"""NCCL version 2.27.5 compiled with CUDA 12.9
+
+Communicators... (2.05s)
+=============
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+
+Warnings
+========
+
+"""
+SILENT = (_missing(17, unresponsive=True),)
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (_document(_group(64)), "NCCL RAS sees no fault"),
+        (
+            _document(_group(8, missing=SILENT), _group(64, missing=SILENT)),
+            "NCCL RAS: no answer from 1 of 64 ranks: rank 17 (pid 4017 on 10.0.0.5)",
+        ),
+        (
+            _document(_group(4, missing=(_missing(1, unresponsive=False),))),
+            "NCCL RAS: no communicator on 1 of 4 ranks: ",
+        ),
+        (
+            _document(_group(8, _rank(5, {"AllReduce": 3040}))),
+            "NCCL RAS: 3,040 AllReduce, others 3,041, on 1 of 8 ranks: rank 5 (pid 4005 ",
+        ),
+        (
+            _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7))),
+            "NCCL RAS: NCCL error 6 on 1 of 4 ranks: rank 2 (pid 4002 on 10.0.0.5)",
+        ),
+        # as NCCL 2.28.9 writes it
+        (
+            _document(_group(64, missing=SILENT)).replace(b'"nvml_dev": 17,', b'"nvml_dev": 17\n'),
+            "NCCL RAS: no answer ",
+        ),
+        (TEXT, "NCCL RAS: INCOMPLETE; Missing communicator data from 1 job process; Process 3487984 on node 172.16"),
+    ],
+)
+def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
+    """Its findings are one line, each process once; JSON of the versions that have it, else their text."""
+    ras.answer, ras.knows_json = answer, answer != TEXT
+    told = with_ras(lambda: Told(("no progress",), (3,)))
+    assert (told.lines[0], told.ranks) == ("no progress", (3,))
+    assert told.lines[1].startswith(line)
+    assert ras.asked == ["", "CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
+
+
+def _is_silent(_: Any) -> None:
+    time.sleep(10)
+
+
+def _drips(request: Any) -> None:
+    for _ in range(100):
+        request.sendall(b"x")
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"not RAS\n\n\n\n\n",
+        b"{" + b'"communicators":[' * 100_000,
+        _document({"size": 2, "ranks": 7, "missing_ranks": None}),
+        _drips,
+        lambda request: request.sendall(b"x" * (17 << 20)),
+        _is_silent,
+    ],
+)
+def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
+    """Nothing is told, and the agent waits no longer than its limit; a process that is silent is asked again."""
+    ras.answer = answer
+    began = time.monotonic()
+    assert with_ras(lambda: Told(("no progress",))).lines == ("no progress",)
+    assert time.monotonic() - began < 4
+    assert len(ras.asked) > 2 or answer is not _is_silent
+    ras.asked.clear()
+    assert with_ras(lambda: Told(())).lines == ()
+    assert not ras.asked, "nothing is told of the stall"
+
+
+def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> None:
+    """What RAS says changes no rank; without a collective of NCCL's no connection is made."""
+    ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
+    watching(backend="gloo")._compare({}, 61.0, ends=False)
+    assert ras.asked == []
+    watch = watching()
+    watch._compare({}, 61.0, ends=False)
+    assert watch._stall is not None
+    assert watch._stall.told.ranks == (5,)
+    assert caplog.messages[-1] == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
+
+
+# --- notifiers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the user wants it, a stall is one event when it is told first, and one when it is over."""
+    with receiving() as webhook:
+        monkeypatch.setenv("FIRSTFAULT_WEBHOOK", webhook.url)
+        for wanted in ("", "1"):
+            monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", wanted)
+            watch = watching(backend="gloo")
+            watch._went_on[(5,), "loader.py:88 in read_shard"] = 2
+            for began, ended in ((61.0, 130.0), (61.0, 74.0)):  # the second is the fourth at its place: it is not told
+                watch._compare({}, began, ends=False)
+                watch._compare({}, 2 * began, ends=False)
+                watch._goes_on(ended)
+    began, over = (json.loads(request.body) for request in webhook.received)
+    assert (began["type"], began["source"], began["subject"]) == ("firstfault.stall.v1", "/jobs/7", "node-2")
+    assert began["data"]["first_line"].startswith("no progress for 61 s: 7 of 8 ranks wait in all_reduce #41")
+    assert (began["data"]["rank"], began["data"]["lost_seconds"]) == (5, None)
+    assert over["data"]["first_line"] == "progress again after 130 s: rank 5 at loader.py:88 in read_shard"
+    assert began["id"] != over["id"]
+
+
+def test_a_notifier_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The watch waits for it no longer than for a verdict's; one that wants no stalls is not called."""
+    monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", "1")
+    monkeypatch.setattr(verdict.budgets, "NOTIFIERS_S", 0.5)
+    goes_on = threading.Event()
+    hangs, called = SimpleNamespace(on_stall=lambda _: goes_on.wait(60)), list[object]()
+    points = [SimpleNamespace(name=name, load=lambda it=it: it) for name, it in (("a", hangs), ("b", called.append))]
+    monkeypatch.setattr(verdict, "entry_points", lambda **_: points)
+    began = time.monotonic()
+    watching(backend="gloo")._compare({}, 61.0, ends=False)
+    assert time.monotonic() - began < 5
+    assert "the notifier a has not ended within 0.5 s" in caplog.text
+    assert not called
+    goes_on.set()
