@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from firstfault import model
 from firstfault.credentials import redact
 from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stderr import last_printed
@@ -17,18 +18,6 @@ from firstfault.job_logs.launchers import About
 from firstfault.job_logs.lines import TRACEBACK
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
 from firstfault.job_logs.words import HANDLED, Words, last_words, uncaught
-from firstfault.model import (
-    TIME_LIMIT,
-    DocumentRef,
-    Kind,
-    Origin,
-    Place,
-    Resources,
-    SentSignal,
-    Subject,
-    WorkerError,
-    Writer,
-)
 from firstfault.model.failure import CTRL_C, DIED, OF_LOGS
 from firstfault.text import clean, clean_end
 
@@ -89,9 +78,9 @@ class Documents:
         self.processes = Processes(attempt)
         self.notes: list[str] = []
         """What could not be read."""
-        self._agents: list[WorkerError] = []
+        self._agents: list[model.WorkerError] = []
 
-    def all(self) -> list[WorkerError]:
+    def all(self) -> list[model.WorkerError]:
         """Return one for each process, node and launcher that failed or was ended; none if nothing failed."""
         processes = self.processes
         for process in processes.all:
@@ -305,7 +294,7 @@ class Documents:
 
     # --- launchers and nodes ------------------------------------------------------------------------------------------
 
-    def _of_launchers(self) -> Iterator[WorkerError]:
+    def _of_launchers(self) -> Iterator[model.WorkerError]:
         """Yield a document for each node that is gone, or whose launcher was told to end."""
         done: set[str] = set()
         # a time limit is the reason of the signals that it sends
@@ -320,41 +309,43 @@ class Documents:
                 category = "interrupted" if is_interrupted else "preemption"
                 category = "node_lost" if "node failure" in item.reason else category
                 code = CTRL_C if "^C" in item.text else f"SYSTEM:{item.signal or 'Terminated'}"
-                code = TIME_LIMIT if is_limit else code
+                code = model.TIME_LIMIT if is_limit else code
             else:
                 continue
             yield self._agent(name, (file, item.number, item.number), category, code, item.text)
 
-    def _agent(self, node: str, lines: tuple[str, int, int], category: str, code: str, message: str) -> WorkerError:
-        return WorkerError(
+    def _agent(
+        self, node: str, lines: tuple[str, int, int], category: str, code: str, message: str
+    ) -> model.WorkerError:
+        return model.WorkerError(
             code,
             clean(message, MAX_TEXT),
-            Kind.NON_RECOVERABLE,
-            Origin.SYSTEM,
+            model.Kind.NON_RECOVERABLE,
+            model.Origin.SYSTEM,
             worker=node,
-            place=Place(round=self.round, node=node, engine=OF_LOGS),
-            writer=Writer.AGENT,
-            subject=Subject.AGENT,
+            place=model.Place(round=self.round, node=node, engine=OF_LOGS),
+            writer=model.Writer.AGENT,
+            subject=model.Subject.AGENT,
             category=category,
             documents=tuple(_references({lines})),
         )
 
     # --- documents ----------------------------------------------------------------------------------------------------
 
-    def _document(self, process: Process) -> WorkerError:
+    def _document(self, process: Process) -> model.WorkerError:
         raised, message = process.raised, self._message_of(process)
         what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
         what = short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
         stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != _SILENT else "not told"
-        return WorkerError(
+        return model.WorkerError(
             DIED if message and message == process.said else f"USER:{what}",
             clean(process.raised_text or message, MAX_TEXT),
-            Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE,
-            Origin.USER if raised is not None else Origin.UNKNOWN,
+            model.Kind.RECOVERABLE if is_recoverable else model.Kind.NON_RECOVERABLE,
+            model.Origin.USER if raised is not None else model.Origin.UNKNOWN,
             timestamp_ns=process.time_ns,
             worker=process.node,
-            place=Place(
+            place=model.Place(
                 round=self.round,
                 rank=process.rank,
                 local_rank=process.local_rank,
@@ -364,21 +355,21 @@ class Documents:
                 pid=process.pid or 0,
                 engine=OF_LOGS,
             ),
-            writer=Writer.WORKER if raised is not None or message or process.tells else Writer.AGENT,
+            writer=model.Writer.WORKER if raised is not None or message or process.tells else model.Writer.AGENT,
             exception=raised,
             exit_code=process.exit_code,
             signal=process.signal if raised is None else "",
-            sent_signals=(SentSignal(sent, process.stopped),) if stopped else (),
+            sent_signals=(model.SentSignal(sent, process.stopped),) if stopped else (),
             log_tail=clean_end(process.text, _LOG_BYTES),
-            resources=Resources(oom_kill=1) if process.is_oom else Resources(),
+            resources=model.Resources(oom_kill=1) if process.is_oom else model.Resources(),
             documents=tuple(_references(process.lines)),
         )
 
 
-def _references(lines: Iterable[tuple[str, int, int]]) -> Iterator[DocumentRef]:
+def _references(lines: Iterable[tuple[str, int, int]]) -> Iterator[model.DocumentRef]:
     """Yield a reference for each place in a file: "slurm-4711.out:3-9"."""
     for file, first, last in sorted(lines):
-        yield DocumentRef(f"{file}:{first}" + (f"-{last}" if last > first else ""), file)
+        yield model.DocumentRef(f"{file}:{first}" + (f"-{last}" if last > first else ""), file)
 
 
 def _raised_in(stream: Stream) -> Iterator[_Raised]:

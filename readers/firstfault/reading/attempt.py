@@ -19,32 +19,9 @@ from firstfault.logs import logger_of
 from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch
+from firstfault.reading import listing as listings
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
 from firstfault.reading.beside import joined
-from firstfault.reading.listing import (
-    MORE,
-    OF_EACH_FAULT,
-    OF_HISTORY,
-    SMALL,
-    STEPS,
-    Listing,
-    Named,
-    Wish,
-    agrees,
-    begin,
-    by_fault,
-    by_time,
-    first_documents,
-    incarnations_of_round,
-    list_everything,
-    newest_incarnations,
-    of_processes,
-    of_round,
-    roster_entries_to_open,
-    some_of_each_fault,
-    unconfirmed,
-    unopened_by_fault,
-)
 from firstfault.store import ObjectInfo, ReadableStore
 from firstfault.sync import attempted, each, gathered
 
@@ -76,7 +53,7 @@ class Request:
     """What is wanted of an attempt."""
 
     layout: Layout
-    wish_of: Callable[[Sequence[Seal]], Wish]
+    wish_of: Callable[[Sequence[Seal]], listings.Wish]
     """What the strategy wants to read, given the sealed verdicts."""
     patience: Patience = Patience()
     fresh: bool = False
@@ -116,8 +93,8 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
         began = time.monotonic()
         job = None
         try:
-            begun = await begin(store, request.layout) if store.pages_in_order else None
-            listing = await list_everything(store, request.layout, begun)
+            begun = await listings.begin(store, request.layout) if store.pages_in_order else None
+            listing = await listings.list_everything(store, request.layout, begun)
             if (new_mark := listing.mark()) != mark:
                 job = await _Look(*await fetch.with_copies(store, listing), request, known).read()
                 mark = new_mark
@@ -152,11 +129,11 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
         if found is not None:
             return request.job_of(found)
     elif store.pages_in_order:
-        begun = await begin(store, layout)
+        begun = await listings.begin(store, layout)
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
         copies = await fetch.copies_of(store, begun)
-    listing = await list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
+    listing = await listings.list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
     return await _Look(*await fetch.with_copies(store, listing, copies), request, dict(known or {})).read()
 
 
@@ -214,7 +191,7 @@ async def _gave_up(seconds: float, give_up: threading.Event | None) -> bool:
 # --- the first failure alone ----------------------------------------------------------------------------------------
 
 
-async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, Listing]:
+async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, listings.Listing]:
     """Return the earliest failure of the last round, from the first page of names, and the listing.
 
     The findings are None if more must be read: the attempt is small or has other files, or the first document cannot be
@@ -230,9 +207,9 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
         return await (task if task is not None else fetch.read_listed(store, item))
 
     try:
-        listing = await begin(store, layout, start, SMALL)
-        newest = newest_incarnations(listing)
-        first = first_documents(listing, newest) if listing.in_order else []
+        listing = await listings.begin(store, layout, start, listings.SMALL)
+        newest = listings.newest_incarnations(listing)
+        first = listings.first_documents(listing, newest) if listing.in_order else []
         if not first or listing.of_nodes:
             return None, listing
         found = await each(read, [*map(listing.item, first), *listing.stock])
@@ -240,15 +217,15 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
         await asyncio.gather(*early.values(), return_exceptions=True)
     opened = dict(zip(first, found, strict=False))
     for document, read_of_it in opened.items():
-        if not isinstance(read_of_it, WorkerError) or not agrees(document.key, read_of_it):
+        if not isinstance(read_of_it, WorkerError) or not listings.agrees(document.key, read_of_it):
             return None, listing
         if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
     more = " at least" if listing.rest is not None else ""
     count = len(listing.documents)
     said = f"only the first page of names was read ({count} documents{more}), and {len(first)} were opened"
-    current = of_round(listing.documents, listing.last_round(), newest or {})
-    return fetch.sorted_out(found, notes=(said,), unopened=unopened_by_fault(current, opened)), listing
+    current = listings.of_round(listing.documents, listing.last_round(), newest or {})
+    return fetch.sorted_out(found, notes=(said,), unopened=listings.unopened_by_fault(current, opened)), listing
 
 
 # --- all documents, or several of each fault ------------------------------------------------------------------------
@@ -258,7 +235,7 @@ class _Look:
     """Reads the documents of a listing."""
 
     def __init__(
-        self, store: ReadableStore, listing: Listing, request: Request, roster: dict[str, NodePresence]
+        self, store: ReadableStore, listing: listings.Listing, request: Request, roster: dict[str, NodePresence]
     ) -> None:
         self._store = store
         self._request = request
@@ -266,22 +243,22 @@ class _Look:
         self._roster = roster
         self._bad_roster: list[Unreadable] = []
         self._room = fetch.Room()
-        self._opened: dict[Named, WorkerError | Seal | Unreadable] = {}
+        self._opened: dict[listings.Named, WorkerError | Seal | Unreadable] = {}
         self._judged: tuple[int, JobErrors] | None = None
         """What was assembled last, with the number of documents that were open then."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._restarts: tuple[RestartRecord, ...] = ()
-        self._current: list[Named] = []
+        self._current: list[listings.Named] = []
         """Documents of the judged round, by time."""
-        self._listed: dict[str, Named] = {}
+        self._listed: dict[str, listings.Named] = {}
         """Documents that a receipt names, by this name."""
-        self._history: list[Named] = []
+        self._history: list[listings.Named] = []
         """Documents of earlier rounds and incarnations, by time."""
 
     async def read(self) -> JobErrors:
         """Return what was read. Entries that are read are added to the roster that was given."""
         documents = self._listing.documents
-        is_small = len(documents) <= SMALL
+        is_small = len(documents) <= listings.SMALL
         await gathered(
             self._read_roster(), self._read_rest(), self._read_restarts(), self._open(documents if is_small else ())
         )
@@ -300,73 +277,75 @@ class _Look:
 
     async def _read_roster(self) -> None:
         items = [item for item in self._listing.roster if item.base not in self._roster]
-        if len(items) > SMALL:
-            items = roster_entries_to_open(items)
+        if len(items) > listings.SMALL:
+            items = listings.roster_entries_to_open(items)
         read, self._bad_roster = await fetch.read_roster(self._store, items, self._room)
         self._roster.update(read)
 
-    async def _open(self, documents: Iterable[Named]) -> None:
+    async def _open(self, documents: Iterable[listings.Named]) -> None:
         new = [document for document in documents if document not in self._opened]
         self._opened.update(zip(new, await each(self._read, map(self._listing.item, new)), strict=True))
 
     async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
         return await fetch.read_listed(self._store, item, self._room)
 
-    async def _read_groups(self, wish: Wish) -> bool:
+    async def _read_groups(self, wish: listings.Wish) -> bool:
         """Open some documents of each fault, then those of named ranks; return whether all names were right."""
         documents = self._listing.documents
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
         round_ = judged_round({key.round for key in keys}, {item.key.round for item in documents}, self._restarts)
-        newest = incarnations_of_round(keys, round_)
+        newest = listings.incarnations_of_round(keys, round_)
         gone = {
             receipt.name
             for entry in self._roster.values()
             for receipt in entry.receipts
             if receipt.withdrawn and (key := ErrorKey.parse(receipt.name)) and is_of_entry(key, entry.place)
         }
-        current = of_round(documents, round_, newest)
+        current = listings.of_round(documents, round_, newest)
         self._current = [document for document in current if not gone or str(document.key) not in gone]
-        self._history = by_time(set(documents).difference(current))
-        groups = by_fault(self._current)
+        self._history = listings.by_time(set(documents).difference(current))
+        groups = listings.by_fault(self._current)
         # a name without a fingerprint does not tell the fault
         wanted = [*groups.pop("", ()), *self._of_finished(keys)]
-        wanted += some_of_each_fault(groups)
+        wanted += listings.some_of_each_fault(groups)
         if keys:
-            wanted += unconfirmed(self._current, max(key.round for key in keys), newest)[:MORE]
-        await self._open(self._history[:OF_HISTORY])
-        for _ in range(STEPS):
-            wanted = [item for item in {*wanted, *of_processes(wanted, self._current)} if item not in self._opened]
+            wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[: listings.MORE]
+        await self._open(self._history[: listings.OF_HISTORY])
+        for _ in range(listings.STEPS):
+            wanted = [
+                item for item in {*wanted, *listings.of_processes(wanted, self._current)} if item not in self._opened
+            ]
             if not wanted:
                 return True
-            await self._open(by_time(wanted))
+            await self._open(listings.by_time(wanted))
             read = [(document, found) for document, found in self._opened.items() if isinstance(found, WorkerError)]
-            if not all(agrees(document.key, found) for document, found in read):
+            if not all(listings.agrees(document.key, found) for document, found in read):
                 return False
             named, why = await attempted(self._named(wish))
             if named is None:  # a user's strategy that fails must not end the reading
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
             left = [document for document in self._current if document not in self._opened]
             of_named = [document for document in left if document.key.rank in (named or ())]
-            wanted = [*of_named[:MORE], *self._unclear(groups)]
+            wanted = [*of_named[: listings.MORE], *self._unclear(groups)]
         return True
 
-    async def _named(self, wish: Wish) -> set[int]:
+    async def _named(self, wish: listings.Wish) -> set[int]:
         """Return the ranks that the strategy wants to read about."""
         return set(wish.named(self._job())) if wish.named is not None else set()
 
-    def _of_finished(self, keys: Iterable[RosterKey]) -> list[Named]:
+    def _of_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is Phase.SUCCEEDED}
-        return [document for document in self._current if document.key.group_rank in finished][:MORE]
+        return [document for document in self._current if document.key.group_rank in finished][: listings.MORE]
 
-    def _unclear(self, groups: Mapping[str, Sequence[Named]]) -> list[Named]:
+    def _unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:
         """Return more of the faults of which no opened document is readable, or only some processes were stopped."""
         found = []
         for documents in groups.values():
             read = [self._opened[document] for document in documents if document in self._opened]
             failures = [item for item in read if isinstance(item, WorkerError)]
             if read and len({bool(item.sent_signals) for item in failures}) != 1:
-                found += [document for document in documents if document not in self._opened][:OF_EACH_FAULT]
+                found += [document for document in documents if document not in self._opened][: listings.OF_EACH_FAULT]
         return found
 
     def _job(self) -> JobErrors:
@@ -380,7 +359,7 @@ class _Look:
         found = fetch.sorted_out(
             [*self._opened.values(), *self._rest],
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
-            unopened=unopened_by_fault(self._current, self._opened),
+            unopened=listings.unopened_by_fault(self._current, self._opened),
         )
         return replace(
             found,
