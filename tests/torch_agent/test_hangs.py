@@ -26,6 +26,7 @@ from firstfault_torch.hang import StallWatch
 from firstfault_torch.hang.looks import Standstill, told_by_kernel, usage
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.options import parse_hang
+from tests.http_receiver import receiving
 from tests.nodes import Job
 from tests.plugin.running import DEADLINE_S
 from tests.torch_agent.trainings import stalling
@@ -34,10 +35,14 @@ from tests.waiting import until
 SECONDS = 3.0
 
 
-def test_a_stall_is_told_kept_and_not_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All nodes tell the rank, its line and why it is not ended, and when it goes on; the record tells how long."""
+def test_a_stall_is_told_kept_and_not_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes tell the rank, its line, why it is not ended, and when it goes on; one keeps a record, and notifies."""
     options = Options(hang=Hang(warn_seconds=SECONDS, end_seconds=SECONDS))
-    with Job(tmp_path, stalling, ("paused",), options=options) as job:
+    monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", "1")
+    with receiving() as webhook, Job(tmp_path, stalling, ("paused",), options=options) as job:
+        monkeypatch.setenv("FIRSTFAULT_WEBHOOK", webhook.url)
         job.start(2)
         logs = partial(tmp_path.glob, "*.err.log")
         until(lambda: ["read_shard" in log.read_text() for log in logs()] == [True, True], seconds=DEADLINE_S)
@@ -47,6 +52,9 @@ def test_a_stall_is_told_kept_and_not_ended(tmp_path: Path, capsys: pytest.Captu
         job.go(0)
         ended = job.end()
     assert ended.codes == [0, 0]
+    events = [json.loads(request.body)["data"] for request in webhook.received]
+    told = [event["first_line"][:14] for event in events if "in read_shard" in event["headline"]]
+    assert told == ["no progress fo", "progress again"]
     for log in logs():
         text = log.read_text()
         assert ": 1 of 2 ranks wait in all_reduce #41 (default_pg); rank 1 (node-" in text, text

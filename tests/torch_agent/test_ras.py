@@ -130,7 +130,7 @@ SILENT = (_missing(17, unresponsive=True),)
 def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
     """Its findings are one line, each process once; JSON of the versions that have it, else their text."""
     ras.answer, ras.knows_json = answer, answer != TEXT
-    told = with_ras(lambda: Told(("no progress",), (3,)))
+    told = with_ras(lambda: Told(("no progress",), (3,)), {1, 4000})
     assert (told.lines[0], told.ranks) == ("no progress", (3,))
     assert told.lines[1].startswith(line)
     assert ras.asked == ["", "CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
@@ -153,6 +153,7 @@ def _drips(request: Any) -> None:
         b"not RAS\n\n\n\n\n",
         b"{" + b'"communicators":[' * 100_000,
         _document({"size": 2, "ranks": 7, "missing_ranks": None}),
+        _document({"size": 1, "ranks": [_rank(1)], "missing_ranks": []}),  # of another job
         _drips,
         lambda request: request.sendall(b"x" * (17 << 20)),
         _is_silent,
@@ -162,11 +163,11 @@ def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
     """Nothing is told, and the agent waits no longer than its limit; a process that is silent is asked again."""
     ras.answer = answer
     began = time.monotonic()
-    assert with_ras(lambda: Told(("no progress",))).lines == ("no progress",)
+    assert with_ras(lambda: Told(("no progress",)), {4000}).lines == ("no progress",)
     assert time.monotonic() - began < 4
     assert len(ras.asked) > 2 or answer is not _is_silent
     ras.asked.clear()
-    assert with_ras(lambda: Told(())).lines == ()
+    assert with_ras(lambda: Told(()), {4000}).lines == ()
     assert not ras.asked, "nothing is told of the stall"
 
 
@@ -176,7 +177,7 @@ def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> 
     watching(backend="gloo")._compare({}, 61.0, ends=False)
     assert ras.asked == []
     watch = watching()
-    watch._compare({}, 61.0, ends=False)
+    watch._compare({0: 4000}, 61.0, ends=False)
     assert watch._stall is not None
     assert watch._stall.told.ranks == (5,)
     assert caplog.messages[-1] == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"

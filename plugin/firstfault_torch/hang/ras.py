@@ -11,9 +11,10 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.text import one_line
@@ -35,14 +36,14 @@ _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 """NCCL 2.28.7 and 2.28.9 write this between missing ranks."""
 
 
-def with_ras(conclude: Callable[..., Told], *args: Any, **more: Any) -> Told:
-    """Return what is told of a stall, with a line of RAS if it answers within `RAS_S`."""
-    told, deadline = conclude(*args, **more), time.monotonic() + RAS_S
-    line = bounded(lambda: caught(lambda: _asked(deadline), Exception)[0], RAS_S, "asking NCCL") if told.lines else ""
+def with_ras(conclude: Callable[..., Told], pids: Collection[int], *args: Any, **more: Any) -> Told:
+    """Return what is told of a stall, with a line of RAS if within `RAS_S` one answers that knows one of these pids."""
+    told, ask = conclude(*args, **more), partial(_asked, time.monotonic() + RAS_S, pids)
+    line = bounded(lambda: caught(ask, Exception)[0], RAS_S, "asking NCCL") if told.lines else ""
     return replace(told, lines=(*told.lines, line)) if line else told
 
 
-def _asked(deadline: float) -> str:
+def _asked(deadline: float, pids: Collection[int]) -> str:
     host, _, port = os.environ.get("NCCL_RAS_ADDR", "localhost:28028").rpartition(":")
     while (left := deadline - time.monotonic()) > 0:
         # the processes of a node share the port, and one of them may be stopped: then the next one is asked
@@ -53,14 +54,17 @@ def _asked(deadline: float) -> str:
                 found += part
                 left = deadline - time.monotonic()
                 server.settimeout(max(left, RAS_FIRST_S))
-            return _told(found.decode(errors="replace"))
+            return _told(found.decode(errors="replace"), pids)
     return ""
 
 
-def _told(answer: str) -> str:
+def _told(answer: str, pids: Collection[int]) -> str:
     body = answer.split("\n", 3)[3]
     if body.startswith("{"):
-        found = list(_findings(json.loads(_NO_COMMA.sub(r"\1,\2", body))["communicators"]))
+        groups = json.loads(_NO_COMMA.sub(r"\1,\2", body))["communicators"]
+        if not any(rank["pid"] in pids for group in groups for rank in group["ranks"] + group["missing_ranks"]):
+            return ""  # jobs may share a node and the port
+        found = list(_findings(groups))
     else:
         errors, warnings = body.split("\nErrors\n")[1].split("\nWarnings\n")
         lines = (line.strip(" =") for line in f"{errors}\n{warnings}".splitlines())

@@ -172,7 +172,7 @@ class StallWatch:
         conclude = partial(told_of, seconds=now - began, ends=ends, spares=spares, own=group_rank)
         groups = (progress for failure, _ in seen for progress in failure.collectives)
         if any(entry.operation.startswith("nccl") for progress in groups for entry in progress.last):
-            conclude = partial(with_ras, conclude)
+            conclude = partial(with_ras, conclude, alive.values())
         stall = self._settled(files, conclude) if self._node.peers is not None else None
         if self._node.peers is None:
             stall = _Stall(conclude(files), self._went_on.total(), began, is_mine=True)
