@@ -1,16 +1,20 @@
-"""Runs trainings that stall again and again, and scores what the agents say of each: ``lab.py [NODES] [KINDS] [end]``.
+"""Runs trainings that stall again and again, and scores what the agents say of each: ``lab.py [NODES] [KINDS] [MODE]``.
 
-With ``end`` each kind is a training of its own, which is ended 5 s after its stall, and its last lines are printed.
+With ``beside`` each kind is a training of its own, with torchrun alone and with firstfault's end; its last lines are
+printed. Collectives time out after 60 s. ``lab.py healthy`` runs trainings that do not stall, and counts what is told.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from tests.generated.program import plan_of, source_of
 from tests.stalls import program
 
+_ROOT = Path(__file__).parents[2]
 WARN_S = 3.0
 STALL_S = 7.0
+_FRAMEWORKS = ("lightning", "transformers", "accelerate", "fsdp", "tensor_parallel", "ddp", "compiled", "checkpoint")
 _SAID = re.compile(r"firstfault: no progress for (\d+) s: (.*)")
 _RANK = re.compile(r"firstfault: +rank (\d+): (.*)")
 
@@ -47,8 +54,8 @@ def scored(log: str) -> list[Scored]:
     """Return what the first warning of each stall says."""
     found = []
     for part in log.split(program.MARK)[1:]:
-        number, kind, listed = part.split("\n", 1)[0].split(maxsplit=2)
-        want = [int(rank) for rank in listed.strip("[]").split(",")]
+        number, kind, _, listed = part.split("\n", 1)[0].split(maxsplit=3)
+        want = json.loads(listed)
         lines = part.splitlines()
         first = next((index for index, line in enumerate(lines) if _SAID.search(line)), None)
         seconds = float(_SAID.search(lines[first])[1]) if first is not None else 0.0
@@ -58,7 +65,8 @@ def scored(log: str) -> list[Scored]:
                 break
             told.append(rank)
         where = re.compile(program.AT.get(kind, kind if kind in program.ALONE else "asleep|late"))
-        is_line = bool(told) and all(where.search(rank[2]) for rank in told)
+        texts = [rank[2] for rank in told] or lines[first:][:1] if first is not None else []
+        is_line = bool(texts) != (kind in program.HEALTHY) and all(map(where.search, texts))
         text = " | ".join([lines[first], *(rank[0] for rank in told)]) if first is not None else "no warning"
         found.append(
             Scored(f"{number} {kind}", want, sorted(int(rank[1]) for rank in told), seconds - WARN_S, is_line, text)
@@ -66,42 +74,81 @@ def scored(log: str) -> list[Scored]:
     return found
 
 
-def run(nodes: int, kinds: list[str], *more: str, stall_s: float = STALL_S) -> list[str]:
-    """Return what each node of a job printed."""
+def run(nodes: int, program: Sequence[str], *options: str, python: str = sys.executable) -> list[str]:
+    """Return what each node of a job printed to stderr; without options the job is one of torchrun alone."""
     port = get_free_port()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for node in range(nodes):
-            command = [sys.executable, "-m", "firstfault", "torchrun", f"--ff-hang=warn:{WARN_S:g}", *more]
-            command += [f"--ff-folder={folder}/runs", f"--ff-node=node-{node}", "--ff-job=stalls", f"--nnodes={nodes}"]
-            command += ["--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
-            command += [program.__file__, ",".join(kinds), str(stall_s)]
+            own = [*options, f"--ff-folder={folder}/runs", f"--ff-node=node-{node}", "--ff-job=stalls"]
+            command = [python, "-m", *(["firstfault", "torchrun", *own] if options else ["torch.distributed.run"])]
+            command += [f"--nnodes={nodes}", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+            command += [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf=is_host={node == 0:d}", *program]
             with Path(folder, f"{node}.log").open("wb") as stderr:
-                processes.append(subprocess.Popen(command, stderr=stderr, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+                marks = {"MARKS": folder}  # where programs of the frameworks write
+                processes.append(subprocess.Popen(command, stderr=stderr, env=environment | marks))
             time.sleep(0.5)
         for process in processes:
             process.wait()
         return [Path(folder, f"{node}.log").read_text(errors="replace") for node in range(nodes)]
 
 
+def beside(kind: str) -> None:
+    """Print how a training ends that a kind of stall stops: with a timeout of 60 s, and with firstfault's end."""
+    for options in ((), ("--ff-hang=warn:10,end:20",)):
+        log = run(2, [program.__file__, kind, "120", "60"], *options)[0]
+        ended = time.time() - float(log.split(program.MARK)[1].split()[2])
+        said = [line for line in log.splitlines() if re.search(r"^firstfault: hang|Error: |^  rank  ", line)]
+        print(f"{kind} {program.culprits(kind, 0, 4)} {' '.join(options) or 'alone'}: {ended:.0f} s")
+        print(*(f"    {line[:200]}" for line in said[-3:]), sep="\n", flush=True)
+
+
+def healthy() -> None:
+    """Print how often something is told of trainings without a stall: generated ones, and those of frameworks."""
+    others = _ROOT / "build/frameworks-venv/bin/python"
+    plans = [plan_of(number) for number in range(200)]
+    sources = {f"seed {plan.seed}": source_of(plan, 60) for plan in plans if not plan.fault}
+    sources = {name: source.replace("STEPS = 8", "STEPS = 500") for name, source in sources.items()}
+    for name in _FRAMEWORKS if others.exists() else ():
+        sources[name] = f"import sys; sys.path.insert(0, '{_ROOT}/tests/frameworks'); import failing; "
+        sources[name] += f"failing.STEPS = 200; from training import run; run('{name}', 'none', 0)"
+    for name, source in sources.items():
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+            file.write(source)
+            file.flush()
+            began = time.monotonic()
+            python = str(others) if name in _FRAMEWORKS else sys.executable
+            log = run(2, [file.name], f"--ff-hang=warn:{WARN_S:g}", python=python)[0]
+            said = [line for line in log.splitlines() if line.startswith("firstfault: ")]
+            print(f"{name}: {time.monotonic() - began:.0f} s, {len(_SAID.findall(log))} warnings", *said, sep="\n    ")
+
+
 def main() -> int:
     """Run the stalls, and print a line each."""
-    sizes = [int(sys.argv[1])] if len(sys.argv) > 1 else [2, 4]
-    kinds = sys.argv[2].split(",") if len(sys.argv) > 2 else [*program.ALONE, *program.TOGETHER]
-    wrong = 0
-    if sys.argv[3:] == ["end"]:
-        for kind in kinds:
-            log = run(sizes[0], [kind], f"--ff-hang=warn:{WARN_S:g},end:5", stall_s=40.0)[0].splitlines()
-            ends = [line for line in log if re.match("firstfault: (hang|undetermined|not ended)", line)]
-            print(kind, program.culprits(kind, 0, 2 * sizes[0]), *ends[-1:])
+    mode = sys.argv[-1] if sys.argv[-1] in {"beside", "healthy"} else ""
+    if mode == "healthy":
+        healthy()
         return 0
-    for nodes in sizes:
-        told = [scored(log) for log in run(nodes, kinds)]
-        for each in told[0]:
-            outcome = "right" if each.is_right else "WRONG"
-            print(f"{outcome} {each.late:5.1f} s {each.kind:16} {each.want} {each.text[:300]}")
-        right = sum(each.is_right for each in told[0])
-        same = sum(all(others[index].text == each.text for others in told) for index, each in enumerate(told[0]))
+    sizes = [int(sys.argv[1])] if len(sys.argv) > 1 else [2, 4]
+    kinds = sys.argv[2].split(",") if len(sys.argv) > 2 else list(itertools.chain(*program.TRAININGS))
+    wrong = 0
+    for kind in kinds if mode else ():
+        beside(kind)
+    for nodes in sizes if not mode else ():
+        right = same = 0
+        for training in program.TRAININGS:
+            chosen = [kind for kind in training if kind in kinds]
+            given = [program.__file__, ",".join(chosen), str(STALL_S)]
+            logs = run(nodes, given, f"--ff-hang=warn:{WARN_S:g}") if chosen else [""]
+            told, *others = map(scored, logs)
+            for index, each in enumerate(told):
+                outcome = "right" if each.is_right else "WRONG"
+                print(f"{outcome} {each.late:5.1f} s {each.kind:16} {each.want} {each.text[:300]}", flush=True)
+                same += all(index < len(other) and other[index].text == each.text for other in others)
+            right += sum(each.is_right for each in told)
+            if len(told) < len(chosen):
+                print(f"the training ended early: {logs[0][-1000:]}")
         print(f"{nodes} nodes: {right} of {len(kinds)} right; {same} told alike by all nodes")
         wrong += len(kinds) - right
     return int(wrong > 0)

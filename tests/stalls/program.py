@@ -1,15 +1,16 @@
-"""A training in which one stall follows another: ``program.py KINDS SECONDS``. Each ends by itself after so long.
+"""A training in which one stall follows another: ``program.py KINDS SECONDS [TIMEOUT]``.
 
-Before each stall all ranks make progress for a while and print its number. The ranks that stall are those of `TRUTH`.
+Each ends by itself after so long. Before each, all ranks make progress for a while and print its number; the ranks to
+be told are `culprits`. Those of `ENDLESS` end by the collective's timeout, and so the training does.
 """
 
 import asyncio
 import contextlib
 import ctypes
-import fcntl
-import http.server
+import multiprocessing as mp
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -18,19 +19,25 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 from firstfault_torch import watchdog
 
 MARK = "stall number"
-STEPS = 140
+STEPS = 60
 STEP_S = 0.05
 SECONDS = 8.0
+FORK = mp.get_context("fork")
+
+# --- what one rank does while the others go on; a line names its kind, or a function that `AT` has -------------------
 
 
 def asleep() -> None:
@@ -39,55 +46,61 @@ def asleep() -> None:
 
 
 def late() -> None:
-    """Come late to a collective: at another line, because a stall that comes again and again is told less."""
+    """Come late to a collective: at another line than `asleep`."""
     time.sleep(SECONDS)
 
 
-def deep() -> None:
-    """Stall below a recursion and a generator."""
+def after(command: str) -> subprocess.Popen[bytes]:
+    """Run a command of the shell once the stall has lasted long enough."""
+    return subprocess.Popen(["sh", "-c", f"sleep {SECONDS}; {command}"])
 
-    def rows(depth: int) -> Iterator[int]:
-        if depth:
-            yield from rows(depth - 1)
-        asleep()
-        yield depth
 
-    list(rows(5))
+def die(*_: object) -> None:
+    """End this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop() -> None:
+    """Be stopped, as by a person or a paused container."""
+    after(f"kill -CONT {os.getpid()}")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def unopened() -> str:
+    """Return the path of a FIFO that another process opens late."""
+    folder = tempfile.mkdtemp()
+    os.mkfifo(f"{folder}/fifo")
+    after(f": > {folder}/fifo; rm -r {folder}")
+    return f"{folder}/fifo"
+
+
+def joined(target: Callable[[], object]) -> None:
+    """Wait for a thread."""
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+
+
+def forked(target: Callable[[], object]) -> mp.process.BaseProcess:
+    """Start a process; it is killed late, if it lives."""
+    process = FORK.Process(target=target)
+    process.start()
+    after(f"kill -9 {process.pid}")
+    return process
 
 
 def locked() -> None:
     """Wait for a lock that another thread holds."""
     lock = threading.Lock()
     lock.acquire()
-    threading.Timer(SECONDS, lock.release).start()
-    lock.acquire()
+    lock.acquire(timeout=SECONDS)
 
 
-def lost_thread() -> None:
-    """Wait for the item of a thread that has ended."""
-    items: queue.Queue[int] = queue.Queue()
-    with contextlib.suppress(queue.Empty):
-        items.get(timeout=SECONDS)
-
-
-def holds_gil() -> None:
-    """Make one C call that holds Python's lock, and continues after a signal."""
+def reads(library: Any) -> None:
+    """Make one call of C, which continues after a signal."""
     reader, writer = os.pipe()
     subprocess.Popen(["sh", "-c", f"sleep {SECONDS}; echo > /proc/self/fd/{writer}"], pass_fds=[writer])
-    ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
-
-
-def c_call() -> None:
-    """Make one C call that releases Python's lock."""
-    reader, writer = os.pipe()
-    threading.Timer(SECONDS, os.write, (writer, b"x")).start()
-    ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
-
-
-def stopped() -> None:
-    """Be stopped, as by a person, a debugger or a paused container."""
-    subprocess.Popen(["sh", "-c", f"sleep {SECONDS}; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
+    library.read(reader, ctypes.create_string_buffer(1), 1)
 
 
 def computes() -> None:
@@ -99,80 +112,28 @@ def computes() -> None:
 
 def saves() -> None:
     """Write a checkpoint to a slow disk."""
-    with tempfile.TemporaryFile() as file:
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            file.seek(0)
-            torch.save(torch.zeros(1000), file)
-            os.fsync(file.fileno())
-            time.sleep(0.2)
-
-
-def file_lock() -> None:
-    """Wait for another process's lock on a file."""
-    with tempfile.NamedTemporaryFile() as file:
-        holder = subprocess.Popen(["flock", file.name, "sleep", str(SECONDS)])
-        time.sleep(0.3)
-        with Path(file.name).open("rb") as mine:
-            fcntl.flock(mine, fcntl.LOCK_EX)
-        holder.wait()
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        torch.save(torch.zeros(1000), os.devnull)
+        time.sleep(0.2)
 
 
 def web() -> None:
     """Ask a server that accepts and does not answer."""
-    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.suppress(OSError, http.client.HTTPException):
+    with socket.create_server(("127.0.0.1", 0)) as server:
         urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=SECONDS)
 
 
-def named_pipe() -> None:
-    """Open a FIFO that no process writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "fifo")
-        os.mkfifo(path)
-        threading.Timer(SECONDS, lambda: path.open("wb").close()).start()
-        path.open("rb").close()
-
-
-def child() -> None:
-    """Wait for a program that prepares data."""
-    subprocess.run(["sleep", str(SECONDS)], check=True)
-
-
-def event_loop() -> None:
-    """Wait in asyncio's loop."""
-    asyncio.run(asyncio.sleep(SECONDS))
-
-
-def store_key() -> None:
-    """Wait for a key that no rank sets."""
-    store = dist.distributed_c10d._get_default_store()
-    with contextlib.suppress(dist.DistError):
-        store.wait(["missing"], timedelta(seconds=SECONDS))
-
-
-class Slow(torch.utils.data.Dataset[int]):
-    """A data set whose last item takes long."""
-
-    def __len__(self) -> int:
-        """Return 2."""
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        """Return an item."""
-        time.sleep(SECONDS * index)
-        return index
-
-
-def loader() -> None:
+def loader(function: Callable[[object], object]) -> None:
     """Wait for a process of the data loader."""
-    for _ in torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_context="fork"):
-        pass
+    list(torch.utils.data.DataLoader([0, 1], num_workers=1, multiprocessing_context="fork", collate_fn=function))
 
 
 def hook() -> None:
-    """Stall in a hook of the backward pass."""
-    value = torch.ones(2, requires_grad=True)
-    value.register_hook(lambda _gradient: asleep())
+    """Stall in a hook of the backward pass, in a call of C++."""
+    value, future = torch.ones(2, requires_grad=True), torch.futures.Future[None]()
+    threading.Timer(SECONDS, future.set_result, (None,)).start()
+    value.register_hook(lambda _gradient: future.wait())
     value.sum().backward()
 
 
@@ -182,83 +143,251 @@ def paused() -> None:
         asleep()
 
 
-def thread_pool() -> None:
-    """Wait for a future."""
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - one use
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asleep).result()
+def pool_map() -> None:
+    """Wait for a pool one of whose processes was killed at its task: the pool starts another, the task is lost."""
+    with FORK.Pool(1) as pool:
+        pool.map_async(die, [1]).get(SECONDS)
 
 
-ALONE = {
+def waits_for_holder() -> None:
+    """Wait for a lock of a thread that waits for something else."""
+    lock, taken = threading.Lock(), threading.Event()
+
+    def holder() -> None:
+        with lock, contextlib.suppress(Exception):
+            taken.set()
+            web()
+
+    threading.Thread(target=holder).start()
+    taken.wait()
+    with lock:
+        pass
+
+
+def imports() -> None:
+    """Import a module that another thread is still importing."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "slow_module.py").write_text(f"import time; time.sleep({SECONDS})")
+        sys.path.insert(0, folder)
+        threading.Thread(target=__import__, args=("slow_module",)).start()
+        time.sleep(0.3)
+        __import__("slow_module")
+
+
+def regular_expression() -> None:
+    """Search with an expression that needs exponential time, and holds Python's lock."""
+    signal.signal(signal.SIGALRM, lambda *_: 1 / 0)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def debugger() -> None:
+    """Be held by a debugger (ptrace)."""
+    code = "import ctypes, sys, time; p = ctypes.CDLL(None).ptrace; pid = int(sys.argv[1]); "
+    code += "p(0x4206, pid, 0, 0); p(0x4207, pid, 0, 0); time.sleep(float(sys.argv[2]))"  # PTRACE_SEIZE, INTERRUPT
+    subprocess.run([sys.executable, "-c", code, str(os.getpid()), str(SECONDS)], check=True)
+
+
+ALONE: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
-        asleep, deep, locked, lost_thread, holds_gil, c_call, stopped, computes, saves, file_lock, web, named_pipe,
-        child, event_loop, store_key, loader, hook, paused, thread_pool,
+        asleep, locked, computes, saves, web, hook, paused, pool_map, waits_for_holder, imports,
+        regular_expression, debugger,
     )
+} | {
+    "stopped": stop,
+    "holds_gil": lambda: reads(ctypes.PyDLL(None)),
+    "gil_thread": lambda: joined(ALONE["holds_gil"]),
+    "c_call": lambda: reads(ctypes.CDLL(None)),
+    "named_pipe": lambda: Path(unopened()).read_bytes(),
+    # state D: a new process opens a FIFO (0: POSIX_SPAWN_OPEN) before it runs
+    "in_kernel": lambda: os.posix_spawn("true", ["true"], {}, file_actions=[(0, 0, unopened(), 0, 0)]),
+    "thread_pool": lambda: ThreadPoolExecutor(1).submit(asleep).result(),
+    "finishes": lambda: joined(web),
+    "lost_thread": lambda: queue.Queue().get(timeout=SECONDS),
+    "producer": lambda: (forked(die), FORK.Queue().get(timeout=SECONDS)),
+    "forked_lock": lambda: forked(threading.Event().wait).join(),
+    "child": lambda: subprocess.run(["sleep", str(SECONDS)], check=True),
+    "full_pipe": lambda: subprocess.Popen(["head", "-c", "1000000", "/dev/zero"], stdout=-1).wait(SECONDS),
+    "handler": lambda: (signal.signal(signal.SIGUSR1, lambda *_: asleep()), os.kill(os.getpid(), signal.SIGUSR1)),
+    "event_loop": lambda: asyncio.run(asyncio.sleep(SECONDS)),
+    "store_key": lambda: dist.distributed_c10d._get_default_store().wait(["missing"], timedelta(seconds=SECONDS)),
+    "loader": lambda: loader(lambda items: asleep() if items[0] else None),
+    "frozen_loader": lambda: loader(lambda items: stop() if items[0] else None),
 }  # fmt: skip
-"""What one rank does while the others go on."""
 AT = {
-    "deep": "rows|asleep",
     "paused": "paused|asleep",
     "thread_pool": "thread_pool|asleep",
-    "stopped": "stopped|SIGSTOP",
-    "hook": "hook|asleep|lambda",
-    "holds_gil": "holds_gil",
+    "stopped": "stopped by a signal",
+    **dict.fromkeys(("holds_gil", "gil_thread", "c_call"), "in reads|in joined"),
+    "finishes": "in web",
+    **dict.fromkeys(("loader", "frozen_loader"), "in loader"),
+    "in_kernel": r"blocked in the kernel \(kernel_clone\)",
+    "debugger": "held by a debugger",
+    "handler": "asleep",
+    "two_places": "in web|in locked",
+    "dcp": "in write_data",
+    "ring": "no rank stands out",
+    "frozen_node": "node 1 .*told nothing",
+    **dict.fromkeys(("mismatch", "broadcasts", "branch"), "in stall|in <lambda>"),
 }
-"""Functions of which one is named, where that is not the kind's own."""
-TOGETHER = ("subgroup", "pipeline", "two", "node", "ahead", "gather")
+"""Words of which one is told, where that is not the kind's own name."""
+
+
+class Stall(NamedTuple):
+    """A stall of some ranks, as one rank sees it."""
+
+    ranks: list[int]
+    me: int
+    world: int
+    pair: dist.ProcessGroup | None
+    """The group of this rank and its neighbour: ranks 0 and 1, 2 and 3."""
+    every_other: dist.ProcessGroup | None
+    """The group of this rank and every other one: ranks 0, 2, 4."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether this rank stalls."""
+        return self.me in self.ranks
+
+
+def _subgroup(at: Stall) -> None:
+    if at.me // 2 == at.ranks[0] // 2:
+        asleep() if at.is_one else None
+        dist.all_reduce(torch.ones(8), group=at.pair)
+
+
+def _stages(at: Stall) -> None:
+    """Each stage of a pipeline waits for the one before."""
+    late() if at.is_one else dist.recv(torch.ones(8), (at.me - 1) % at.world)
+    if (at.me + 1) % at.world not in at.ranks:
+        dist.send(torch.ones(8), (at.me + 1) % at.world)
+
+
+def _two_places(at: Stall) -> None:
+    with contextlib.suppress(Exception):
+        if at.is_one:
+            web() if at.me == at.ranks[0] else locked()
+
+
+def _ring(at: Stall) -> None:
+    """Each rank receives before it sends: all wait, and none stands out."""
+    threading.Timer(SECONDS, dist.send, (torch.ones(8), (at.me + 1) % at.world)).start()
+    dist.recv(torch.ones(8), (at.me - 1) % at.world)
+
+
+def _frozen_node(at: Stall) -> None:
+    """The agent of a node and its workers are stopped."""
+    if at.me == 2:
+        agent = os.getppid()
+        children = [path.read_text() for path in Path(f"/proc/{agent}/task").glob("*/children")]
+        everyone = f"{agent} {' '.join(children)}"
+        command = f"kill -STOP {everyone}; sleep {2 * SECONDS}; kill -CONT {everyone}"
+        subprocess.Popen(["sh", "-c", command])
+
+
+def _ddp(at: Stall) -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    model.register_forward_pre_hook(lambda *_: late() if at.is_one else None)
+    model(torch.ones(8)).sum().backward()
+
+
+class SlowWriter(dcp.FileSystemWriter):
+    """A storage of checkpoints that does not answer."""
+
+    def write_data(self, *arguments: Any) -> Any:
+        """Write."""
+        time.sleep(SECONDS)
+        return super().write_data(*arguments)
+
+
+def _dcp(at: Stall) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        writer = (SlowWriter if at.is_one else dcp.FileSystemWriter)(folder)
+        dcp.save({"value": torch.ones(8)}, storage_writer=writer)
+
+
+def _slow_steps(at: Stall) -> None:
+    for _ in range(10):
+        time.sleep(SECONDS / 7 if at.me == 1 else 0)
+        dist.all_reduce(torch.ones(8))
+
+
+TOGETHER = {
+    function.__name__[1:]: function
+    for function in (
+        _subgroup, _stages, _two_places, _ring, _frozen_node, _ddp, _dcp, _slow_steps,
+    )
+}  # fmt: skip
+"""What all ranks do."""
+LATE: dict[str, Callable[[Stall], object]] = {
+    "node": lambda _: None,
+    "gather": lambda at: dist.all_gather([torch.zeros(8) for _ in range(at.world)], torch.ones(8)),
+    "objects": lambda at: dist.all_gather_object([None] * at.world, {}),
+    "rooted": lambda at: dist.broadcast(torch.ones(8), at.ranks[0]),
+    "monitored": lambda _: dist.monitored_barrier(timeout=timedelta(seconds=3 * SECONDS)),
+    "nested": lambda at: [dist.all_reduce(torch.ones(8), group=group) for group in (at.pair, at.every_other)],
+    "slow_first": lambda at: late() if at.me == 1 else None,
+    "late_first": lambda at: late() if at.is_one else None,
+}
+"""What all ranks call after some came late."""
+ENDLESS: dict[str, Callable[[Stall], object]] = {
+    "mismatch": lambda _: dist.barrier(),
+    "broadcasts": lambda _: dist.broadcast(torch.ones(8), 0),
+    "branch": lambda at: dist.barrier(group=at.pair),
+}
+"""Collectives that one rank calls and the others do not: they end only by a timeout."""
+HEALTHY = ("slow_first", "slow_steps")
+"""Stalls too short to be told, if the first steps may take three times as long."""
+APART = {*HEALTHY, "late_first", *ENDLESS}
+TRAININGS = (
+    [kind for kind in (*ALONE, *TOGETHER, *LATE) if kind not in APART],
+    HEALTHY,
+    ["late_first"],
+    *([kind] for kind in ENDLESS),
+)
 
 
 def culprits(kind: str, number: int, world: int) -> list[int]:
-    """Return the ranks of a stall."""
+    """Return the ranks of a stall that are to be told."""
     rank = (number * 3 + 1) % world
-    if kind == "two":
+    if kind == "two_places":
         return sorted({rank, (rank + 2) % world})
     if kind == "node":
         return [2, 3]
+    if kind in {*HEALTHY, "ring", "frozen_node"}:
+        return []
     return [0] if kind in {"saves", "computes"} else [rank]
 
 
-def stall(kind: str, ranks: list[int], groups: dict[int, dist.ProcessGroup]) -> None:
-    """Take part in a stall of some ranks."""
-    me, world, value = dist.get_rank(), dist.get_world_size(), torch.ones(8)
-    other = (ranks[0] + 1) % world
-    if kind == "subgroup" and me in {ranks[0], ranks[0] ^ 1}:
-        asleep() if me in ranks else None
-        dist.all_reduce(value, group=groups[min(ranks[0], ranks[0] ^ 1)])
-    elif kind == "pipeline" and me in {ranks[0], other}:
-        asleep() if me in ranks else None
-        dist.send(value, other) if me in ranks else dist.recv(value, ranks[0])
-    elif kind in {"two", "node", "gather"} and me in ranks:
-        late()
-    elif kind == "ahead" and me in {ranks[0], ranks[0] ^ 1}:
-        # the other rank of the pair called one more collective, and waits in it
-        if me in ranks:
-            late()
-        dist.barrier(group=groups[min(ranks[0], ranks[0] ^ 1)])
-    elif kind in ALONE and me in ranks:
-        ALONE[kind]()
-    if kind == "gather":
-        dist.all_gather([torch.zeros(8) for _ in range(world)], value)
-    dist.all_reduce(value)
+def stall(kind: str, at: Stall) -> None:
+    """Take part in a stall."""
+    if kind in TOGETHER:
+        TOGETHER[kind](at)
+    elif at.is_one:
+        with contextlib.suppress(Exception):
+            ENDLESS[kind](at) if kind in ENDLESS else ALONE.get(kind, late)()
+    if kind in LATE:
+        LATE[kind](at)
+    dist.all_reduce(torch.ones(8))
 
 
-def main(kinds: list[str]) -> None:
+def main(kinds: list[str], timeout: float) -> None:
     """Train."""
-    dist.init_process_group("gloo")
-    world = dist.get_world_size()
-    groups = {first: dist.new_group([first, first + 1]) for first in range(0, world, 2)}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    me, world = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    halves = [dist.new_group(range(first, world, 2)) for first in range(2)]
     for number, kind in enumerate(kinds):
-        for _ in range(STEPS):
+        for _ in range(0 if kind.endswith("first") else STEPS):
             dist.all_reduce(torch.ones(8))
             time.sleep(STEP_S)
         ranks = culprits(kind, number, world)
         if os.environ["LOCAL_RANK"] == "0":
-            print(f"{MARK} {number} {kind} {ranks}", file=sys.stderr, flush=True)
-        stall(kind, ranks, groups)
+            print(f"{MARK} {number} {kind} {time.time():.1f} {ranks}", file=sys.stderr, flush=True)
+        stall(kind, Stall(ranks, me, world, pairs[me // 2], halves[me % 2]))
 
 
 if __name__ == "__main__":
     SECONDS = float(sys.argv[2])
-    main(sys.argv[1].split(","))
+    main(sys.argv[1].split(","), float(sys.argv[3]) if len(sys.argv) > 3 else 3 * SECONDS)

@@ -1,20 +1,23 @@
 """Lets the agents of large jobs compare a stall, and prints requests to the store, sizes and seconds.
 
-Eight ranks a node; one rank does not wait. Each agent is a thread with two connections to a real store.
+Eight ranks a node; one rank does not wait. Each agent is a thread with two connections to a real store; 16 processes
+hold them: ``scale.py [NODES ...]``.
 """
 
 from __future__ import annotations
 
 import collections
 import datetime as dt
+import itertools
 import json
+import multiprocessing
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
@@ -29,6 +32,7 @@ from tests.torch_agent.test_hangs import READS, WAITS
 
 EACH = 8
 GROUPS = 6
+PROCESSES = 16
 
 
 class Counted:
@@ -72,59 +76,66 @@ def node_files(node: int, world: int) -> dict[str, bytes]:
     return to_files(workers)
 
 
+def connected(port: int) -> Any:
+    """Return a connection to the store."""
+    limit = dt.timedelta(seconds=300)
+    return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
+
+
+class Agent(NamedTuple):
+    """What one agent did."""
+
+    requests: int
+    lines: list[str]
+    """What it told; empty: nothing."""
+    seconds: float
+    """In which it judged."""
+
+
+def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> Agent:
+    """Compare a stall with the other nodes."""
+    counts: collections.Counter[int] = collections.Counter()
+    store, waiting = (Counted(each, counts, node) for each in connections)
+    settlement, lines, judged = Settlement(node, nodes, f"stall-{store.add(_COUNT, 0)}"), [], 0.0
+    for step in settlement.settle((store, waiting), node_files(node, nodes * EACH), 300.0, threading.Event()):
+        document = step.document if not isinstance(step, Reports) else b""
+        if isinstance(step, Reports) and settlement.claim():
+            began = time.monotonic()
+            own = json.dumps(asdict(told_of(step.copies, 61.0))).encode()
+            judged = time.monotonic() - began
+            document = settlement.hand_over(own, durable=True).document
+            store.add(_COUNT, 1)
+        if document:
+            lines = json.loads(document)["lines"]
+            break
+    return Agent(counts[node], lines, judged)
+
+
+def part(port: int, nodes: int, numbers: list[int]) -> list[Agent]:
+    """Run some agents, each as a thread, in a process of their own: one lock of Python for all makes them too late."""
+    connections = [(connected(port), connected(port)) for _ in numbers]
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        return list(pool.map(agent, numbers, [nodes] * len(numbers), connections))
+
+
 def measured(nodes: int) -> str:
     """Return a line about a job of so many nodes."""
-    limit = dt.timedelta(seconds=120)
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-    counts: collections.Counter[int] = collections.Counter()
-
-    def connect(node: int) -> Any:
-        store = dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=limit)
-        return Counted(store, counts, node)
-
-    made = node_files(0, nodes * EACH)
-    handed = {node: node_files(node, nodes * EACH) for node in range(nodes)}
-    connections = {node: (connect(node), connect(node)) for node in range(nodes)}
-    told: dict[int, tuple[str, ...]] = {}
-    judging: list[float] = []
-
-    def agent(node: int) -> None:
-        settlement = Settlement(node, nodes, f"stall-{connections[node][0].add(_COUNT, 0)}")
-        for step in settlement.settle(connections[node], handed[node], 60.0, threading.Event()):
-            if isinstance(step, Reports):
-                if settlement.claim():
-                    judging.append(time.monotonic())
-                    own = json.dumps(asdict(told_of(step.copies, 61.0))).encode()
-                    judging.append(time.monotonic())
-                    told[node] = json.loads(settlement.hand_over(own, durable=True).document)["lines"]
-                    connections[node][0].add(_COUNT, 1)
-                    return
-            else:
-                told[node] = json.loads(step.document)["lines"]
-
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    parts = [list(range(nodes))[first::PROCESSES] for first in range(PROCESSES)]
     began = time.monotonic()
-    with ThreadPoolExecutor(nodes) as pool:
-        list(pool.map(agent, range(nodes)))
-    seconds = time.monotonic() - began
-    alike = len(set(map(tuple, told.values())))
-    usual, most = counts.most_common()[-1][1], counts.most_common(1)[0][1]
-    size = sum(map(len, made.values())) * nodes / 1e6
-    line = told[0][0] if told else ""
-    shown = f"{nodes} nodes: {usual} to {most} requests a node, {size:.1f} MB, {seconds:.1f} s, of which "
-    rest = f"{sum(judging[1::2]) - sum(judging[::2]):.1f} s to judge; {alike} answer: {line}"
-    return shown + rest
-
-
-def judged(nodes: int) -> str:
-    """Return a line about what the agent that concludes does for so many nodes."""
-    files = {name: data for node in range(nodes) for name, data in node_files(node, nodes * EACH).items()}
-    began = time.monotonic()
-    line = told_of(files, 61.0).lines[0]
-    seconds, size = time.monotonic() - began, sum(map(len, files.values())) / 1e6
-    return f"{nodes} nodes: {size:.1f} MB, {seconds:.1f} s to judge: {line}"
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([told_of.__module__, "torch"])
+    with ProcessPoolExecutor(PROCESSES, forks) as pool:
+        shares = list(pool.map(part, *zip(*((server.port, nodes, numbers) for numbers in parts), strict=True)))
+    agents = list(itertools.chain(*shares))
+    requests = sorted(each.requests for each in agents)
+    size = sum(map(len, node_files(0, nodes * EACH).values())) * nodes / 1e6
+    judged, told = max(each.seconds for each in agents), {tuple(each.lines) for each in agents}
+    shown = f"{nodes} nodes: {requests[0]} to {requests[-1]} requests a node, {sum(requests) / nodes:.1f} on average; "
+    shown += f"{size:.1f} MB, {time.monotonic() - began:.1f} s with the start, {judged:.1f} s to judge; "
+    return f"{shown}{len(told)} answer: {next(iter(told))[:1]}"
 
 
 if __name__ == "__main__":
-    for number in (16, 128):
+    for number in map(int, sys.argv[1:] or (16, 128, 1024)):
         print(measured(number))
-    print(judged(1024))

@@ -26,6 +26,7 @@ from firstfault_torch.hang import StallWatch
 from firstfault_torch.hang.looks import Standstill, told_by_kernel, usage
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.options import parse_hang
+from firstfault_torch.rounds.settlement import Reports
 from tests.http_receiver import receiving
 from tests.nodes import Job
 from tests.plugin.running import DEADLINE_S
@@ -114,9 +115,12 @@ READS = """Thread 0x1 (most recent call first):
 """
 
 
-def worker(rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8, backend: str = "nccl") -> WorkerError:
+def worker(
+    rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8, backend: str = "nccl", call: str = "all_reduce"
+) -> WorkerError:
     """Return what the agent of a rank hands in: it has begun so many collectives, and ended 40."""
-    calls = tuple(Collective(number, f"{backend}:all_reduce", state="scheduled") for number in range(41, begun + 1))
+    calls = f"{backend}:{call}"
+    last = tuple(Collective(number, calls, state="scheduled") for number in range(41, begun + 1))
     return failure_record(
         ErrorClass.WORKER_FAILURE,
         Place(rank=rank, local_rank=rank % 2, node=f"node-{rank // 2}", group_rank=rank // 2, world_size=of),
@@ -124,17 +128,17 @@ def worker(rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8, backe
         category="hang",
         message="the job makes no progress",
         writer=Writer.AGENT,
-        collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", begun, 40, calls, tuple(range(of))),),
+        collectives=(CollectiveProgress("default_pg", calls, begun, 40, last, tuple(range(of))),),
         stack_dumps=(StackDump(100 + rank, rank, stack),),
         expired=ExpiredDeadline("", 61),
     )
 
 
-def _told(odd: dict[int, WorkerError], facts: dict[int, Facts] | None = None, **how: object) -> Told:
-    """Return what is told of eight ranks; those in `odd` do not wait as the others do."""
+def _told(odd: dict[int, WorkerError], facts: dict[int, Facts] | None = None, **how: Any) -> Told:
+    """Return what is told of eight ranks without those of missing nodes; ranks in `odd` do not wait as others do."""
     known = {rank: Facts(rank // 2, rank % 2, 58.0) for rank in range(8)} | (facts or {})
-    files = to_files((odd.get(rank, worker(rank)), known[rank]) for rank in range(8))
-    return told_of(files, 61.0, **how)  # type: ignore[arg-type]
+    ranks = [rank for rank in range(8) if rank // 2 not in how.get("missing", ())]
+    return told_of(to_files((odd.get(rank, worker(rank)), known[rank]) for rank in ranks), 61.0, **how)
 
 
 def test_the_rank_and_its_line() -> None:
@@ -145,6 +149,8 @@ def test_the_rank_and_its_line() -> None:
         "rank 5: loader.py:88 in read_shard, since at least 58 s: chunk = f.read(n)",
     )
     assert (told.ranks, told.node, told.ends) == ((5,), "node-2", ())
+    told = _told({5: worker(5, call="broadcast")})
+    assert told.lines[0].endswith("in all_reduce #41 (default_pg); rank 5 (node-2) has called broadcast instead")
 
 
 def test_no_rank_stands_out() -> None:
@@ -159,7 +165,13 @@ def test_ranks_that_work_by_themselves() -> None:
     odd = {rank: worker(rank, begun=40, stack=READS) for rank in range(8)}
     assert _told(odd, {3: Facts(1, 1, 58.0, works=True)}, ends=True) == Told(())
     assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
-    assert _told({}, missing=(4, 5, 6, 7, 8)) == Told(()), "most nodes go on"
+    told = "; 3 nodes, the first of them 1, told nothing: "
+    assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
+    watch, reports = watching(), Reports(to_files([(worker(0), Facts(0, 0))]))
+    assert watch._concluded(partial(told_of, seconds=61.0), reports).lines
+    watch._node.places.nodes = 3  # type: ignore[misc]
+    assert watch._concluded(partial(told_of, seconds=61.0), reports) == Told(()), "most nodes go on"
+    assert told_of(to_files([(worker(0, of=2), Facts(0, 0))]), 61.0).lines[0].endswith("; rank 1 has ended")
 
 
 CALLS = WAITS.replace("all_reduce", "barrier").replace("line 7", "line 90")
@@ -211,7 +223,7 @@ def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, 
     told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, missing=missing)
     assert told.ends == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
-    assert ("node 3 told nothing" in told.lines[0]) == bool(missing)
+    assert ("; node 3 (rank 6, 7) told nothing" in told.lines[0]) == bool(missing)
     told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, spares=False, missing=missing)
     assert told.ends == (((2, 1),) if why is None or facts is COMPUTES else ())
 
@@ -245,6 +257,9 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     number = len(kept)
     watch._compare({}, 61.0, ends=False)
     assert len(kept) == number, "at usual places not more than a hundred are kept"
+    watch._seen = lambda *_: [(worker(0, begun=0, stack=READS), Facts(0, 0))]  # type: ignore[method-assign]
+    watch._compare({}, 500.0, ends=False)
+    assert "no progress for 500 s" not in caplog.text, "it calls no collectives, and does not wait to form a group"
 
 
 # --- looks ------------------------------------------------------------------------------------------------------------
@@ -260,8 +275,9 @@ def _looked(*moments: tuple[float, int]) -> Standstill:
 
 def test_when_a_job_stands_still() -> None:
     """Time counts from the last progress of any worker, in full after the first steps, and not while frozen."""
-    assert _looked((5, 0), (10, 0)).seconds(100) == 0, "no collective yet"
+    assert not any(_looked((5, 0), (10, 0)).begun.values()), "no collective yet"
     assert _looked((5, 1), (10, 2)).seconds(110) == pytest.approx(100 / 3), "the first steps may compile"
+    assert _looked((50, 1)).seconds(56) == 2, "the first collective that is seen is progress"
     still = _looked((5, 1), (10, 2), (15, 3), (20, 4))
     assert still.seconds(80) == 60
     assert still.stood(0, 80) == 60

@@ -46,7 +46,7 @@ class Standstill:
         for rank, answer in answers.items():
             counts = int(answer.get("begun", -1)), int(answer.get("ended", -1))
             if counts[0] >= 0 and self._counts.get(rank) != counts:  # below 0: its recorder did not answer
-                self.has_moved |= rank in self._counts
+                self.has_moved |= self._counts.get(rank, (0, 0)) != counts
                 self._counts[rank], self.moved[rank] = counts, now
             self._answered[rank] = now
             if self._places.get(rank, (None,))[0] != answer.get("at"):
@@ -63,9 +63,7 @@ class Standstill:
         self._places = {rank: (at, since + seconds) for rank, (at, since) in self._places.items()}
 
     def seconds(self, now: float) -> float:
-        """Return how long no worker has made progress; 0 as long as none has called a collective."""
-        if not any(begun > 0 for begun, _ in self._counts.values()):
-            return 0.0
+        """Return how long no worker has made progress; of the first steps a third."""
         return (now - self.since) / (1 if self.looks >= _STEADY else _FIRST)
 
     def progress(self) -> Progress:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from firstfault.evidence.progress import without_messages
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
@@ -19,6 +20,8 @@ _DOCUMENT, _FACTS = ".pb", ".json"
 _MOST = 3
 """Ranks of which a place is told."""
 _LONGEST = 400
+_Call = tuple[str, int, str]
+"""Of a collective: operation, number, group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def told_of(  # noqa: PLR0913 - keywords
     spares: bool = True,
     own: int = 0,
 ) -> Told:
-    """Return what is told of a job that stands still; no lines: ranks work by themselves, or most nodes go on.
+    """Return what is told of a job that stands still; no lines: ranks work by themselves.
 
     Args:
         files: what the nodes handed in.
@@ -97,17 +100,19 @@ def told_of(  # noqa: PLR0913 - keywords
     ranks = tuple(accused[:_MOST]) if len(accused) < max(len(failures), 2) else ()
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
     waiting = [failure for failure in failures if failure.rank not in accused and _waits(failure, at_gpu=bool(ranks))]
-    is_alone = len(missing) > len({each.group_rank for each in facts.values()})
-    if is_alone or (not waiting and any(each.works for each in facts.values())):
+    if not waiting and any(each.works for each in facts.values()):
         return Told(())
-    parts = [_waiters(failures, waiting), *_awaited(by_rank, ranks)]
-    if not ranks:
-        parts.append("no rank stands out")
+    calls = Counter(call for failure in waiting for call in _outstanding(failure)[:1])
+    parts = [_waiters(failures, waiting, calls), *_awaited(by_rank, ranks, calls)]
+    absent = [str(rank) for rank in range(failures[0].place.world_size) if rank not in by_rank]
+    if not ranks and not missing:
+        parts.append(f"rank {', '.join(absent)} has ended" if absent else "no rank stands out")
     elif more := len(accused[_MOST:]):
         parts.append(f"and {more} more")
     if missing:
         one = len(missing) == 1
-        who = f"node {missing[0]}" if one else f"{len(missing)} nodes, the first of them {missing[0]}"
+        node = f"node {missing[0]} (rank {', '.join(absent)})"
+        who = node if one else f"{len(missing)} nodes, the first of them {missing[0]},"
         parts.append(f"{who} told nothing: {'its' if one else 'their'} ranks go on, or the agent does not run")
     lines = [one_line(f"no progress for {seconds:.0f} s: {'; '.join(parts)}", _LONGEST)]
     lines += [one_line(f"rank {rank}: {_doing(by_rank[rank], facts[rank])}", _LONGEST) for rank in ranks]
@@ -130,11 +135,11 @@ def _with(told: Told, line: str, ends: tuple[tuple[int, int], ...] = ()) -> Told
     return replace(told, lines=(*told.lines, one_line(line, _LONGEST)), ends=ends)
 
 
-def _outstanding(failure: WorkerError) -> list[tuple[str, int, str]]:
-    """Return the collectives that a rank has called and that have not ended: operation, number, group."""
+def _outstanding(failure: WorkerError) -> list[_Call]:
+    """Return the collectives that a rank has called and that have not ended."""
     return [
         (entry.operation.rpartition(":")[2], entry.sequence, progress.group)
-        for progress in failure.collectives
+        for progress in map(without_messages, failure.collectives)
         for entry in progress.last
         if progress.is_outstanding and entry.state != "completed" and entry.sequence > (progress.completed or 0)
     ]
@@ -146,9 +151,8 @@ def _waits(failure: WorkerError, *, at_gpu: bool) -> bool:
     return bool(_outstanding(failure)) or stood is Stood.COLLECTIVE or (at_gpu and stood is Stood.TORCH)
 
 
-def _waiters(failures: Sequence[WorkerError], waiting: Sequence[WorkerError]) -> str:
+def _waiters(failures: Sequence[WorkerError], waiting: Sequence[WorkerError], calls: Counter[_Call]) -> str:
     """Return how many ranks wait, and in which collective most of them do."""
-    calls = Counter(call for failure in waiting for call in _outstanding(failure)[:1])
     who = f"{len(waiting)} of {len(failures)} ranks wait"
     if not calls and waiting:
         return f"{who} in a collective"
@@ -160,22 +164,18 @@ def _waiters(failures: Sequence[WorkerError], waiting: Sequence[WorkerError]) ->
     return f"{who}{most_of} in {operation} #{number} ({group})"
 
 
-def _awaited(by_rank: Mapping[int, WorkerError], ranks: Sequence[int]) -> list[str]:
-    """Return for each rank that is waited for its node and how far it came in the group in which most came farthest."""
-    groups: Counter[str] = Counter(
-        progress.group
-        for failure in by_rank.values()
-        for progress in failure.collectives
-        if progress.is_outstanding and failure.rank not in ranks
-    )
-    group = groups.most_common(1)[0][0] if groups else ""
+def _awaited(by_rank: Mapping[int, WorkerError], ranks: Sequence[int], calls: Counter[_Call]) -> list[str]:
+    """Return for each rank that is waited for its node, and how far it came in the group in which most wait."""
+    operation, number, group = next((call for call, _ in calls.most_common(1)), ("", 0, ""))
     found = []
     for rank in ranks:
         failure = by_rank[rank]
-        begun = next((item.enqueued for item in failure.collectives if item.group == group), None)
-        node = f" ({failure.node})" if failure.node else ""
+        groups = map(without_messages, failure.collectives)
+        begun = next((item.enqueued for item in groups if item.group == group), None)
+        others = [name for name, *call in _outstanding(failure) if call == [number, group] and name != operation]
         told = f"has begun {begun:,}" if begun is not None else "is waited for"
-        found.append(f"rank {rank}{node} {told}")
+        node = f" ({failure.node})" if failure.node else ""
+        found.append(f"rank {rank}{node} {f'has called {others[0]} instead' if others else told}")
     return found
 
 

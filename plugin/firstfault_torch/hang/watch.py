@@ -57,6 +57,7 @@ _IO_BYTES = 1 << 20
 _COUNT = "firstfault/stalls"
 _NOTIFIES = "FIRSTFAULT_NOTIFY_STALLS"
 """The environment variable that is 1 if notifiers are told of stalls."""
+_GROUPS = "torch/distributed/distributed_c10d.py"
 
 
 class _Stall(NamedTuple):
@@ -166,6 +167,9 @@ class StallWatch:
         """Compare what this node sees with the other nodes, and tell of it."""
         began, group_rank = self._still.since, self._node.places.of().group_rank or 0
         seen = self._seen(alive, now)
+        stacks = [dump.text for failure, _ in seen for dump in failure.stack_dumps]
+        if not any(self._still.begun.values()) and not any(_GROUPS in text for text in stacks):
+            return  # it may call no collectives; one that waits to form its group, or for NCCL's set-up, has none
         files = to_files(seen)
         busy_at = self._hang.busy_seconds
         spares = busy_at is None or self._still.seconds(now) < busy_at
@@ -173,9 +177,13 @@ class StallWatch:
         groups = (progress for failure, _ in seen for progress in failure.collectives)
         if any(entry.operation.startswith("nccl") for progress in groups for entry in progress.last):
             conclude = partial(with_ras, conclude, alive.values())
-        stall = self._settled(files, conclude) if self._node.peers is not None else None
-        if self._node.peers is None:
-            stall = _Stall(conclude(files), self._went_on.total(), began, is_mine=True)
+        number = self._number()
+        if number is None:
+            others = sorted(set(range(self._node.places.nodes)) - {group_rank})
+            told = conclude(files, missing=others)
+            stall: _Stall | None = _Stall(told, self._went_on.total(), began, is_mine=True)
+        else:
+            stall = self._settled(number, files, conclude)
         if stall is None or not stall.told.lines or self._stopped.is_set():
             return
         told, before = stall.told, self._stall
@@ -193,25 +201,29 @@ class StallWatch:
         if is_shown and not (before is not None and before.is_shown):
             self._notify(record)
 
-    def _settled(self, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:
-        """Return what one agent told to all; None: none did."""
-        peers, places = self._node.peers, self._node.places
+    def _number(self) -> int | None:
+        """Return the number of the next stall; None: there is one node, or that of the round's store is frozen."""
+        peers = self._node.peers
         if self._connections is None and peers is not None:
             connect = partial(map, lambda _: peers.connect(), range(2))
             self._connections = bounded(lambda: tuple(connect()), STORE_S, "connecting to compare a stall")
-        if self._connections is None:
+        if (connections := self._connections) is None:
             return None
-        store = self._connections[0]
-        number = bounded(lambda: int(store.add(_COUNT, 0)), STORE_S, "asking for the number of a stall")
-        if number is None:
+        return bounded(lambda: int(connections[0].add(_COUNT, 0)), STORE_S, "asking for the number of a stall")
+
+    def _settled(self, number: int, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:
+        """Return what one agent told to all; None: none did."""
+        connections, places = self._connections, self._node.places
+        if connections is None:
             return None
+        store = connections[0]
         self._settlement = settlement = Settlement(places.of().group_rank or 0, places.nodes, f"stall-{number}")
         found: _Stall | None = None
-        for step in settlement.settle(self._connections, files, self._wait_s, self._stopped):
+        for step in settlement.settle(connections, files, self._wait_s, self._stopped):
             document = step.document if isinstance(step, SettledDocument) else b""
             own = b""
             if isinstance(step, Reports) and settlement.claim():  # first: of thousands of ranks it may take seconds
-                own = json.dumps(asdict(conclude(step.copies, missing=self._missing(step)))).encode()
+                own = json.dumps(asdict(self._concluded(conclude, step))).encode()
                 document = settlement.hand_over(own, durable=True).document
                 bounded(lambda: store.add(_COUNT, 1), STORE_S, "counting a stall")
             if document:
@@ -225,9 +237,11 @@ class StallWatch:
         self._settlement = None
         return found
 
-    def _missing(self, reports: Reports) -> list[int]:
+    def _concluded(self, conclude: partial[Told], reports: Reports) -> Told:
+        """Return what is told of the nodes' reports; no lines: most nodes go on, or their ranks work."""
         there = {json.loads(data)["group_rank"] for name, data in reports.copies.items() if name.endswith(".json")}
-        return sorted(set(range(self._node.places.nodes)) - there)
+        missing = sorted(set(range(self._node.places.nodes)) - there)
+        return conclude(reports.copies, missing=missing) if len(missing) <= len(there) else Told(())
 
     # --- what this node sees ------------------------------------------------------------------------------------
 
