@@ -132,11 +132,7 @@ class FaultyProxy:
     def await_request(self, method: str, path: str, *, since: int = 0, seconds: float = _LONGEST_S) -> float:
         """Wait for a request whose path contains `path`; return the moment at which it came.
 
-        Args:
-            method: its method.
-            path: a part of its path.
-            since: so many requests do not count.
-            seconds: longest wait.
+        The first `since` requests do not count.
         """
 
         def found() -> float | None:

@@ -23,12 +23,7 @@ def started(
 ) -> Iterator[list[Pod]]:
     """Start a task's pods; end them after the block.
 
-    Args:
-        task: a task with two nodes.
-        folder: for inputs and logs ("0.log", "1.log"); the pods run in it.
-        inputs: the task's.
-        environment: the pods' own variables beside this process's.
-        prefix: the output prefix, empty for ``outputs`` in the folder.
+    The pods run in the folder, which gets inputs and logs ("0.log", "1.log"); an empty prefix is ``outputs`` in it.
     """
     (folder / "inputs.pb").write_bytes(inputs.SerializeToString())
     prefix = prefix or str(folder / "outputs")

@@ -38,10 +38,7 @@ class RetryingEngine(PlainEngine):
 def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> Recording:
     """Return a recording into an output prefix, by the node that the variables name.
 
-    Args:
-        uri: the output prefix.
-        deadline_seconds: of uploads.
-        fields: of the recording, or of its identity.
+    `fields` are of the recording, or of its identity.
     """
     identity = {name: fields.pop(name) for name in _IDENTITY & fields.keys()}
     strategy = fields.pop("strategy", "earliest")

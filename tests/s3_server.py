@@ -105,9 +105,6 @@ class ServerError(Exception):
 def serving(folder: Path) -> Iterator[S3]:
     """Start a server with an account that may do everything; stop it afterwards.
 
-    Args:
-        folder: for all that it keeps; empty.
-
     Raises:
         ServerError: it did not start.
     """

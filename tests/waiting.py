@@ -27,9 +27,7 @@ def until(condition: Callable[[], object], what: str = "it never came", seconds:
 def beside(request: pytest.FixtureRequest, calls: dict[str, Callable[[], Any]]) -> Iterator[dict[str, Future[Any]]]:
     """Begin, one after the other, what mostly waits, beside the other tests of a module; return the results by test.
 
-    Args:
-        request: of a fixture of the module.
-        calls: by the name of the test that needs the result; only those of the chosen tests are begun.
+    By the name of the test that needs the result, `calls` has functions; only those of the chosen tests are begun.
     """
     chosen = {getattr(item, "originalname", "") for item in request.session.items if item.path == request.path}
     with ThreadPoolExecutor(1) as pool:

@@ -64,12 +64,8 @@ async def _watch(prefix: str, seen: dict[str, int], stop: threading.Event) -> No
 def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings: Mapping[str, str] = {}) -> Sample:
     """Run one task once.
 
-    Args:
-        name: of a task in ours.py or stock.py: neither loads the other plugin.
-        folder: for inputs and logs.
-        prefix: output prefix, a folder or on S3.
-        method: start method of the workers.
-        settings: more environment variables of the pods, and of this process while it looks.
+    `name` is a task in ours.py or stock.py: neither loads the other plugin. `settings` are more variables of the pods,
+    and of this process while it looks.
     """
     os.environ.update({**settings, "BENCH_START_METHOD": method})
     task = getattr(_tasks(name), name)

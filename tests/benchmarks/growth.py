@@ -15,11 +15,7 @@ _DASHES = ("4 3", "", "", "8 3", "2 2", "6 2 2 2")
 def svg(title: str, of: Mapping[str, Sequence[tuple[float, float]]], across: str, unit: str = "") -> str:
     """Return a drawing with one line for each name in `of`.
 
-    Args:
-        title: what is drawn.
-        of: points by the name of their line; all numbers are above 0.
-        across: what the first number of a point counts.
-        unit: of the second.
+    `across` is what the first number of a point counts, `unit` that of the second; all numbers are above 0.
     """
     lines = {name: [(math.log10(x), math.log10(y)) for x, y in line] for name, line in of.items()}
     points = [point for line in lines.values() for point in line]

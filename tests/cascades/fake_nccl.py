@@ -379,9 +379,7 @@ _groups: list[_Group] = []
 def install(version: str, folder: Path) -> Gpu:
     """Register the backend, and the flight recorder; return the GPU.
 
-    Args:
-        version: of torch, whose words are printed; one of ``nccl_words.VERSIONS``.
-        folder: shared by all ranks; the GPUs' connections.
+    `version` is one of ``nccl_words.VERSIONS``; all ranks share the folder, which has the GPUs' connections.
     """
     version = nccl_words.ABORTS if version == "nccl2" else version
     gpu = Gpu(version)

@@ -64,10 +64,7 @@ def descendants(pid: int) -> set[int]:
 def clock_variables(seconds: float, library: str, file: Path) -> dict[str, str]:
     """Return the variables with which programs see a wall clock that is off.
 
-    Args:
-        seconds: by which it is off.
-        library: libfaketime.
-        file: from which the clock is read, so that a fault may set it while the job runs.
+    `library` is libfaketime. A fault may set the clock in `file` while the job runs.
     """
     file.write_text(f"{seconds:+g}\n" if abs(seconds) < RENDEZVOUS_S else "+0\n")
     return {

@@ -212,12 +212,7 @@ class _Named:
 
 
 class Maker:
-    """Makes cascades; the same seed makes the same ones.
-
-    Args:
-        rules: the sizes and shares.
-        seed: the random seed.
-    """
+    """Makes cascades; the same seed makes the same ones."""
 
     def __init__(self, rules: Rules, seed: int) -> None:
         self._rules = rules

@@ -45,10 +45,7 @@ GPU_ERRORS = {
 class Training:
     """One rank's training.
 
-    Args:
-        fault: what this rank meets; empty for nothing.
-        gpu: its GPU.
-        groups: whether tensors are split between the ranks of a node, beside the data parallel group.
+    `fault` is empty for nothing; with `groups`, tensors are split between the ranks of a node, too.
     """
 
     def __init__(self, fault: str, gpu: Gpu, groups: bool) -> None:

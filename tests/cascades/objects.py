@@ -27,9 +27,7 @@ _SIZE = 4000
 class Objects:
     """A bucket in memory that lists in order; it counts the requests.
 
-    Args:
-        objects: by path, when each was written and a function that returns its bytes.
-        page: names of a page.
+    By path, `objects` has when each was written and a function that returns its bytes.
     """
 
     uri = "memory://cascade"

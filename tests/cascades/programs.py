@@ -21,11 +21,6 @@ _KILLED_AGENTS = ("agent-killed", "store-killed", "node-killed")
 def run_program(case: Case, folder: Path, common: str = "") -> Job:
     """Run a case whose training is a program; its files are in a folder.
 
-    Args:
-        case: the fault, and how torchrun starts the program.
-        folder: that exists.
-        common: URI of the common folder, if it is not local.
-
     Raises:
         ValueError: nothing was injected.
     """

@@ -55,13 +55,7 @@ def fail(kind: str, rank: int, step: int) -> None:  # noqa: C901 - a table of fa
 
 
 class Data(torch.utils.data.Dataset[Any]):
-    """Samples; one of a rank's cannot be read, or the process that reads it dies.
-
-    Args:
-        kind: the fault.
-        rank: the rank that has it.
-        named: whether a sample is a mapping, as transformers wants it.
-    """
+    """Samples; one of a rank's cannot be read, or the process that reads it dies."""
 
     def __init__(self, kind: str, rank: int, named: bool = False) -> None:
         self.kind = kind

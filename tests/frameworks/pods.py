@@ -30,13 +30,7 @@ class Ended:
 
 
 def run(module: str, folder: Path, inputs: Mapping[str, Any]) -> Ended:
-    """Run a module's task `train` once.
-
-    Args:
-        module: "training" or "stock".
-        folder: for inputs, outputs and logs.
-        inputs: the task's, as JSON has them.
-    """
+    """Run a module's task `train` once."""
     sys.path.insert(0, str(HERE))
     try:
         task = importlib.import_module(module).train

@@ -115,11 +115,7 @@ class TwoArgumentsError(Exception):
 def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> tuple[int, int]:
     """Train; return rank and world size of the last iteration.
 
-    Args:
-        call: the wrapper's, ours or NVIDIA's.
-        kind: of the fault; empty: none.
-        say: tells the parent what happens.
-        store: where the process group meets; None: the wrapper takes care of that.
+    `say` tells the parent what happens. `store` is where the process group meets; None: the wrapper takes care of that.
     """
     say("enter", call.iteration)
     if kind == "frozen":

@@ -37,13 +37,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 @functools.cache
 def filled(kind: Any, text: str, depth: int = 0) -> Any:
-    """Return a value of a type in which every string is `text`, every optional part is there, and lists have one item.
-
-    Args:
-        kind: a dataclass, or any annotation of a field of one.
-        text: the text.
-        depth: of the value in others of its type.
-    """
+    """Return a value of a type in which every string is `text`, optional parts are there, and a list has an item."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind is str:
         return text

@@ -116,14 +116,8 @@ def run_job(
 ) -> Job:
     """Run a job to its end, each node in a folder of its own, and with two workers if the options do not say else.
 
-    Args:
-        folder: for all files.
-        program: what torchrun starts: a script and its arguments, or options and these.
-        way: how.
-        nodes: their number.
-        options: of torchrun.
-        environments: variables of some nodes.
-        common: URI of the common folder, if it is not local.
+    `program` is what torchrun starts: a script and its arguments, or options and these. `environments` has variables of
+    some nodes; `common` is the URI of the common folder, if it is not local.
     """
     port = get_free_port()
     marks, temporary = folder / "marks", folder / "temporary"

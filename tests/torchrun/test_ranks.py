@@ -39,10 +39,7 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) ->
 
     Slurm has one on each of two hosts, and terminates the other, as ``srun --kill-on-bad-exit`` does.
 
-    Args:
-        command: of each rank, after Python.
-        names: the launcher's variables of rank, local rank and world size.
-        folder: of the documents.
+    `names` are the launcher's variables of rank, local rank and world size.
     """
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "OMP_NUM_THREADS": "1"}
     ranks, on_host = [], 1 if names is SLURM else 2
