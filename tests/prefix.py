@@ -1,16 +1,19 @@
-"""Fixtures of the agent's and the plugin's tests: an output prefix in a temporary folder, and its documents."""
+"""An attempt's output prefix in a temporary folder, and what is in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from firstfault.layout import ERRORS, ROSTER
 from firstfault.model import DocumentRef, NodePresence, WorkerError
 from firstfault.wire.documents import decode, decode_presence
-from firstfault_torch.context import Recording
-from tests.recordings import recording_at
+
+if TYPE_CHECKING:
+    from firstfault_torch.context import Recording
 
 
 @dataclass(frozen=True)
@@ -27,21 +30,26 @@ class Prefix:
     @property
     def errors(self) -> Path:
         """The folder of error documents; it need not exist."""
-        return self.folder / "firstfault" / "errors"
+        return self.folder / ERRORS
 
     def recording(self, deadline_seconds: float = 5.0) -> Recording:
         """Return a recording into this prefix."""
+        from tests.recordings import recording_at  # noqa: PLC0415 - the library's tests have no torch
+
         return recording_at(self.uri, deadline_seconds)
+
+    def files(self, where: str = ERRORS) -> dict[str, bytes]:
+        """Return the documents or roster entries in one of its folders, by name."""
+        return {path.name: path.read_bytes() for path in sorted((self.folder / where).glob("*.pb"))}
 
     def failures(self) -> list[WorkerError]:
         """Return the decoded error documents, by name."""
-        documents = [decode(path.read_bytes(), DocumentRef(path.name)) for path in sorted(self.errors.glob("*.pb"))]
+        documents = [decode(data, DocumentRef(name)) for name, data in self.files().items()]
         return [document for document in documents if isinstance(document, WorkerError)]
 
     def roster(self) -> list[NodePresence]:
         """Return the roster's entries, by name."""
-        folder = self.folder / "firstfault" / "roster"
-        return [decode_presence(path.read_bytes(), path.name) for path in sorted(folder.glob("*.pb"))]
+        return [decode_presence(data, name) for name, data in self.files(ROSTER).items()]
 
 
 @pytest.fixture

@@ -7,26 +7,57 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 LEFT_S = 30.0
 """How long a process may outlive its agent."""
 
 
-def running_of(sessions: Collection[int | None] = (), variable: str = "") -> dict[int, str]:
-    """Return the command lines of the processes in sessions, or with a variable, such as "NAME=value"."""
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine, as in proc(5)."""
+
+    state: str
+    parent: int
+    session: int
+    command: str
+    environment: dict[str, str]
+
+
+def processes() -> dict[int, Process]:
+    """Return all processes of this user by their number."""
     found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):  # it has just ended
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            is_ours = int(fields[3]) in sessions or (variable and variable in _text(process / "environ").split("\0"))
-            if is_ours and fields[0] != "Z":
-                found[int(process.name)] = _text(process / "cmdline").replace("\0", " ").strip()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ValueError):  # it has just ended
+            state, parent, _, session, *_ = _text(folder / "stat").rpartition(")")[2].split()
+            command = _text(folder / "cmdline").replace("\0", " ").strip()
+            variables = dict(item.partition("=")[::2] for item in _text(folder / "environ").split("\0"))
+            found[int(folder.name)] = Process(state, int(parent), int(session), command, variables)
     return found
 
 
+def running_of(sessions: Collection[int | None] = (), variable: str = "") -> dict[int, str]:
+    """Return the command lines of the processes in sessions, or with a variable, such as "NAME=value"."""
+    name, _, value = variable.partition("=")
+    return {
+        pid: process.command
+        for pid, process in processes().items()
+        if process.state != "Z" and (process.session in sessions or (name and process.environment.get(name) == value))
+    }
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; it may be a zombie."""
+    return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].lstrip()[:1] in {"", "Z", "X"}
+
+
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace")
+    """Return a file's text; empty if its process has ended, or is another user's."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def left_of(sessions: Collection[int | None] = (), variable: str = "") -> dict[int, str]:

@@ -21,6 +21,7 @@ import torch.distributed as dist  # noqa: E402 - only now all is found
 from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: E402
 
 from tests.benchmarks.launching import TORCHS, started  # noqa: E402
+from tests.processes import running_of  # noqa: E402
 
 WAITS_S = 30
 FAULTS = ("raise", "kill", "exit", "agent-killed", "first-agent-killed")
@@ -57,7 +58,8 @@ def ended(folder: Path, fault: str, launcher: tuple[str, ...]) -> tuple[list[flo
     """Run a job; return the seconds from the fault to each node's end, and what is left 3 s after the last."""
     port, raised = get_free_port(), folder / "raised"
     program = [__file__, fault, str(raised)]
-    nodes = [started(folder, node, port, program, launcher, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="2") for node in range(2)]
+    variables = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2", "MARKS": str(folder)}
+    nodes = [started(folder, node, port, program, launcher, **variables) for node in range(2)]
     ends: dict[int, float] = {}
     while len(ends) < len(nodes):
         for number, node in enumerate(nodes):
@@ -66,19 +68,7 @@ def ended(folder: Path, fault: str, launcher: tuple[str, ...]) -> tuple[list[flo
         time.sleep(0.02)
     time.sleep(3)
     began = float(raised.read_text(encoding="ascii"))
-    return [ends[number] - began for number in sorted(ends)], processes_in(folder)
-
-
-def processes_in(folder: Path) -> dict[int, str]:
-    """Return the command lines of the processes whose working folder is below this one, by process id."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").readlink().is_relative_to(folder):
-                found[int(process.name)] = (process / "cmdline").read_text(encoding="utf-8").replace("\0", " ")
-        except OSError:  # it has just ended, or is another user's
-            continue
-    return found
+    return [ends[number] - began for number in sorted(ends)], running_of(variable=f"MARKS={folder}")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from tests.benchmarks.soak import processes
+from tests.processes import processes
 
 NODES = 2
 TORCHS = ("-m", "torch.distributed.run")

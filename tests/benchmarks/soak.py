@@ -32,6 +32,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # started as a script
+
+from tests.processes import Process, processes  # noqa: E402 - only now it is found
+
 JOBS = ROOT / "tests" / "plugin" / "jobs" / "soaking.py"
 KEPT = ROOT / "build" / "soak"
 """Stores, marks and output of the executions in which something was wrong."""
@@ -156,29 +160,6 @@ def held(pid: int) -> Held | None:
     except (OSError, IndexError):  # gone, or a zombie
         return None
     return Held(kib, files, threads)
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process of this machine, as in proc(5)."""
-
-    parent: int
-    state: str
-    command: str
-    environment: dict[str, str]
-
-
-def processes() -> dict[int, Process]:
-    """Return all processes of this user by their number."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            command = (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
-            variables = (folder / "environ").read_text(errors="replace").split("\0")
-            environment = dict(item.partition("=")[::2] for item in variables)
-            found[int(folder.name)] = Process(int(parent), state, command, environment)
-    return found
 
 
 def of_run(marks: Path) -> dict[int, Process]:

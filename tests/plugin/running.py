@@ -118,16 +118,8 @@ def running(
 ) -> Iterator[Running]:
     """Start a run without retries and with its own temporary folder; end it if the test does not.
 
-    The caller's options override those that are set here.
-
-    Args:
-        file: with the task.
-        task: its name.
-        folder: for its store and its marks.
-        inputs: the task's.
-        options: of the command.
-        environment: variables of the command beside this process's.
-        cwd: in which the pods' logs lie if the store is remote; None: this process's.
+    The caller's options override those that are set here, and its variables those of this process. The pods' logs lie
+    in `cwd` if the store is remote.
     """
     marks, temporary = folder / "marks", short_folder()
     marks.mkdir()
@@ -154,17 +146,3 @@ def short_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="ff-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def await_exit(pid: int) -> float:
-    """Wait until a process has ended or is a zombie; return how long that took, seconds."""
-    began = time.monotonic()
-    while time.monotonic() - began < DEADLINE_S:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            break
-        if state == "Z":
-            break
-        time.sleep(0.01)
-    return time.monotonic() - began

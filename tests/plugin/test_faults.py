@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
-from tests.plugin.running import Ended, await_exit, running
-from tests.waiting import beside
+from tests.plugin.running import DEADLINE_S, Ended, running
+from tests.processes import is_gone
+from tests.waiting import beside, until
 
 FAULTS = Path(__file__).parent / "jobs" / "faults.py"
 pytestmark = pytest.mark.jobs
@@ -74,8 +75,7 @@ def test_a_success(tmp_path: Path) -> None:
         waiting, terminated = (run.mark(rank)["agent"] for rank in ("1", "2"))
         run.mark("pickling")
         os.kill(terminated, signal.SIGTERM)
-        await_exit(terminated)
-        await_exit(waiting)
+        until(lambda: is_gone(terminated) and is_gone(waiting), seconds=DEADLINE_S)
         assert list(tmp_path.glob("store/*/0/outputs.pb")), "the pod of rank 1 has exited before"
         ended = run.end()
     assert run.left_over() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from firstfault.model import NodePresence, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store._fsspec import FsspecStore
 from firstfault.wire.documents import encode, encode_presence
+from tests.prefix import Prefix
 from tests.readers.commands import run
 from tests.readers.recorders import agent, gate, out, short, start
 
@@ -26,16 +26,8 @@ settings.register_profile("readers", deadline=None, derandomize=True, database=N
 settings.load_profile("readers")
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An output prefix on disk."""
-
-    folder: Path
-
-    @property
-    def uri(self) -> str:
-        """The output prefix."""
-        return str(self.folder)
+class Attempt(Prefix):
+    """An output prefix, with functions that write into it."""
 
     def at(self, name: str | int) -> Attempt:
         """Return the attempt in a folder of this one."""

@@ -16,11 +16,11 @@ from typing import IO, TypeAlias
 
 import pytest
 
-from firstfault.model import DocumentRef, NodePresence, WorkerError
 from firstfault.recorder import budgets
 from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
-from firstfault.wire.documents import decode, decode_presence
+from tests.prefix import Prefix
+from tests.processes import is_gone
 from tests.waiting import until
 
 Start: TypeAlias = Callable[..., "RecorderProcess"]
@@ -32,49 +32,12 @@ SHORT_S = 0.5
 """A deadline that a test lets pass."""
 TOLERANCE_S = 20.0
 """Tolerance on a deadline on a busy machine."""
-ERRORS = "firstfault/errors"
-ROSTER = "firstfault/roster"
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; it may be a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-@dataclass(frozen=True)
-class Out:
-    """An output prefix in a folder."""
-
-    folder: Path
-
-    @property
-    def uri(self) -> str:
-        """The output prefix."""
-        return str(self.folder)
-
-    def files(self, where: str = ERRORS) -> dict[str, bytes]:
-        """Return the names of the files in one of its folders, sorted."""
-        folder = self.folder / where
-        files = sorted(folder.glob("*.pb")) if folder.is_dir() else []
-        return {path.name: path.read_bytes() for path in files}
-
-    def failures(self) -> list[WorkerError]:
-        """Return its decoded documents."""
-        found = [decode(data, DocumentRef(name)) for name, data in self.files().items()]
-        return [failure for failure in found if isinstance(failure, WorkerError)]
-
-    def roster(self) -> list[NodePresence]:
-        """Return its roster entries."""
-        return [decode_presence(data, name) for name, data in self.files(ROSTER).items()]
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Out:
+def out(tmp_path: Path) -> Prefix:
     """Return an empty output prefix."""
-    return Out(tmp_path / "out")
+    return Prefix(tmp_path / "out")
 
 
 @pytest.fixture
@@ -116,7 +79,7 @@ class Gate:
 
     folder: Path
 
-    def uri(self, out: Out) -> str:
+    def uri(self, out: Prefix) -> str:
         """Return the URI of an output prefix behind the gate."""
         return f"gated://{out.folder}"
 

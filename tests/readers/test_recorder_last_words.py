@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.layout import error_key_for
+from firstfault.layout import ERRORS, error_key_for
 from firstfault.model import Phase, Receipt, Writer
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder, Spool, Target
 from firstfault.recorder.left_behind import end_left_processes, left_processes
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, SHORT_S, Gate, Out, StartAgent, add_modules
+from tests.prefix import Prefix
+from tests.readers.recorders import HANG_S, SHORT_S, Gate, StartAgent, add_modules
 from tests.waiting import until
 
 
@@ -42,7 +43,7 @@ def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
 
 @pytest.mark.parametrize("kernel_tells", [True, False], ids=["pidfd", "polled"])
 def test_an_agent_that_is_killed(
-    agent: StartAgent, out: Out, kernel_tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: StartAgent, out: Prefix, kernel_tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder uploads the agent's death, the spooled documents and the roster entry with receipts, and exits."""
     if not kernel_tells:
@@ -86,7 +87,7 @@ def test_an_agent_that_is_killed(
         assert (receipts[name].fault_to_durable_ns or 0) > 0
 
 
-def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Out, tmp_path: Path) -> None:
+def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Prefix, tmp_path: Path) -> None:
     """Its stderr is read after the recorder's end, too, so it gets no EPIPE; a FIFO without a writer keeps nothing."""
     log = tmp_path / "stderr"  # capfd loses what comes while it is read
     with log.open("ab") as stderr:
@@ -118,7 +119,7 @@ def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Out, tmp
     assert log.read_bytes().count(b"x") == 200_000
 
 
-def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out: Out) -> None:
+def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out: Prefix) -> None:
     """It counts as dead, also if it ended before its recorder began to watch."""
     dying = agent(out.uri)
     os.kill(dying.recorder_pid, signal.SIGSTOP)
@@ -132,7 +133,7 @@ def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out:
     assert len(out.roster()) == 1
 
 
-def test_bytes_that_are_no_document(agent: StartAgent, out: Out, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bytes_that_are_no_document(agent: StartAgent, out: Prefix, capfd: pytest.CaptureFixture[str]) -> None:
     """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other."""
     dying = agent(out.uri)
     write_last_words(dying.folder)
@@ -147,13 +148,13 @@ def test_bytes_that_are_no_document(agent: StartAgent, out: Out, capfd: pytest.C
     early.folder.agent_spool.add("own.pb", b"\xff")
     early.kill()
     early.wait_for_recorder()
-    other = Out(out.folder / "early")
+    other = Prefix(out.folder / "early")
     assert (list(other.files()), other.roster()) == (["own.pb"], [])
 
 
 @pytest.mark.parametrize("reason", ["cannot write", "the storage did not answer within 0.5 s"], ids=["fails", "hangs"])
 def test_a_death_with_a_bad_storage(
-    agent: StartAgent, out: Out, gate: Gate, capfd: pytest.CaptureFixture[str], reason: str
+    agent: StartAgent, out: Prefix, gate: Gate, capfd: pytest.CaptureFixture[str], reason: str
 ) -> None:
     """The recorder of a dead agent waits until its deadline; log and roster entry tell what was lost, and why."""
     hangs = "did not answer" in reason
@@ -171,7 +172,7 @@ def test_a_death_with_a_bad_storage(
     assert ["cannot write" in receipt.error for receipt in lost if not receipt.durable] == ([] if hangs else [True] * 2)
 
 
-def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Out, gate: Gate) -> None:
+def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Prefix, gate: Gate) -> None:
     """The recorder of a dead agent still answers its workers."""
     dying = agent(gate.uri(out))
     write_last_words(dying.folder)
@@ -189,7 +190,7 @@ def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Out, gate: Ga
     assert len(out.failures()) == 2
 
 
-def test_a_worker_that_asks_late(agent: StartAgent, out: Out) -> None:
+def test_a_worker_that_asks_late(agent: StartAgent, out: Prefix) -> None:
     """The recorder of a dead agent waits a moment for late requests of workers."""
     dying = agent(out.uri)
     write_last_words(dying.folder)
@@ -241,7 +242,7 @@ def _of_worker(folder: Path) -> dict[str, str]:
 
 
 def test_what_the_workers_of_a_killed_agent_leave(
-    agent: StartAgent, out: Out, started: list[subprocess.Popen[str]]
+    agent: StartAgent, out: Prefix, started: list[subprocess.Popen[str]]
 ) -> None:
     """What ignores SIGTERM gets SIGKILL; a daemon, which began a session of its own, lives on."""
     dying = agent(out.uri)

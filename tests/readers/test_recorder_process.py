@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from firstfault.errors import RecorderUnavailableError, StoreError
+from firstfault.layout import ERRORS, ROSTER
 from firstfault.model import Receipt
 from firstfault.recorder import server
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Recorder, Target
@@ -26,7 +27,9 @@ from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.server import Uploads
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from tests.readers.recorders import ERRORS, HANG_S, ROSTER, SHORT_S, TOLERANCE_S, Gate, Out, Start, is_gone
+from tests.prefix import Prefix
+from tests.processes import is_gone
+from tests.readers.recorders import HANG_S, SHORT_S, TOLERANCE_S, Gate, Start
 from tests.waiting import until
 
 _CLIENTS = 8
@@ -54,7 +57,7 @@ def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
 # --- uploads --------------------------------------------------------------------------------------------------------
 
 
-def test_requests(start: Start, out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests(start: Start, out: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is durable is in the storage before the answer; the receipts tell how long it took, or the reason."""
     process = start(out.uri)
     recorder = Recorder(process.folder)
@@ -83,7 +86,7 @@ def test_requests(start: Start, out: Out, tmp_path: Path, monkeypatch: pytest.Mo
     assert report.memory_used_bytes is None or report.memory_used_bytes > 0
 
 
-def test_many_at_once(start: Start, out: Out, gate: Gate) -> None:
+def test_many_at_once(start: Start, out: Prefix, gate: Gate) -> None:
     """Eight uploads run concurrently."""
     process = start(gate.uri(out))
     files = [spooled(process, f"{rank}.pb", str(rank).encode()) for rank in range(_CLIENTS)]
@@ -124,7 +127,7 @@ def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, mo
     assert len(begun) == uploads
 
 
-def test_a_deadline_that_passes(start: Start, out: Out, gate: Gate) -> None:
+def test_a_deadline_that_passes(start: Start, out: Prefix, gate: Gate) -> None:
     """The client returns at its deadline; the recorder finishes the upload and writes the receipt to the spool."""
     process = start(gate.uri(out))
     file = spooled(process)
@@ -140,7 +143,7 @@ def test_a_deadline_that_passes(start: Start, out: Out, gate: Gate) -> None:
     assert out.files() == {"a.pb": b"said"}
 
 
-def test_a_recorder_that_is_frozen(start: Start, out: Out) -> None:
+def test_a_recorder_that_is_frozen(start: Start, out: Prefix) -> None:
     """The client reports it early enough for its caller to upload by itself; the recorder does the upload later."""
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
@@ -184,7 +187,7 @@ def test_no_recorder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
-def test_a_recorder_that_is_killed_while_one_waits(start: Start, out: Out, gate: Gate, up: bool) -> None:
+def test_a_recorder_that_is_killed_while_one_waits(start: Start, out: Prefix, gate: Gate, up: bool) -> None:
     """A waiting client gets RecorderUnavailableError as soon as the recorder dies, before or after it accepts."""
     process = start(gate.uri(out))
     if not up:
@@ -227,7 +230,7 @@ def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
-def test_signals_do_not_end_it(start: Start, out: Out, up: bool) -> None:
+def test_signals_do_not_end_it(start: Start, out: Prefix, up: bool) -> None:
     """Signals that terminate a pod do not end its recorder, not even during its start; the caller gets them again."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     process = start(out.uri)
@@ -240,7 +243,7 @@ def test_signals_do_not_end_it(start: Start, out: Out, up: bool) -> None:
     assert process.alive()
 
 
-def test_the_end(start: Start, out: Out) -> None:
+def test_the_end(start: Start, out: Prefix) -> None:
     """`end` removes process and folder and uploads no spooled document; a second call does nothing."""
     descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
     process = start(out.uri)
@@ -264,7 +267,7 @@ def test_the_end(start: Start, out: Out) -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_an_end_with_an_upload_in_hand(
-    start: Start, out: Out, gate: Gate, hangs: bool, capfd: pytest.CaptureFixture[str]
+    start: Start, out: Prefix, gate: Gate, hangs: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An upload in progress finishes before the recorder exits; one that hangs is named on stderr."""
     process = start(gate.uri(out))
@@ -283,7 +286,7 @@ def test_an_end_with_an_upload_in_hand(
     assert capfd.readouterr().err == (f"firstfault: recorder: {ERRORS}/a.pb {reason}\n" if hangs else "")
 
 
-def test_an_end_of_a_frozen_recorder(start: Start, out: Out) -> None:
+def test_an_end_of_a_frozen_recorder(start: Start, out: Prefix) -> None:
     """A recorder that does not answer is killed after the timeout."""
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
@@ -295,7 +298,7 @@ def test_an_end_of_a_frozen_recorder(start: Start, out: Out) -> None:
 
 
 def test_a_folder_too_deep_for_a_socket(
-    start: Start, out: Out, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, out: Prefix, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long TMPDIR is ignored. If the process cannot be started, an OSError is raised and no folder is left."""
     deep = tmp_path / ("x" * 100)
@@ -314,7 +317,7 @@ def test_a_folder_too_deep_for_a_socket(
 
 
 def test_modules_in_the_working_directory(
-    start: Start, out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, out: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A json.py in the working directory does not shadow the standard library's."""
     for name in ("json", "asyncio", "queue", "uuid"):
@@ -324,7 +327,7 @@ def test_modules_in_the_working_directory(
     assert put(process).durable
 
 
-def test_a_request_that_makes_no_sense(start: Start, out: Out, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_request_that_makes_no_sense(start: Start, out: Prefix, capfd: pytest.CaptureFixture[str]) -> None:
     """An invalid request gets no result, the next request does, and the recorder's end waits for none of them."""
     process = start(out.uri)
     broken = (b"", b"not json", b"[]", b'{"op": "fly"}', b'{"op": "put"}', b"\xff\xfe", b"[" * 50_000)

@@ -36,6 +36,7 @@ from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, la
 from firstfault_torch.agent.agent import ReportingAgent
 from firstfault_torch.node import stderr_relay
 from tests.nodes import Job
+from tests.processes import is_gone
 from tests.torch_agent.trainings import prints_and_leaves, prints_and_raises
 from tests.waiting import until
 
@@ -237,15 +238,7 @@ def test_what_a_worker_leaves(tmp_path: Path) -> None:
     assert _failed(tmp_path, _leave_processes, tmp_path).verdict.ranks == (1,)
     fork, program, daemon = map(int, (tmp_path / "pids").read_text().split())
     os.kill(daemon, signal.SIGKILL)
-    until(lambda: not any(map(_runs, (fork, program))))  # Python needs a moment for torch's handler of SIGTERM
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process runs; a zombie has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    until(lambda: is_gone(fork) and is_gone(program))  # Python needs a moment for torch's handler of SIGTERM
 
 
 def _return_what_cannot_be_pickled() -> Any:
