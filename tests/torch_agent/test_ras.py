@@ -97,33 +97,22 @@ Warnings
 
 """
 SILENT = (_missing(17, unresponsive=True),)
+DEAD = _document(_group(8, missing=SILENT), _group(64, missing=SILENT))
+LEFT = _document(_group(4, missing=(_missing(1, unresponsive=False),)))
+BEHIND = _document(_group(8, _rank(5, {"AllReduce": 3040})))
+FAILED = _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7)))
 
 
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
         (_document(_group(64)), "NCCL RAS sees no fault"),
-        (
-            _document(_group(8, missing=SILENT), _group(64, missing=SILENT)),
-            "NCCL RAS: no answer from 1 of 64 ranks: rank 17 (pid 4017 on 10.0.0.5)",
-        ),
-        (
-            _document(_group(4, missing=(_missing(1, unresponsive=False),))),
-            "NCCL RAS: no communicator on 1 of 4 ranks: ",
-        ),
-        (
-            _document(_group(8, _rank(5, {"AllReduce": 3040}))),
-            "NCCL RAS: 3,040 AllReduce, others 3,041, on 1 of 8 ranks: rank 5 (pid 4005 ",
-        ),
-        (
-            _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7))),
-            "NCCL RAS: NCCL error 6 on 1 of 4 ranks: rank 2 (pid 4002 on 10.0.0.5)",
-        ),
+        (DEAD, "NCCL RAS: no answer from 1 of 64 ranks: rank 17 (pid 4017 on 10.0.0.5)"),
         # as NCCL 2.28.9 writes it
-        (
-            _document(_group(64, missing=SILENT)).replace(b'"nvml_dev": 17,', b'"nvml_dev": 17\n'),
-            "NCCL RAS: no answer ",
-        ),
+        (DEAD.replace(b'"nvml_dev": 17,', b'"nvml_dev": 17'), "NCCL RAS: no answer from 1 of 64 ranks: rank 17 "),
+        (LEFT, "NCCL RAS: no communicator on 1 of 4 ranks: rank 1 "),
+        (BEHIND, "NCCL RAS: 3,040 AllReduce, others 3,041, on 1 of 8 ranks: rank 5 (pid 4005 "),
+        (FAILED, "NCCL RAS: NCCL error 6 on 1 of 4 ranks: rank 2 (pid 4002 on 10.0.0.5)"),
         (TEXT, "NCCL RAS: INCOMPLETE; Missing communicator data from 1 job process; Process 3487984 on node 172.16"),
     ],
 )
@@ -165,16 +154,14 @@ def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
     began = time.monotonic()
     assert with_ras(lambda: Told(("no progress",)), {4000}).lines == ("no progress",)
     assert time.monotonic() - began < 4
-    assert len(ras.asked) > 2 or answer is not _is_silent
-    ras.asked.clear()
-    assert with_ras(lambda: Told(()), {4000}).lines == ()
-    assert not ras.asked, "nothing is told of the stall"
+    assert len(ras.asked) > 1 or answer is not _is_silent
 
 
 def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> None:
-    """What RAS says changes no rank; without a collective of NCCL's no connection is made."""
+    """What RAS says changes no rank; if none is called, or nothing is told, no connection is made."""
     ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
     watching(backend="gloo")._compare({}, 61.0, ends=False)
+    assert with_ras(lambda: Told(()), {4000}).lines == ()
     assert ras.asked == []
     watch = watching()
     watch._compare({0: 4000}, 61.0, ends=False)
