@@ -120,3 +120,25 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("the JSON is nested too deep") from error
+
+
+_US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
+_MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
+_DURATIONS = (
+    (2 * _DAY, _DAY, 0, "d"),
+    (2 * _HOUR, _HOUR, 0, "h"),
+    (2 * _MINUTE, _MINUTE, 0, "min"),
+    (10 * _S, _S, 0, "s"),
+    (_S, _S, 1, "s"),
+    (10 * _MS, _MS, 0, "ms"),
+    (_MS, _MS, 1, "ms"),
+    (0, _US, 0, "us"),
+)
+"""From how many nanoseconds on a time is shown in which unit, with how many decimals."""
+
+
+def duration(nanoseconds: int) -> str:
+    """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"."""
+    long = abs(nanoseconds)
+    _, unit, decimals, name = next(row for row in _DURATIONS if long >= row[0])
+    return f"{long / unit:.{decimals}f} {name}"

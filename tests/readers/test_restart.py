@@ -12,13 +12,15 @@ import pytest
 
 from firstfault.conclude import Conclusion, RestartContext, conclude, decide_restart, record_of
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
-from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
+from firstfault.model import Kind, Phase, Resources, RestartKind, RestartRecord, WorkerError
+from firstfault.model.job import STALLS_OF_ROUND
 from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
 from firstfault.strategies import undetermined
-from firstfault.testing import make_error, make_job
+from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
+from tests.readers.scenes import agent
 from tests.seals import RECORD
 
 CONTEXT = RestartContext(round=0, restarts_left=3)
@@ -184,3 +186,39 @@ def test_what_was_recovered_from(attempt: Attempt, run: Callable[..., Ran]) -> N
     assert found["lost_seconds"] == 2.5
     assert [record["number"] for record in found["restarts"]] == [0, 1]
     assert show("--markdown").code == 2
+
+
+STALL = RestartRecord(
+    RestartKind.STALL,
+    0,
+    "rank 17 at loader.py:88 in read_shard",
+    restart=False,
+    reason="no progress for 61 s: 63 of 64 ranks wait",
+    rank=17,
+    timestamp_ns=START_NS,
+    world_size_before=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("lost", "number", "told"),
+    [
+        (None, 0, "worker-1: the job had made no progress for 6 h: rank 17 at loader.py:88 in read_shard"),
+        (74.0, 0, "worker-1: the agent was terminated"),
+        (None, STALLS_OF_ROUND, "worker-1: the agent was terminated"),
+    ],
+)
+def test_a_job_that_was_ended_while_it_stood_still(
+    attempt: Attempt, run: Callable[..., Ran], lost: float | None, number: int, told: str
+) -> None:
+    """Before its end `show` tells for whom it waits, then the headline does, and for how long it did."""
+    record = replace(STALL, lost_seconds=lost, number=number)
+    attempt.join(make_presence(Phase.JOINED, node="worker-1", group_rank=1))
+    attempt.put(f"{ROSTER}/{restart_record_name('stall', number, 0)}", restart_to_json(record))
+    said = run("show", attempt.uri).err
+    assert (f"{STALL.reason}; {STALL.headline}" in said) is ("6 h" in told)
+    attempt.write(agent(1, "preemption", 6 * 3_600_000, message="the agent was terminated"))
+    ran = run("show", "-v", attempt.uri)
+    assert f"root cause: terminated, the agent of {told}" in ran.out
+    seconds = lost or (21_600 if number == 0 else 0)
+    assert f"stalled 1 time: {seconds:.0f} s in all, {64 * seconds / 3600:.2f} hours of all ranks; 1 time " in ran.out

@@ -227,7 +227,7 @@ def test_a_job_that_stands_still(attempt: Attempt, watching: Watch, run: Callabl
     )
     assert (code, err.count(said)) == (EXIT.ROOT_CAUSE, 2)
     report = run("show", "-v", attempt.uri).out
-    assert "stalled 2 times: 180 s in all until it went on, 0.10 hours of all ranks; 2 times rank 1 at load" in report
+    assert "stalled 2 times: 180 s in all, 0.10 hours of all ranks; 2 times rank 1 at load" in report
 
 
 def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> list[str]:

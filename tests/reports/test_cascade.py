@@ -15,10 +15,11 @@ from firstfault.render.drawings import Timeline, node_map, timeline_of
 from firstfault.report import Report, flyte_message
 from firstfault.report.cascade import Cascade, Event, cascade_of
 from firstfault.report.data import AttemptSummary, changes_between, summary_of, with_attempts
-from firstfault.report.words import State, duration, ranks_text, short_names
+from firstfault.report.words import State, ranks_text, short_names
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
+from firstfault.text import duration
 from tests.all_forms import FORMS
 from tests.reports.scenes import SCENES, report_on
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from firstfault.exceptions.stack_position import with_source
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import ExpiredDeadline, RestartKind, RestartRecord, StackDump, Writer
+from firstfault.model.job import STALLS_OF_ROUND
 from firstfault.text import one_line
 from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.budgets import ASKING_S, HANG_ANSWER_S, HANG_LOOK_S, HANG_OTHERS_S, SOURCE_LINES_S, STORE_S
@@ -49,8 +50,6 @@ _MOST_OPEN = 3
 """Collectives of one group in what a node hands in."""
 _MOST_USUAL = 100
 """Stalls of one round after which those at a usual place are not kept: each is a name in the roster's listing."""
-_PER_ROUND = 1000
-"""Stalls of one round, in the numbers of their records."""
 _CPU_SHARE = 0.1
 _IO_BYTES = 1 << 20
 """Between two looks; below that, a process that waits uses the CPU and reads as well."""
@@ -306,13 +305,13 @@ class StallWatch:
 
     def _keep(self, stall: _Stall, lost: float | None = None) -> RestartRecord | None:
         """Write and return the record of a stall, or complete it with how long it took; None: it has none."""
-        if not stall.is_mine or stall.number >= (_PER_ROUND if stall.is_shown else _MOST_USUAL):
+        if not stall.is_mine or stall.number >= (STALLS_OF_ROUND if stall.is_shown else _MOST_USUAL):
             return None
         recording, place, told = self._node.reporter.recording, self._node.places.of(0), stall.told
         waited = f"rank {told.ranks[0]}" if told.ranks else "no rank stands out"
         record = RestartRecord(
             RestartKind.STALL,
-            recording.round * _PER_ROUND + stall.number,
+            recording.round * STALLS_OF_ROUND + stall.number,
             one_line(f"{waited}{f' at {told.at}' if told.at else ''}"),
             restart=False,
             reason=told.lines[0],

@@ -10,9 +10,9 @@ from typing import Any
 
 from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import LIVE, Layout, watched_name
-from firstfault.report.words import duration, few
+from firstfault.report.words import few
 from firstfault.store import ReadableStore, open_store
-from firstfault.text import printable
+from firstfault.text import duration, printable
 
 _LOOK_S = 5.0
 _FIRST_S = 60.0

@@ -241,7 +241,8 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     total = f"{counted(len(restarts), 'restart')}, {lost:.0f} s lost in all"
     echo(total if restarts else "no restart is on record")
     for record in stalls:
-        echo(f"stalled for {record.lost_seconds or 0:.0f} s: {record.reason}")
+        lasted = "and did not go on" if record.lost_seconds is None else f"for {record.lost_seconds:.0f} s"
+        echo(f"stalled {lasted}: {record.reason}")
     if stalls:
         echo(f"stalled {counted(len(stalls), 'time')}: {stalls_line(stalls)}")
     return EXIT.OK
@@ -264,6 +265,8 @@ def _nothing(read: ReadAttempt, forms: Forms) -> int:
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")
+    elif (stall := read.job.last_stall) is not None:
+        hints.append(f"{stall.reason}; {stall.headline}")
     elif read.job.history:
         hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
     if read.is_of_logs:

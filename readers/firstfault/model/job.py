@@ -135,6 +135,10 @@ class Seal:
         return (-self.count, self.name)
 
 
+STALLS_OF_ROUND = 1000
+"""Numbers that the records of one round's stalls can have."""
+
+
 class RestartKind(str, enum.Enum):
     """What is restarted."""
 
@@ -238,6 +242,13 @@ class JobErrors:
         known = [entry.progress for entry in self.roster]
         seconds = max((each.seconds for each in known), default=0.0)
         return Progress(max((each.collectives for each in known), default=0), seconds)
+
+    @property
+    def last_stall(self) -> RestartRecord | None:
+        """The stall of the judged round after which the job did not go on; None: there was none, or it is not known."""
+        stalls = [record for record in self.restarts if record.kind is RestartKind.STALL]
+        last = stalls[-1] if stalls and stalls[-1].number // STALLS_OF_ROUND == self.round else None
+        return last if last is not None and last.lost_seconds is None else None
 
     @property
     def all_succeeded(self) -> bool:

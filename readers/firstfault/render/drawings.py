@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from firstfault.report.cascade import Cascade, Event
-from firstfault.report.words import State, duration, short_names
+from firstfault.report.words import State, short_names
+from firstfault.text import duration
 
 _MS = 1_000_000
 _LANES = 32

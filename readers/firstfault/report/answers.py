@@ -20,7 +20,7 @@ from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_signal
 from firstfault.model.job import NodeSetup, Progress
 from firstfault.report import words
 from firstfault.report.cascade import Cascade, world_size
-from firstfault.text import counted, one_line, size
+from firstfault.text import counted, duration, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
 
 _FEW = 5
@@ -531,13 +531,13 @@ class JobIdentity:
 
     @property
     def _after(self) -> str:
-        return f"failed after {words.duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+        return f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
 
     @property
     def trained(self) -> str:
         """Return how far the last round came: "40,312 collectives, 3 h of training"; empty if it is not known."""
         calls, seconds = self.progress.collectives, self.progress.seconds
-        return f"{calls:,} collectives, {words.duration(int(seconds * _NS))} of training" if calls else ""
+        return f"{calls:,} collectives, {duration(int(seconds * _NS))} of training" if calls else ""
 
     def brief(self, engine: words.EngineWords) -> str:
         """Return what ran in few words; the rest is the same for every attempt of it."""

@@ -315,7 +315,8 @@ def _details(report: Report) -> Iterator[Fact]:
         faults = "; ".join(f"{_restarted(record)}: {record.headline}" for record in before)
         yield Fact(f"restarted {counted(len(before), 'time')} before", faults)
     if stalls := stalls_of(report.job):
-        yield Fact(f"stalled {counted(len(stalls), 'time')}", stalls_line(stalls))
+        ended_ns = verdict.timestamp_ns if report.job.last_stall is not None else None
+        yield Fact(f"stalled {counted(len(stalls), 'time')}", stalls_line(stalls, ended_ns))
     yield Fact(f"{report.engine.nodes} reported", report.coverage)
     if report.clocks:
         yield Fact("clocks", report.clocks)
@@ -431,13 +432,18 @@ def stalls_of(job: JobErrors) -> list[RestartRecord]:
     return [record for record in job.restarts if record.kind is RestartKind.STALL]
 
 
-def stalls_line(stalls: Sequence[RestartRecord]) -> str:
-    """Return for how long a job stood still, what that cost, and for which ranks it waited: the most frequent first."""
-    lost = sum(record.lost_seconds or 0 for record in stalls)
-    hours = sum((record.lost_seconds or 0) * (record.world_size_before or 0) for record in stalls) / 3600
+def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) -> str:
+    """Return for how long a job stood still, what that cost, and for which ranks it waited: the most frequent first.
+
+    If the last one has no end, it lasted until `ended_ns`, nanoseconds since the Unix epoch.
+    """
+    seconds, last = [record.lost_seconds or 0 for record in stalls], stalls[-1]
+    if last.lost_seconds is None and None not in {last.timestamp_ns, ended_ns}:
+        seconds[-1] = max((ended_ns or 0) - (last.timestamp_ns or 0), 0) / 1e9
+    hours = sum(each * (record.world_size_before or 0) for each, record in zip(seconds, stalls, strict=True)) / 3600
     places = Counter(record.headline for record in stalls)
     told = [f"{counted(number, 'time')} {place}" for place, number in places.most_common()]
-    return "; ".join([f"{lost:.0f} s in all until it went on, {hours:.2f} hours of all ranks", *few(told, _STALLED)])
+    return "; ".join([f"{sum(seconds):.0f} s in all, {hours:.2f} hours of all ranks", *few(told, _STALLED)])
 
 
 def _restarted(record: RestartRecord) -> str:

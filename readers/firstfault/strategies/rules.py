@@ -35,7 +35,7 @@ from firstfault.evidence.hangs import (
     waited_apart,
 )
 from firstfault.model import JobErrors, Reads, RestartKind, Scope, Suspect, Verdict, Writer
-from firstfault.strategies import reads, takes_diagnosis
+from firstfault.strategies import HEADLINE, reads, takes_diagnosis
 from firstfault.strategies._evidence_verdicts import (
     MAX_SUSPECTS,
     by_time,
@@ -47,6 +47,7 @@ from firstfault.strategies._evidence_verdicts import (
     on_remaining,
     suspects_of,
 )
+from firstfault.text import duration, one_line
 
 CONFIDENCES = ("low", "medium", "high")
 _MAX_OF_INTEREST = 16
@@ -130,9 +131,22 @@ def _lost_node(diagnosis: Diagnosis) -> Verdict | None:
 
 def _terminated_node(diagnosis: Diagnosis) -> Verdict | None:
     if found := diagnosis.first:
-        return on_fault(diagnosis, found) if found.first.failure_class is FailureClass.EXTERNAL else None
+        is_external = found.first.failure_class is FailureClass.EXTERNAL
+        return _with_stall(on_fault(diagnosis, found), diagnosis.job) if is_external else None
     nodes = [] if diagnosis.waits else terminated_nodes(diagnosis.job)
-    return on_candidate(diagnosis, nodes[0]) if nodes else None
+    return _with_stall(on_candidate(diagnosis, nodes[0]), diagnosis.job) if nodes else None
+
+
+def _with_stall(verdict: Verdict, job: JobErrors) -> Verdict:
+    """Say for whom a job waited that was terminated while it stood still: a person or a time limit ended a hang."""
+    stall = job.last_stall
+    if stall is None or stall.timestamp_ns is None or verdict.timestamp_ns is None:
+        return verdict
+    seconds = duration(max(verdict.timestamp_ns - stall.timestamp_ns, 0))
+    name, _, text = verdict.headline.partition(": ")
+    told = f"the job had made no progress for {seconds}: {stall.headline}"
+    headline = one_line(f"{name}: {told}; {text}" if text else f"{name}: {told}", HEADLINE)
+    return replace(verdict, headline=headline, why=(*verdict.why, told), sources=(*verdict.sources, ()))
 
 
 def _raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
