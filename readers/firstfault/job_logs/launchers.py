@@ -7,10 +7,12 @@ import re
 import signal as signals
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from firstfault.evidence.signatures import Pattern
 from firstfault.model.failure import signal_of_exit_code
+from firstfault.toml import parse_toml
 
 
 class About(enum.Enum):
@@ -65,83 +67,9 @@ _SIGNALS = {
     "Trace/breakpoint trap": "SIGTRAP",
 }
 """Signals as `strsignal` calls them."""
-_DIES = "|".join(_SIGNALS)
-
-
-def _made(about: About, pattern: str, reason: str = "") -> Statement:
-    return Statement(about, re.compile(pattern), reason)
-
-
-_TASKS = r"(?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): "
-_CANCELLED = r"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>\S+) CANCELLED AT "
-STATEMENTS = (
-    # torch elastic
-    _made(About.ENDED, r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"),
-    _made(About.STOPPED, r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)"),
-    _made(About.STOPPED, r"Unable to shutdown process (?P<pid>\d+) via (?:Signals\.)?(?P<signal>SIG\w+|\d+)"),
-    _made(
-        About.RESTARTED, r"(?:will restart|\bRestarting) worker group|Worker group FAILED\. [1-9]\d*/\d+ attempts left"
-    ),
-    _made(About.TERMINATED, r"Received (?:Signals\.)?(?P<signal>SIG\w+|\d+) death signal", "signal"),
-    _made(About.TERMINATED, r"SignalException: Process (?P<pid>\d+) got signal: (?P<signal>\d+)", "signal"),
-    # Slurm
-    _made(About.TERMINATED, _CANCELLED + r"\S+ DUE TO (?P<due>[A-Z ]+?)(?: \*|$|,)", "due"),
-    _made(About.TERMINATED, _CANCELLED.replace("|STEP", ""), "cancelled"),
-    _made(
-        About.REST_STOPPED,
-        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT|srun: (?:launch/slurm: _step_signal: )?Terminating "
-        r"|srun: Force Terminated|srun: Job step aborted",
-    ),
-    _made(About.TERMINATED, r"srun: interrupt \(one more within|srun: sending Ctrl-C|^\^C$", "signal SIGINT"),
-    _made(About.LOST, r"srun: error: Node failure on (?P<nodes>\S+)"),
-    _made(About.STOPPED, _TASKS + r"(?P<signal>Terminated)"),
-    _made(
-        About.ENDED,
-        rf"{_TASKS}(?:(?P<oom>Out Of Memory)|Exited with exit code (?P<code>\d+)|(?P<signal>{_DIES}))",
-    ),
-    _made(About.OOM, r"slurmstepd(?:-(?P<node>\S+))?: error: Detected [1-9]\d* oom[_-]kill events? in"),
-    # mpirun, prterun, Hydra
-    _made(
-        About.ENDED,
-        r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>\S+) exited on signal (?P<signal>\d+)",
-    ),
-    _made(About.ENDED, r"Process name: \[[^\]\s]*?,(?:\d+\],)?(?P<rank>\d+)\](?:\s*Exit code:\s+(?P<code>-?\d+))?"),
-    _made(About.ENDED, r"RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<node>\S+)"),
-    _made(
-        About.REST_STOPPED,
-        r"job to be terminated(?:$|\. The first process)|terminated normally, but \d+ process|^MPI_ABORT was invoked",
-    ),
-    # DeepSpeed, Lightning, torch.multiprocessing, accelerate, Horovod
-    _made(About.ENDED, r"sigkill_handler\].*exits with return code = (?P<code>-?\d+)"),
-    _made(About.ENDED, r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"),
-    _made(
-        About.ENDED,
-        r"ProcessExitedException: process (?P<rank>\d+) terminated with "
-        r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))",
-    ),
-    _made(About.ENDED, r"Process (?P<rank>\d+) exit with status code (?P<code>[1-9]\d*)\."),
-    # Ray
-    _made(
-        About.ENDED,
-        r"worker died or was killed[^\n]*?Worker IP address: (?P<ip>[\w.:]+)[^\n]*?Worker PID: (?P<pid>\d+)",
-    ),
-    _made(About.OOM, r"Memory on the node \(IP: (?P<ip>[\w.:]+),[^\n]*?where the task \([^\n]*?pid=(?P<pid>\d+)"),
-    _made(About.LOST, r"[Nn]ode with node id:? \w+ and address:? (?P<ip>[\w.:]+)[^\n]*has been marked dead"),
-    # the kernel and the shell
-    _made(About.OOM, r"(?:[Oo]ut of memory: Kill(?:ed)? process |oom-kill:[^\n]*\bpid=)(?P<pid>\d+)"),
-    _made(About.ENDED, rf"line \d+:\s+(?P<pid>\d+) (?P<signal>{_DIES})\b|^(?P<only>{_DIES})(?: \(core dumped\))?$"),
-    # Kubernetes
-    _made(About.OOM, r"[Rr]eason:? ?\"?OOMKilled"),
-    _made(
-        About.TERMINATED,
-        r"\bThe node was low on resource: \S+|[Rr]eason:? ?\"?Evicted\b|\bDeletionByTaintManager\b",
-        "evicted",
-    ),
-    _made(
-        About.TERMINATED,
-        r"[Pp]od \S+ (?:was|has been) (?:preempted|evicted)|[Rr]eason:? ?\"?Preempt(?:ed|ing)\b",
-        "preempted",
-    ),
+STATEMENTS = tuple(
+    Statement(About[row["about"]], re.compile(row["pattern"]), row.get("reason", ""))
+    for row in parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))["statement"]
 )
 _ANY = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", statement.pattern.pattern) for statement in STATEMENTS))
 """Found in each line that a statement fits; fast in the others, too."""
