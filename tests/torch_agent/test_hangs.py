@@ -41,7 +41,6 @@ def test_a_stall_is_told_kept_and_not_ended(
 ) -> None:
     """All nodes tell the rank, its line, why it is not ended, and when it goes on; one keeps a record, and notifies."""
     options = Options(hang=Hang(warn_seconds=SECONDS, end_seconds=SECONDS))
-    monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", "1")
     with receiving() as webhook, Job(tmp_path, stalling, ("paused",), options=options) as job:
         monkeypatch.setenv("FIRSTFAULT_WEBHOOK", webhook.url)
         job.start(2)

@@ -55,7 +55,7 @@ _IO_BYTES = 1 << 20
 """Between two looks; below that, a process that waits uses the CPU and reads as well."""
 _COUNT = "firstfault/stalls"
 _NOTIFIES = "FIRSTFAULT_NOTIFY_STALLS"
-"""The environment variable that is 1 if notifiers are told of stalls."""
+"""The environment variable that is 0 if notifiers are told of verdicts only."""
 _GROUPS = "torch/distributed/distributed_c10d.py"
 
 
@@ -297,7 +297,7 @@ class StallWatch:
     # --- records ------------------------------------------------------------------------------------------------
 
     def _notify(self, record: RestartRecord | None) -> None:
-        if record is not None and os.environ.get(_NOTIFIES) == "1":
+        if record is not None and os.environ.get(_NOTIFIES) != "0":
             over, uri = record.lost_seconds, self._node.reporter.recording.output_prefix
             line = record.reason if over is None else f"progress again after {over:.0f} s: {record.headline}"
             told = {"uri": uri, "first_line": line, **json.loads(restart_to_json(record))}
