@@ -160,11 +160,7 @@ def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
     text, extra = str(told["message"]), told.get("extraInfo") or {}
     if not isinstance(extra, dict):
         raise TypeError("extraInfo is not an object")
-    stack, seconds, code = (
-        str(extra.get("py_callstack") or ""),
-        str(extra.get("timestamp") or ""),
-        told.get("errorCode"),
-    )
+    stack, seconds = str(extra.get("py_callstack") or ""), str(extra.get("timestamp") or "")
     type_, _, message = text.partition(": ")
     raised = exception_in(stack, whole=True) or ExceptionInfo(type_, message)
     if seconds.isdecimal() and int(seconds) > _LAST_SECOND:
