@@ -31,11 +31,8 @@ _refused_threads = threading.Event()
 def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turn an exception of our own code into one warning; torch elastic continues as without firstfault.
 
-    With ``FIRSTFAULT_DEBUG`` set the warning contains the traceback.
-
-    Args:
-        doing: what the block does, for the warning.
-        through: exceptions that are not ours and pass, such as torch's SignalException.
+    The warning tells what was `doing`; with ``FIRSTFAULT_DEBUG`` set it contains the traceback. Exceptions that are not
+    ours, such as torch's SignalException, pass `through`.
     """
     try:
         yield
@@ -71,15 +68,9 @@ def bounded(  # noqa: PLR0913 - keywords
 ) -> T | None:
     """Return what `call` returns; None if it raises, or does not end within `seconds` or soon after `give_up` is set.
 
-    It runs in a daemon thread, which is left running if `call` blocks, as a ``__str__`` or a storage may.
-
-    Args:
-        call: what to do.
-        seconds: longest wait.
-        doing: what it does, for the warning.
-        give_up: shortens the wait when it is set.
-        hurried_seconds: longest wait after that.
-        local: it needs this process and its disk only. If the system allows no further thread, it runs in this one.
+    It runs in a daemon thread, which is left running if `call` blocks, as a ``__str__`` or a storage may. Once
+    `give_up` is set, the wait ends within `hurried_seconds`. A `local` call needs this process and its disk only: if
+    the system allows no further thread, it runs in this one.
     """
     results: list[T] = []
     # not join(): after a signal handler raised in it, Python takes the thread for dead
@@ -132,12 +123,8 @@ class NonBlocking(Generic[T]):
     """A function that is called again and again in a loop, and must not block it.
 
     Each call runs in a daemon thread, at most one at a time. While one takes long, the loop gets the default at once;
-    its late answer, or its exception, comes with the next call after it.
-
-    Args:
-        call: asks another machine, which may be frozen.
-        default: the answer while there is none.
-        seconds: how long the loop waits for an answer.
+    its late answer, or its exception, comes with the next call after it. The loop waits `seconds` for an answer of
+    `call`, which asks another machine that may be frozen.
     """
 
     def __init__(self, call: Callable[[], T], default: T, seconds: float = ANSWER_S) -> None:

@@ -195,12 +195,9 @@ def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int
 
 
 def parse_ranks(value: object, name: str, workers: int) -> frozenset[int] | None:
-    """Return local ranks; None: all.
+    """Return local ranks; None: all. The arguments are those of `parse_streams`.
 
-    Args:
-        value: "0,1" as torchrun takes it, a collection of numbers, or None or "" for all.
-        name: of the option, for the error.
-        workers: of one node.
+    `value` is "0,1" as torchrun takes it, a collection of numbers, or None or "" for all.
 
     Raises:
         firstfault.errors.UsageError: it is none of these, or names a local rank that no worker has.

@@ -84,12 +84,7 @@ def launch(
     It is ``torch.distributed.launcher.api.elastic_launch`` with error documents, one verdict for all nodes, and the
     failure's traceback.
 
-    Args:
-        config: torch's.
-        function: what each worker runs; for the start method "spawn" it can be pickled.
-        args: its arguments.
-        engine: that runs the attempt, such as `PlainEngine`.
-        options: time limits, strategy and retry policy.
+    For the start method "spawn", `function` can be pickled. `engine` runs the attempt, such as `PlainEngine`.
 
     Raises:
         NodeFailedError: a worker failed, here or on another node, or the agent failed or was terminated.

@@ -102,12 +102,8 @@ def failed_attempts(
 ) -> tuple[list[FailedAttempt], int]:
     """Return the failed attempts below a folder, newest first, and the number of all attempts.
 
-    Costs the listing and one request for an attempt with a sealed verdict, two with its machine.
-
-    Args:
-        uri: of the folder.
-        since_ns: leave out attempts whose errors were all stored before, nanoseconds since the Unix epoch.
-        with_machines: whether to find the root causes' machines.
+    Costs the listing and one request for an attempt with a sealed verdict, two `with_machines` of the root causes.
+    Attempts whose errors were all stored before `since_ns`, nanoseconds since the Unix epoch, are left out.
 
     Raises:
         StoreError: the storage could not be listed.

@@ -128,11 +128,7 @@ def restart_record_name(kind: str, number: int, group_rank: int) -> str:
     """Return the name, in the roster's folder, of a node's record of a restart.
 
     It sorts before the roster's entries, and readers without it ignore the file: it is neither ``.pb`` nor a bundle.
-
-    Args:
-        kind: "round", "in-process" or "stall".
-        number: of the round or iteration that failed.
-        group_rank: of the node that writes it.
+    `kind` is "round", "in-process" or "stall", `number` that of the round or iteration that failed.
     """
     return f"decision-{kind}-{min(max(number, 0), _MAX_ROUND):05d}-{min(max(group_rank, 0), _MAX_RANK):07d}.json"
 

@@ -229,11 +229,7 @@ class MultiErrorFileOutputReader:
         return self._request.job_of(snapshot)
 
     def job_of_copies(self, note: str) -> JobErrors:
-        """Return the job that the copies alone make, without a request.
-
-        Args:
-            note: the reason, for the coverage's notes.
-        """
+        """Return the job that the copies alone make, without a request; `note` is the reason, for the coverage."""
         return run_sync(self._job_of_copies(note))
 
     async def _job_of_copies(self, note: str) -> JobErrors:
@@ -245,10 +241,8 @@ class MultiErrorFileOutputReader:
         """Yield the job of a running attempt at once and after each change, until all nodes are done.
 
         A pause is at least ten times as long as the last listing took, and at most a minute. Without a change only
-        names are listed. A storage that does not answer is listed again after the next pause.
-
-        Args:
-            interval_seconds: the shortest pause between two listings.
+        names are listed. A storage that does not answer is listed again after the next pause. The shortest pause is
+        `interval_seconds`.
 
         Raises:
             UsageError: the URI is a single document.

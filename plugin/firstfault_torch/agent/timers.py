@@ -57,10 +57,7 @@ def open_timers(
 
 
 class TimerServer:
-    """Reads the deadlines of one round's workers.
-
-    Args:
-        path: of the FIFO, which is made here and removed by `stop`. One that exists is replaced.
+    """Reads the deadlines of one round's workers from a FIFO, which replaces an earlier one and is removed by `stop`.
 
     Raises:
         OSError: the FIFO cannot be made, or another kind of file is there.

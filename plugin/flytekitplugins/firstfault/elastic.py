@@ -54,12 +54,8 @@ def run_training(
 ) -> Any:
     """Run the workers of this node; return and raise as `ElasticFunctionTask.execute` does.
 
-    Args:
-        config: the task's.
-        function: the task function with its arguments.
-        engine: of this execution; None: recording is switched off.
-        options: for recording and concluding.
-        keeps_decks: rank 0 writes its decks to a file, for the deck of a failed attempt.
+    `function` is the task function with its arguments. Without an `engine` nothing is recorded. With `keeps_decks`,
+    rank 0 writes its decks to a file, for the deck of a failed attempt.
     """
     if parse_nnodes(config.nnodes)[0] > 1 and "PET_NNODES" not in os.environ:
         logger.warning(

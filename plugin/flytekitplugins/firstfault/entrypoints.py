@@ -35,13 +35,8 @@ def run_spawned(
 ) -> Any:
     """Run the task function in a new interpreter, with a new execution context.
 
-    Args:
-        work: the function with its arguments, and how the ranks restart in their processes or None; pickled by
-            cloudpickle.
-        raw_output_prefix: the execution's.
-        checkpoint_dest: where its checkpoints go.
-        checkpoint_src: the checkpoint of the attempt before.
-        keeps_decks: rank 0 writes its decks to a file, for the deck of a failed attempt.
+    `work` is the function with its arguments, and how the ranks restart in their processes or None, pickled by
+    cloudpickle. `checkpoint_src` is the checkpoint of the attempt before.
     """
     with recorded(FlyteEngine()) as monitor:
         import cloudpickle  # noqa: PLC0415 - so that a failing import is recorded

@@ -371,12 +371,9 @@ def _elsewhere(
 ) -> list[tuple[int, str]]:
     """Return the few ranks that were outside of any collective while others waited in one.
 
-    If all waits were for keys in the store, a rank in a collective may be the one that did not set them.
-
-    Args:
-        alive: all failures of workers.
-        waited: ranks whose collective timed out; their main thread may stand at any wait for the GPU.
-        waits: the failures of those that timed out. A rank that stands where they did waits, too.
+    If all waits were for keys in the store, a rank in a collective may be the one that did not set them. The main
+    thread of ranks that `waited` may stand at any wait for the GPU. A rank that stands where those of `waits` did waits
+    as well.
     """
     raised = [judged.failure.exception for judged in waits if judged.failure.exception is not None]
     lines = {place_of(frame) for exception in raised for frame in own_frames(exception)[-1:]}

@@ -78,9 +78,7 @@ class Snapshot:
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErrors:
     """Return the failures, the roster and the coverage of an attempt. The order within `snapshot` does not matter.
 
-    Args:
-        snapshot: what was read.
-        expected_nodes: overrides the number of nodes in roster and documents.
+    `expected_nodes` overrides the number of nodes in roster and documents.
     """
     withdrawn = _withdrawn(snapshot)
     handled = [document for document in snapshot.documents if not withdrawn.isdisjoint(_names(document))]

@@ -12,11 +12,8 @@ from firstfault.reading.assemble import Snapshot, round_of
 def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     """Return a snapshot with the collectives of its ranks, and with the processes of which it has no document.
 
-    Its own documents are about the same failures, and know more. Nodes that have succeeded get nothing.
-
-    Args:
-        snapshot: what was read of an attempt; if nothing was, it stays as it is.
-        beside: what logs and flight recorders tell; the last attempt in it counts.
+    Its own documents are about the same failures, and know more. Nodes that have succeeded get nothing, nor does a
+    snapshot of which nothing was read. The last attempt in `beside`, what logs and flight recorders tell, counts.
     """
     judged = round_of(snapshot.roster, snapshot.documents, snapshot.restarts)
     entries = [entry for entry in snapshot.roster if entry.place.round == judged.number]

@@ -161,10 +161,8 @@ def _await_threads(before: frozenset[int]) -> None:
     """Wait at the process's end until obstore's threads have handed over their results.
 
     They take Python's lock for it. A thread that wants it when the interpreter has begun to end aborts the process
-    (SIGABRT), as Python ends such a thread in a way that Rust does not allow.
-
-    Args:
-        before: threads that were there before the first request; they are not waited for.
+    (SIGABRT), as Python ends such a thread in a way that Rust does not allow. Threads from `before` the
+    first request are not waited for.
     """
     deadline = time.monotonic() + _THREADS_S
     while time.monotonic() < deadline:

@@ -10,10 +10,10 @@ import importlib.util
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +24,7 @@ from flytekitplugins.firstfault.local import shown
 if TYPE_CHECKING:
     from firstfault.report import Report
     from firstfault.report.data import AttemptSummary
-    from flytekitplugins.firstfault.local.runner import Attempt, Running, RunResult
+    from flytekitplugins.firstfault.local.runner import Attempt, Look, RunResult, Tell
 
 for _package in ("flytekit", "torch", "cloudpickle"):
     if importlib.util.find_spec(_package) is None:
@@ -150,12 +150,8 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-_Tell: TypeAlias = "Callable[[str], None]"
-_Look: TypeAlias = "Callable[[Running], contextlib.AbstractContextManager[None]]"
-
-
 @contextlib.contextmanager
-def _progress() -> Iterator[tuple[_Tell, _Look]]:
+def _progress() -> Iterator[tuple[Tell, Look]]:
     """Yield a function that prints a line about a step, and one that shows an attempt's nodes on a terminal."""
     if sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 - only on a terminal

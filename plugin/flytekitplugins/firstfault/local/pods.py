@@ -203,7 +203,7 @@ def fault_ns(seen: WorkerError | Seal) -> int | None:
     return seen.fault_timestamp_ns if isinstance(seen, Seal) else seen.timestamp_ns
 
 
-def elastic_environment(*, nodes: str, processes: int, max_restarts: int, job: str, port: int) -> dict[str, str]:
+def elastic_environment(nodes: str, processes: int, max_restarts: int, job: str, port: int) -> dict[str, str]:
     """Return the variables that the operator sets in each pod of an elastic job; the store is on this machine."""
     return {
         "PET_NNODES": nodes,

@@ -73,6 +73,12 @@ class Running:
     """Seconds, by `time.monotonic`."""
 
 
+Tell = Callable[[str], None]
+"""Gets a line about each step."""
+Look = Callable[[Running], AbstractContextManager[object]]
+"""What it returns is open while the pods of an attempt run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt and its result."""
@@ -139,14 +145,8 @@ class _Plan:
         return isinstance(self.task.task_config, PyTorch)
 
 
-def run_task(
-    settings: RunSettings,
-    tell: Callable[[str], None] = lambda _: None,
-    look: Callable[[Running], AbstractContextManager[object]] = contextlib.nullcontext,
-) -> RunResult:
+def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = contextlib.nullcontext) -> RunResult:
     """Run a task to its end and return the result; all its processes have ended when this returns or raises.
-
-    `tell` gets a line about each step; what `look` returns is open while the pods of an attempt run.
 
     Raises:
         UsageError: the settings are not valid.
@@ -210,13 +210,7 @@ def _plan(settings: RunSettings) -> _Plan:
 # --- one attempt ----------------------------------------------------------------------------------------------------
 
 
-def _attempt(
-    plan: _Plan,
-    before: Sequence[Attempt],
-    retries_left: int,
-    tell: Callable[[str], None],
-    look: Callable[[Running], AbstractContextManager[object]],
-) -> Attempt:
+def _attempt(plan: _Plan, before: Sequence[Attempt], retries_left: int, tell: Tell, look: Look) -> Attempt:
     started = time.monotonic()
     number = len(before)
     prefix, limit = plan.prefix(number), plan.settings.timeout_seconds
@@ -268,9 +262,7 @@ def _attempt(
     )
 
 
-def _conclude(
-    reader: MultiErrorFileOutputReader, uri: str, context: RetryContext, tell: Callable[[str], None]
-) -> Conclusion | None:
+def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContext, tell: Tell) -> Conclusion | None:
     """Conclude; if the task's strategy or policy raises, with firstfault's own, as the pods do."""
     conclusion, error = caught(lambda: reader.conclude(context), Exception)
     if isinstance(error, StoreError):
@@ -340,13 +332,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
     elif plan.nodes == "1" == str(config.nnodes):
         operator = {}
     else:
-        operator = elastic_environment(
-            nodes=plan.nodes,
-            processes=config.nproc_per_node,
-            max_restarts=config.max_restarts,
-            job=plan.name,
-            port=port,
-        )
+        operator = elastic_environment(plan.nodes, config.nproc_per_node, config.max_restarts, plan.name, port)
     if plan.pods > 1 and not (plan.has_master and index == 0):
         flyte["_F_WN"] = _pod_name(plan, index)
     strategy = {STRATEGY_VARIABLE: plan.settings.strategy} if plan.settings.strategy else {}
