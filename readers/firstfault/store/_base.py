@@ -59,7 +59,6 @@ class ReadableStore(Protocol):
     @property
     def uri(self) -> str:
         """The folder, without a trailing slash."""
-        ...
 
     @property
     def pages_in_order(self) -> bool:
@@ -67,18 +66,15 @@ class ReadableStore(Protocol):
 
         If False, or not known, a reader lists everything instead.
         """
-        ...
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
-        ...
 
     async def page(self, after: str = "") -> Page:
         """Return the objects in the store's folder and below it whose names sort after `after`, which need not exist.
 
         If `pages_in_order`, at most 1,000, with one request; else all of them.
         """
-        ...
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """Return an object's bytes.
@@ -88,25 +84,6 @@ class ReadableStore(Protocol):
             ObjectTooLargeError: it has more than `limit` bytes. A limit may cost a request; leave it out if a listing
                 has given the size.
         """
-        ...
-
-
-class Store(ReadableStore, Protocol):
-    """A folder of objects to read and to write."""
-
-    async def put(self, path: str, data: bytes) -> None:
-        """Write an object atomically: a reader sees all of it or none of it."""
-        ...
-
-    async def exists(self, path: str) -> bool:
-        """Whether the object exists."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class Trouble(enum.Enum):
@@ -127,8 +104,8 @@ class OtherRegionError(errors.StoreError):
     """The bucket is in another region than the client's."""
 
 
-class StoreOfClient(abc.ABC):
-    """What is the same for both clients: it sends requests again, and raises our errors.
+class Store(abc.ABC):
+    """A folder of objects to read and to write. What is the same for both clients: it sends requests again.
 
     A client has the methods that send a request once. The arguments are those of `firstfault.store.open_store`.
     """
@@ -220,17 +197,17 @@ class StoreOfClient(abc.ABC):
         return await self.request("read", path, lambda client: client.get_once(path, limit))
 
     async def put(self, path: str, data: bytes) -> None:
-        """See `Store.put`."""
+        """Write an object atomically: a reader sees all of it or none of it."""
         await self.request("write", path, lambda client: client.put_once(path, data))
 
     async def exists(self, path: str) -> bool:
-        """See `Store.exists`."""
+        """Whether the object exists."""
         try:
             return await self.request("read", path, lambda client: client.exists_once(path))
         except errors.ObjectNotFoundError:
             return False
 
-    async def request(self, verb: str, path: str, call: Callable[[StoreOfClient], Awaitable[T]]) -> T:
+    async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
         """Return the result of `call`; call it again, after a pause, while the storage does not answer.
 
         Args:

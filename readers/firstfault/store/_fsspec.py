@@ -25,7 +25,7 @@ _FIRST_ANSWER_S = 8.0
 """Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
 
 
-class FsspecStore(_base.StoreOfClient):
+class FsspecStore(_base.Store):
     """A folder of objects over fsspec.
 
     Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches listings and belongs
@@ -87,7 +87,7 @@ class FsspecStore(_base.StoreOfClient):
             await session.close()
 
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
-        """See `StoreOfClient.list_once`."""
+        """See `Store.list_once`."""
         if self._protocol not in self.ordered:
             return await self._entries("ls", folder), ""
         return await self._s3_page(folder, Delimiter="/", **({"ContinuationToken": token} if token else {}))
@@ -180,8 +180,8 @@ class FsspecStore(_base.StoreOfClient):
             return await getattr(self._fs, f"_{name}")(*args, **kwargs)
         return await asyncio.to_thread(getattr(self._fs, name), *args, **kwargs)
 
-    async def request(self, verb: str, path: str, call: Callable[[_base.StoreOfClient], Awaitable[T]]) -> T:
-        """See `StoreOfClient.request`; send a small request before the first listing, whose time has no limit."""
+    async def request(self, verb: str, path: str, call: Callable[[_base.Store], Awaitable[T]]) -> T:
+        """See `Store.request`; send a small request before the first listing, whose time has no limit."""
         if verb == "list" and isinstance(self._fs, AsyncFileSystem) and not (self._has_answered or self.pages_in_order):
             ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))
             try:
@@ -199,7 +199,7 @@ class FsspecStore(_base.StoreOfClient):
         return await super().request(verb, path, call)
 
     def trouble(self, error: Exception, verb: str) -> tuple[_base.Trouble, str] | None:
-        """See `StoreOfClient.trouble`; an error of fsspec, botocore, aiohttp, Google or Azure."""
+        """See `Store.trouble`; an error of fsspec, botocore, aiohttp, Google or Azure."""
         name, line = type(error).__name__, _line(error)
         region = _region_of(error)
         if region is not None:

@@ -56,7 +56,7 @@ def obstore_for(uri: str, options: Mapping[str, Any] | None, attempts: int) -> O
     return ObstoreStore(uri, client, options, attempts=attempts) if client is not None else None
 
 
-class ObstoreStore(_base.StoreOfClient):
+class ObstoreStore(_base.Store):
     """A folder of objects over `client`, an obstore store of its bucket or container.
 
     `options` are fsspec's; used if the bucket turns out to be in another region, which only fsspec follows.
@@ -78,7 +78,7 @@ class ObstoreStore(_base.StoreOfClient):
             await self._fallback.__aexit__(None, None, None)
 
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002 - see below
-        """See `StoreOfClient.list_once`; obstore fetches all pages by itself."""
+        """See `Store.list_once`; obstore fetches all pages by itself."""
         root = self._path(folder)
         found = await obstore.list_with_delimiter_async(self._client, root or None)
         return _objects(found["objects"], root), ""
@@ -111,8 +111,8 @@ class ObstoreStore(_base.StoreOfClient):
         await obstore.head_async(self._client, self._path(path))
         return True
 
-    async def request(self, verb: str, path: str, call: Callable[[_base.StoreOfClient], Awaitable[T]]) -> T:
-        """See `StoreOfClient.request`; if the bucket is in another region, fsspec sends it."""
+    async def request(self, verb: str, path: str, call: Callable[[_base.Store], Awaitable[T]]) -> T:
+        """See `Store.request`; if the bucket is in another region, fsspec sends it."""
         if not _first_pid:
             _first_pid.append(os.getpid())
             atexit.register(_await_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
@@ -132,7 +132,7 @@ class ObstoreStore(_base.StoreOfClient):
         return self._fallback
 
     def trouble(self, error: Exception, verb: str) -> tuple[_base.Trouble, str] | None:
-        """See `StoreOfClient.trouble`; obstore's errors have a text alone."""
+        """See `Store.trouble`; obstore's errors have a text alone."""
         text = str(error)
         if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text or _has_no_cloud(text):
             return _base.Trouble.NO_CREDENTIALS, ""
