@@ -95,10 +95,6 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _shortened(value: str) -> str:
-    return value if len(value) <= MAX_READ_LINE else elide(value, MAX_READ_LINE)
-
-
 def text(cap: int) -> Form:
     """Return the form of a text, of which both ends are kept."""
     return Form(lambda value: clean(value, cap), _same, is_redacted=True, cap=cap)
@@ -109,7 +105,9 @@ def end_of_text(cap: int) -> Form:
     return Form(lambda value: clean_end(value, cap), lambda value: value[-cap:], is_redacted=True, cap=cap)
 
 
-LINE = Form(lambda value: clean(value, MAX_LINE), _shortened, is_redacted=True, cap=MAX_LINE)
+LINE = Form(
+    lambda value: clean(value, MAX_LINE), lambda value: elide(value, MAX_READ_LINE), is_redacted=True, cap=MAX_LINE
+)
 NAME = Form(_same, _same)
 """A name that identifies an object in the storage, or a text that was redacted before."""
 
