@@ -66,14 +66,12 @@ class Engine(Protocol):
 
     def identity(self) -> Identity:
         """Return the node's name, attempt and storage locations; the agent calls it once."""
-        ...
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
         """Return the code of an exception of the task function, and whether it is recoverable.
 
         `exception` is `error` as data. The class is the user's: its attributes may raise anything.
         """
-        ...
 
     def publish(
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
@@ -84,7 +82,6 @@ class Engine(Protocol):
         could not be made durable is for each node to publish. `give_up`, once set, ends waits; with `leaving_now` the
         process ends right after this call.
         """
-        ...
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a node has published on this attempt; None if there is none.
@@ -92,22 +89,18 @@ class Engine(Protocol):
         Raises:
             firstfault.errors.StoreError: it cannot be read.
         """
-        ...
 
     def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
         """Return when this node, whose workers have succeeded, may exit, or when `give_up` is set.
 
         `has_rank_0`: it has the result of rank 0.
         """
-        ...
 
     def announce(self, verdict: SealedVerdict) -> None:
         """Tell a person who reads this node's output what failed."""
-        ...
 
     def enforces(self, job: JobErrors) -> bool:
         """Whether the engine carries out a decision on this attempt; else the decision is advice."""
-        ...
 
 
 class RecoverableError(RuntimeError):

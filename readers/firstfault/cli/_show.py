@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from firstfault.cli._support import (
-    EXIT,
-    ReaderOptions,
-    check_file,
-    complete_files,
-    debug_option,
-    echo,
-    fail,
-    on_terminal,
-    reader_options,
-    resolved,
-    show_report,
-    uri_argument,
-    write_file,
-)
+from firstfault.cli import _support as cli
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.text import counted
 
@@ -53,14 +39,14 @@ class Forms:
 def _writable(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     del context, parameter
     if value is not None and value != _STDOUT:
-        check_file(value)
+        cli.check_file(value)
     return value
 
 
 @click.command()
-@uri_argument(required=False)
+@cli.uri_argument(required=False)
 @click.option("--last", is_flag=True, help="Show the newest run below .firstfault, instead of a URI.")
-@reader_options
+@cli.reader_options
 @click.option(
     "--with",
     "beside",
@@ -82,10 +68,10 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
     "--html",
     metavar="FILE",
     callback=_writable,
-    shell_complete=complete_files,
+    shell_complete=cli.complete_files,
     help="Write a self-contained HTML file; - is stdout.",
 )
-@debug_option
+@cli.debug_option
 def show(  # noqa: PLR0913, PLR0917 - click's options
     uri: str | None,
     last: bool,
@@ -122,7 +108,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
       firstfault show --json .firstfault/runs/f3a9/0 | jq .verdict.headline
     """  # noqa: D301 - click's mark of lines to keep
     beside: tuple[str, ...] = given.pop("beside")
-    forms, options = Forms(**given), ReaderOptions(strategy, expected_nodes, fresh)
+    forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes, fresh)
     wanted = {"--json": forms.as_json, "--markdown": forms.as_markdown, "--html -": forms.html == _STDOUT}
     on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
     if len(on_stdout) > 1:
@@ -137,11 +123,11 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         if uri == _STDIN:
             read = _of_stdin(options, paths)
         else:
-            uri = resolved(uri)
+            uri = cli.resolved(uri)
             read = read_attempt(uri, options.reader, paths)
     except ObjectNotFoundError as error:
-        fail(str(error))
-        return EXIT.NOTHING_FOUND
+        cli.fail(str(error))
+        return cli.EXIT.NOTHING_FOUND
     return _print_recovered(read, forms) if recovered else print_attempt(read, uri, strategy, forms)
 
 
@@ -161,7 +147,7 @@ def _uri(uri: str | None, *, last: bool) -> str:
     return str(max(runs, key=began))
 
 
-def _of_stdin(options: ReaderOptions, beside: Sequence[Path]) -> ReadAttempt:
+def _of_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttempt:
     """Return what is on stdin: an error document, or a log of any size."""
     from firstfault.attempts import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
@@ -189,7 +175,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     if conclusion is None:
         return _nothing(read, forms)
     # the other attempts cost requests for each
-    for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and on_terminal())
+    for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and cli.on_terminal())
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
     _print(read.reader.report(conclusion, attempts=attempts, logs=logs_of_run(read.uri)), forms)
@@ -198,9 +184,9 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
         found = "; ".join(coverage.notes) or "a node reported a failure, but its error documents are missing"
         other = "another program wrote what is there, or its upload was cut off: " if coverage.unreadable else ""
         place = read.reader.errors_uri if read.uri else uri
-        fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
-        return EXIT.UNREADABLE
-    return EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else EXIT.ROOT_CAUSE
+        cli.fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
+        return cli.EXIT.UNREADABLE
+    return cli.EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else cli.EXIT.ROOT_CAUSE
 
 
 def _print(report: Report, forms: Forms) -> None:
@@ -210,7 +196,7 @@ def _print(report: Report, forms: Forms) -> None:
         if forms.html == _STDOUT:
             click.echo(page(report).encode("utf-8", "backslashreplace"))
         else:
-            write_file(forms.html, page(report))
+            cli.write_file(forms.html, page(report))
             click.echo(f"report: {forms.html}", err=forms.as_json or forms.as_markdown)
     if forms.as_json:
         from firstfault.render.plain import json_report  # noqa: PLC0415 - as above
@@ -219,9 +205,9 @@ def _print(report: Report, forms: Forms) -> None:
     elif forms.as_markdown:
         from firstfault.render.plain import markdown  # noqa: PLC0415 - as above
 
-        echo(markdown(report).rstrip("\n"))
+        cli.echo(markdown(report).rstrip("\n"))
     elif not forms.html:
-        show_report(report, verbose=forms.verbose)
+        cli.show_report(report, verbose=forms.verbose)
 
 
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
@@ -235,17 +221,17 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
         records, stalled = ([json.loads(restart_to_json(record)) for record in of] for of in (restarts, stalls))
         found = {"uri": read.uri, "lost_seconds": round(lost, 3), "restarts": records, "stalls": stalled}
         click.echo(json.dumps(found))
-        return EXIT.OK
+        return cli.EXIT.OK
     for record in restarts:
-        echo(restart_line(record))
+        cli.echo(restart_line(record))
     total = f"{counted(len(restarts), 'restart')}, {lost:.0f} s lost in all"
-    echo(total if restarts else "no restart is on record")
+    cli.echo(total if restarts else "no restart is on record")
     for record in stalls:
         lasted = "and did not go on" if record.lost_seconds is None else f"for {record.lost_seconds:.0f} s"
-        echo(f"stalled {lasted}: {record.reason}")
+        cli.echo(f"stalled {lasted}: {record.reason}")
     if stalls:
-        echo(f"stalled {counted(len(stalls), 'time')}: {stalls_line(stalls)}")
-    return EXIT.OK
+        cli.echo(f"stalled {counted(len(stalls), 'time')}: {stalls_line(stalls)}")
+    return cli.EXIT.OK
 
 
 def _nothing(read: ReadAttempt, forms: Forms) -> int:
@@ -261,7 +247,7 @@ def _nothing(read: ReadAttempt, forms: Forms) -> int:
             click.echo(f"no error: {why}", err=forms.html == _STDOUT)
             for record in read.job.restarts if read.is_of_logs else ():
                 click.echo(restart_line(record), err=forms.html == _STDOUT)
-        return EXIT.OK
+        return cli.EXIT.OK
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")
@@ -270,8 +256,8 @@ def _nothing(read: ReadAttempt, forms: Forms) -> int:
     elif read.job.history:
         hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
     if read.is_of_logs:
-        fail(f"no failure found in {read.uri}: {'; '.join(hints) or 'it has no lines; give the log of a training'}")
-        return EXIT.NOTHING_FOUND
+        cli.fail(f"no failure found in {read.uri}: {'; '.join(hints) or 'it has no lines; give the log of a training'}")
+        return cli.EXIT.NOTHING_FOUND
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
-    fail(f"no error document in {read.reader.errors_uri}, and no outputs beside it; {hint}")
-    return EXIT.NOTHING_FOUND
+    cli.fail(f"no error document in {read.reader.errors_uri}, and no outputs beside it; {hint}")
+    return cli.EXIT.NOTHING_FOUND

@@ -54,7 +54,6 @@ class AggregationStrategy(Protocol):
 
     def __call__(self, job: JobErrors, /) -> Verdict:
         """Return the verdict on an attempt with at least one failure."""
-        ...
 
 
 _ATTRIBUTE = "firstfault_reads"
