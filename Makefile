@@ -54,7 +54,7 @@ chaos: $(VENV) ## kill each process at each step of a failure, break the storage
 cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
 
-hangs: $(VENV) ## stall trainings of 2 and 4 nodes in 25 ways, and score what the agents tell; ARGS="4 loader" for some
+hangs: $(VENV) ## stall trainings of 2 and 4 nodes in 49 ways, score what the agents tell; ARGS="4 loader" for some
 	@$(BIN)/python tests/stalls/lab.py $(ARGS)
 
 consoles: $(VENV) ## record missing console logs of jobs without firstfault, score all; ARGS="srun" for some; needs root
@@ -65,8 +65,9 @@ consoles: $(VENV) ## record missing console logs of jobs without firstfault, sco
 generated: $(VENV) ## run 100 trainings composed at random, judge each verdict; ARGS="--seeds 400", ARGS="17" for one
 	@$(BIN)/python tests/generated/campaign.py $(ARGS)
 
-scale: $(VENV) ## fail jobs of 16 and 128 simulated nodes; count their requests and seconds; ARGS="--nodes 1024"
+scale: $(VENV) ## fail and stall jobs of many simulated nodes; count their requests and seconds; ARGS="--nodes 1024"
 	@$(BIN)/python tests/benchmarks/scale.py $(ARGS)
+	@$(BIN)/python tests/stalls/scale.py
 
 simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024 workers; ARGS="--cascades 100" for fewer
 	@$(BIN)/python tests/cascades/simulation.py $(ARGS)

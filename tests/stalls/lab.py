@@ -30,6 +30,7 @@ WARN_S = 3.0
 STALL_S = 7.0
 _FRAMEWORKS = ("lightning", "transformers", "accelerate", "fsdp", "tensor_parallel", "ddp", "compiled", "checkpoint")
 _SAID = re.compile(r"firstfault: no progress for (\d+) s: (.*)")
+_ROOTS = re.compile(r"Root Cause.*?rank +: (\d+)")
 _RANK = re.compile(r"firstfault: +rank (\d+): (.*)")
 
 
@@ -77,7 +78,7 @@ def scored(log: str) -> list[Scored]:
 def run(nodes: int, program: Sequence[str], *options: str, python: str = sys.executable) -> list[str]:
     """Return what each node of a job printed to stderr; without options the job is one of torchrun alone."""
     port = get_free_port()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RES_OPTIONS": "attempts:0"}  # looks for no names of hosts
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for node in range(nodes):
@@ -97,11 +98,10 @@ def run(nodes: int, program: Sequence[str], *options: str, python: str = sys.exe
 def beside(kind: str) -> None:
     """Print how a training ends that a kind of stall stops: with a timeout of 60 s, and with firstfault's end."""
     for options in ((), ("--ff-hang=warn:10,end:20",)):
-        log = run(2, [program.__file__, kind, "120", "60"], *options)[0]
-        ended = time.time() - float(log.split(program.MARK)[1].split()[2])
-        said = [line for line in log.splitlines() if re.search(r"^firstfault: hang|Error: |^  rank  ", line)]
-        print(f"{kind} {program.culprits(kind, 0, 4)} {' '.join(options) or 'alone'}: {ended:.0f} s")
-        print(*(f"    {line[:200]}" for line in said[-3:]), sep="\n", flush=True)
+        logs = run(2, [program.__file__, kind, "120", "60"], *options)
+        ended = time.time() - float(logs[0].split(program.MARK)[1].split()[2])
+        said = re.findall("firstfault: (hang.*)", logs[0]) if options else [f"root causes {_ROOTS.findall(str(logs))}"]
+        print(kind, program.culprits(kind, 0, 4), *options or ["torchrun"], f"{ended:.0f} s", *said, flush=True)
 
 
 def healthy() -> None:

@@ -66,19 +66,18 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def alarm() -> None:
+    """Let an exception end what this process does late."""
+    signal.signal(signal.SIGALRM, lambda *_: 1 / 0)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+
+
 def unopened() -> str:
     """Return the path of a FIFO that another process opens late."""
     folder = tempfile.mkdtemp()
     os.mkfifo(f"{folder}/fifo")
     after(f": > {folder}/fifo; rm -r {folder}")
     return f"{folder}/fifo"
-
-
-def joined(target: Callable[[], object]) -> None:
-    """Wait for a thread."""
-    thread = threading.Thread(target=target)
-    thread.start()
-    thread.join()
 
 
 def forked(target: Callable[[], object]) -> mp.process.BaseProcess:
@@ -105,15 +104,15 @@ def reads(library: Any) -> None:
 
 def computes() -> None:
     """Evaluate on this rank alone."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    alarm()
+    while True:
         sum(range(1000))
 
 
 def saves() -> None:
     """Write a checkpoint to a slow disk."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    alarm()
+    while True:
         torch.save(torch.zeros(1000), os.devnull)
         time.sleep(0.2)
 
@@ -143,25 +142,12 @@ def paused() -> None:
         asleep()
 
 
-def pool_map() -> None:
-    """Wait for a pool one of whose processes was killed at its task: the pool starts another, the task is lost."""
-    with FORK.Pool(1) as pool:
-        pool.map_async(die, [1]).get(SECONDS)
-
-
 def waits_for_holder() -> None:
     """Wait for a lock of a thread that waits for something else."""
-    lock, taken = threading.Lock(), threading.Event()
-
-    def holder() -> None:
-        with lock, contextlib.suppress(Exception):
-            taken.set()
-            web()
-
-    threading.Thread(target=holder).start()
-    taken.wait()
-    with lock:
-        pass
+    lock = threading.Lock()
+    ThreadPoolExecutor(1).submit(lambda: lock.acquire() and web())
+    time.sleep(0.3)
+    lock.acquire(timeout=SECONDS)
 
 
 def imports() -> None:
@@ -174,13 +160,6 @@ def imports() -> None:
         __import__("slow_module")
 
 
-def regular_expression() -> None:
-    """Search with an expression that needs exponential time, and holds Python's lock."""
-    signal.signal(signal.SIGALRM, lambda *_: 1 / 0)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    re.match(r"(a+)+$", "a" * 60 + "b")
-
-
 def debugger() -> None:
     """Be held by a debugger (ptrace)."""
     code = "import ctypes, sys, time; p = ctypes.CDLL(None).ptrace; pid = int(sys.argv[1]); "
@@ -191,19 +170,21 @@ def debugger() -> None:
 ALONE: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
-        asleep, locked, computes, saves, web, hook, paused, pool_map, waits_for_holder, imports,
-        regular_expression, debugger,
+        asleep, locked, computes, saves, web, hook, paused, waits_for_holder, imports, debugger,
     )
 } | {
     "stopped": stop,
     "holds_gil": lambda: reads(ctypes.PyDLL(None)),
-    "gil_thread": lambda: joined(ALONE["holds_gil"]),
+    "gil_thread": lambda: ThreadPoolExecutor(1).submit(ALONE["holds_gil"]).result(),
+    # holds Python's lock and computes, for exponential time
+    "regular_expression": lambda: (alarm(), re.match(r"(a+)+$", "a" * 60 + "b")),
     "c_call": lambda: reads(ctypes.CDLL(None)),
     "named_pipe": lambda: Path(unopened()).read_bytes(),
     # state D: a new process opens a FIFO (0: POSIX_SPAWN_OPEN) before it runs
     "in_kernel": lambda: os.posix_spawn("true", ["true"], {}, file_actions=[(0, 0, unopened(), 0, 0)]),
     "thread_pool": lambda: ThreadPoolExecutor(1).submit(asleep).result(),
-    "finishes": lambda: joined(web),
+    "finishes": lambda: ThreadPoolExecutor(1).submit(web).result(),
+    "pool_map": lambda: FORK.Pool(1).map_async(die, [1]).get(SECONDS),
     "lost_thread": lambda: queue.Queue().get(timeout=SECONDS),
     "producer": lambda: (forked(die), FORK.Queue().get(timeout=SECONDS)),
     "forked_lock": lambda: forked(threading.Event().wait).join(),
@@ -219,14 +200,13 @@ AT = {
     "paused": "paused|asleep",
     "thread_pool": "thread_pool|asleep",
     "stopped": "stopped by a signal",
-    **dict.fromkeys(("holds_gil", "gil_thread", "c_call"), "in reads|in joined"),
+    **dict.fromkeys(("holds_gil", "gil_thread", "c_call"), "in reads|in <lambda>"),
     "finishes": "in web",
     **dict.fromkeys(("loader", "frozen_loader"), "in loader"),
     "in_kernel": r"blocked in the kernel \(kernel_clone\)",
     "debugger": "held by a debugger",
     "handler": "asleep",
     "two_places": "in web|in locked",
-    "dcp": "in write_data",
     "ring": "no rank stands out",
     "frozen_node": "node 1 .*told nothing",
     **dict.fromkeys(("mismatch", "broadcasts", "branch"), "in stall|in <lambda>"),
@@ -292,18 +272,11 @@ def _ddp(at: Stall) -> None:
     model(torch.ones(8)).sum().backward()
 
 
-class SlowWriter(dcp.FileSystemWriter):
-    """A storage of checkpoints that does not answer."""
-
-    def write_data(self, *arguments: Any) -> Any:
-        """Write."""
-        time.sleep(SECONDS)
-        return super().write_data(*arguments)
-
-
 def _dcp(at: Stall) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        writer = (SlowWriter if at.is_one else dcp.FileSystemWriter)(folder)
+        writer = dcp.FileSystemWriter(folder)
+        write = writer.write_data
+        writer.write_data = lambda *given: (late() if at.is_one else None, write(*given))[1]
         dcp.save({"value": torch.ones(8)}, storage_writer=writer)
 
 

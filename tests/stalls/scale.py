@@ -11,13 +11,14 @@ import datetime as dt
 import itertools
 import json
 import multiprocessing
+import os
 import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
@@ -30,6 +31,7 @@ from firstfault_torch.hang.watch import _COUNT
 from firstfault_torch.rounds.settlement import Reports, Settlement
 from tests.torch_agent.test_hangs import READS, WAITS
 
+os.environ |= {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a connection looks for names, maybe long
 EACH = 8
 GROUPS = 6
 PROCESSES = 16
@@ -82,18 +84,8 @@ def connected(port: int) -> Any:
     return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
-class Agent(NamedTuple):
-    """What one agent did."""
-
-    requests: int
-    lines: list[str]
-    """What it told; empty: nothing."""
-    seconds: float
-    """In which it judged."""
-
-
-def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> Agent:
-    """Compare a stall with the other nodes."""
+def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> tuple[int, list[str], float]:
+    """Compare a stall with the other nodes; return the requests, what is told, and seconds in which it judged."""
     counts: collections.Counter[int] = collections.Counter()
     store, waiting = (Counted(each, counts, node) for each in connections)
     settlement, lines, judged = Settlement(node, nodes, f"stall-{store.add(_COUNT, 0)}"), [], 0.0
@@ -108,11 +100,11 @@ def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> Agent:
         if document:
             lines = json.loads(document)["lines"]
             break
-    return Agent(counts[node], lines, judged)
+    return counts[node], lines, judged
 
 
-def part(port: int, nodes: int, numbers: list[int]) -> list[Agent]:
-    """Run some agents, each as a thread, in a process of their own: one lock of Python for all makes them too late."""
+def part(port: int, nodes: int, numbers: list[int]) -> list[tuple[int, list[str], float]]:
+    """Run some agents, each as a thread, in this process."""
     connections = [(connected(port), connected(port)) for _ in numbers]
     with ThreadPoolExecutor(len(numbers)) as pool:
         return list(pool.map(agent, numbers, [nodes] * len(numbers), connections))
@@ -127,15 +119,14 @@ def measured(nodes: int) -> str:
     forks.set_forkserver_preload([told_of.__module__, "torch"])
     with ProcessPoolExecutor(PROCESSES, forks) as pool:
         shares = list(pool.map(part, *zip(*((server.port, nodes, numbers) for numbers in parts), strict=True)))
-    agents = list(itertools.chain(*shares))
-    requests = sorted(each.requests for each in agents)
+    requests, lines, judged = zip(*itertools.chain(*shares), strict=True)
     size = sum(map(len, node_files(0, nodes * EACH).values())) * nodes / 1e6
-    judged, told = max(each.seconds for each in agents), {tuple(each.lines) for each in agents}
-    shown = f"{nodes} nodes: {requests[0]} to {requests[-1]} requests a node, {sum(requests) / nodes:.1f} on average; "
-    shown += f"{size:.1f} MB, {time.monotonic() - began:.1f} s with the start, {judged:.1f} s to judge; "
-    return f"{shown}{len(told)} answer: {next(iter(told))[:1]}"
+    told = set(map(tuple, lines))
+    usual = f"{min(requests)} to {max(requests)} requests a node, {sum(requests) / nodes:.1f} on average"
+    seconds = f"{time.monotonic() - began:.1f} s with the start of {PROCESSES} processes, {max(judged):.1f} s to judge"
+    return f"{nodes} nodes: {usual}; {size:.1f} MB, {seconds}; {len(told)} answer: {next(iter(told))[:1]}"
 
 
 if __name__ == "__main__":
     for number in map(int, sys.argv[1:] or (16, 128, 1024)):
-        print(measured(number))
+        print(measured(number), flush=True)
