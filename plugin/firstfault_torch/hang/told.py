@@ -97,7 +97,8 @@ def told_of(  # noqa: PLR0913 - keywords
     verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
     accused = [rank for rank in ranks if rank in facts]
-    ranks = tuple(accused[:_MOST]) if len(accused) < max(len(failures), 2) else ()
+    accused = accused if len(accused) < max(len(failures), 2) else []
+    ranks = tuple(accused[:_MOST])
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
     waiting = [failure for failure in failures if failure.rank not in accused and _waits(failure, at_gpu=bool(ranks))]
     if not waiting and any(each.works for each in facts.values()):
