@@ -107,7 +107,7 @@ def beside(kind: str) -> None:
 def healthy() -> None:
     """Print how often something is told of trainings without a stall: generated ones, and those of frameworks."""
     others = _ROOT / "build/frameworks-venv/bin/python"
-    plans = [plan_of(number) for number in range(200)]
+    plans = [plan_of(number) for number in range(100)]
     sources = {f"seed {plan.seed}": source_of(plan, 60) for plan in plans if not plan.fault}
     sources = {name: source.replace("STEPS = 8", "STEPS = 500") for name, source in sources.items()}
     for name in _FRAMEWORKS if others.exists() else ():
