@@ -28,11 +28,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from tests.s3_server import S3
+from tests.s3_server import S3
 
 FAULTS = ("500", "503", "403", "refused", "drop", "reset", "truncate", "half", "stall", "trickle", "twice")
 """What `FaultyProxy.fail` can let happen."""

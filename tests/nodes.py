@@ -101,14 +101,8 @@ class Ended:
 class Job:
     """The nodes of a job, which run ``function(folder, *arguments)`` in their workers.
 
-    Args:
-        folder: for what the job leaves; it exists.
-        function: of a module that the nodes import.
-        arguments: further ones.
-        options: of `launch`.
-        config: fields of torch's LaunchConfig.
-        store: URI of the documents' folder, if it is not the job's.
-        attempt: counted from 0.
+    The folder exists; `function` is of a module that the nodes import. `config` has fields of torch's LaunchConfig, and
+    `store` is the URI of the documents' folder, if it is not the job's.
     """
 
     folder: Path

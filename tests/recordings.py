@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from firstfault.conclude import Conclusion
 from firstfault.layout import error_key_for
 from firstfault.model import JobErrors, WorkerError
 from firstfault.model.job import pods_live
@@ -15,9 +16,6 @@ from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.options import Options
 from firstfault_torch.verdict import NodeConclusion, Wait, conclude_on_node, seal_verdict
-
-if TYPE_CHECKING:
-    from firstfault.conclude import Conclusion
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 

@@ -6,10 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 SOON_S = 30.0
 """What takes milliseconds may take so long on a busy machine."""

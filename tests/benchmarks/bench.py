@@ -17,19 +17,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
 from tests.benchmarks import failing, launching, reading, write_ahead  # noqa: E402 - only now all is found
 from tests.s3_server import S3, serving  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _RAISES = 34
 """Rounds of each of the three ways to raise."""

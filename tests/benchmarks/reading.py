@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import botocore.session
 import fsspec
@@ -26,9 +26,7 @@ from firstfault_torch.node.document_writer import put_file
 from tests.benchmarks.cascade import Cascade, put_all
 from tests.benchmarks.growth import svg
 from tests.benchmarks.latency_proxy import LatencyProxy, latency_proxy
-
-if TYPE_CHECKING:
-    from tests.s3_server import S3
+from tests.s3_server import S3
 
 COPIED = "evidence, copies beside"
 COUNTS = (1, 64, 1_000, 10_000)

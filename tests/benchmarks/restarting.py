@@ -27,8 +27,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
@@ -40,9 +41,6 @@ from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: E
 from firstfault_torch import inprocess  # noqa: E402
 from tests.benchmarks.soak import Held, held  # noqa: E402
 from tests.inprocess.training import FAULTY, Run, fail, run, train  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SOFT_S, HARD_S = 4.0, 7.0
 KINDS = ("raise", "kill", "hang", "blocked")

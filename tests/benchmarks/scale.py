@@ -24,17 +24,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
 import torch.distributed as dist  # noqa: E402 - only now all is found
 
-from firstfault.model import Place, SentSignal, StackDump, Writer  # noqa: E402
+from firstfault.model import Place, SentSignal, StackDump, WorkerError, Writer  # noqa: E402
 from firstfault.recorder.process import start_recorder  # noqa: E402
 from firstfault.testing import make_error  # noqa: E402
 from firstfault_torch import run as run_module  # noqa: E402
@@ -48,16 +49,9 @@ from firstfault_torch.rounds.peers import Peers  # noqa: E402
 from tests.benchmarks import reading  # noqa: E402
 from tests.benchmarks.cascade import Cascade, put_all  # noqa: E402
 from tests.benchmarks.growth import svg  # noqa: E402
-from tests.benchmarks.latency_proxy import S3_LIMITS, latency_proxy  # noqa: E402
-from tests.s3_server import serving  # noqa: E402
+from tests.benchmarks.latency_proxy import S3_LIMITS, LatencyProxy, latency_proxy  # noqa: E402
+from tests.s3_server import S3, serving  # noqa: E402
 from tests.torch_agent.stores import Counting, group_on  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from firstfault.model import WorkerError
-    from tests.benchmarks.latency_proxy import LatencyProxy
-    from tests.s3_server import S3
 
 CASES = {
     "plain": "a worker raises",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
+
+import pytest
 
 from tests.benchmarks import reading
 from tests.s3_server import S3
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,13 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from firstfault.layout import ERRORS, ROSTER, ErrorKey, is_error_file
 from firstfault.store import open_store
 from firstfault.wire.documents import decode_presence
 from tests.benchmarks.latency_proxy import latency_proxy
+from tests.s3_server import S3
 
-if TYPE_CHECKING:
-    from tests.s3_server import S3
 TASKS = ("plain", "in_finally", "in_with")
 _RAISING = Path(__file__).with_name("raising.py")
 _NS = 1e9

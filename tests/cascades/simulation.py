@@ -18,26 +18,21 @@ import tempfile
 import time
 import zipfile
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
 from firstfault.layout import roster_key_for  # noqa: E402
-from firstfault.model import DocumentRef, Scope, WorkerError  # noqa: E402
+from firstfault.model import DocumentRef, JobErrors, Scope, Verdict, WorkerError  # noqa: E402
 from firstfault.reading.assemble import Snapshot, assemble  # noqa: E402 - only now all is found
 from firstfault.strategies import get_strategy, run_strategy  # noqa: E402
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence  # noqa: E402
 from tests.cascades.making import RANKS_PER_NODE, Cascade, Root, Rules, cascades  # noqa: E402
 from tests.cascades.objects import Objects, looked_at  # noqa: E402
 from tests.cascades.replay import BENCHMARKS, LAST_WRITTEN, TORCH  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from firstfault.model import JobErrors, Verdict
 
 BY_GROUPS = "evidence by groups"
 """The strategy on only the documents that a reader opens in a large cascade."""

@@ -18,9 +18,10 @@ import tempfile
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tomllib
 from torch.distributed.elastic.utils.distributed import get_free_port
@@ -30,9 +31,6 @@ sys.path.insert(0, str(ROOT))  # started as a script
 
 from tests.consoles import score  # noqa: E402 - only now it is found
 from tests.processes import kill, running_of  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Stream: TypeAlias = "list[tuple[float, bytes]]"
 """What a node printed, and when."""

@@ -11,15 +11,14 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
+from collections.abc import Iterable
+
 from firstfault.cli import main as command
 from tests.cascades import replay
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 RECORDED = Path(__file__).parent / "recorded"
 INDEX = RECORDED / "index.jsonl"

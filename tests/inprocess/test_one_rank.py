@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault_torch import PlainEngine, Watchdog, guard, inprocess, watchdog
 from firstfault_torch.agent.timers import TimerServer
@@ -60,10 +60,8 @@ class Model:
 
 @pytest.fixture(autouse=True)
 def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": get_free_port()}
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, **address}.items():
         monkeypatch.setenv(name, str(value))
 
 

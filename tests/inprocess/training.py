@@ -6,7 +6,6 @@ import ctypes
 import datetime as dt
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess import current_call
@@ -81,12 +81,7 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one br
 
 
 class Failing(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
-    """A hook that fails on some ranks.
-
-    Args:
-        how: "raise", "hang" or "store" (an error of torch's stores), by rank.
-        healthy: so many calls before do not fail.
-    """
+    """A hook that fails on some ranks after so many `healthy` calls: by "raise", "hang" or an error of a "store"."""
 
     def __init__(self, how: dict[int, str], healthy: int) -> None:
         self.how = how
@@ -236,20 +231,11 @@ def run(
 ) -> Run:
     """Train on so many processes, of which one fails; return what happened. One that freezes itself is killed.
 
-    Args:
-        kind: of the fault; empty: none.
-        world: number of processes.
-        port: of the store; 0: a free one.
-        worker: what a process does.
-        most_s: after so many seconds, processes that are left are killed; 0: in the end there must be none.
-        options: of the restart.
+    After `most_s` seconds, processes that are left are killed; 0: in the end there must be none.
     """
     context = forkserver()
     events = context.SimpleQueue()
-    if not port:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    port = port or get_free_port()
     processes = [
         context.Process(target=worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
     ]

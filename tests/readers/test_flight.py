@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,20 +15,14 @@ from firstfault.conclude import conclude
 from firstfault.evidence.progress import progress_by_group
 from firstfault.job_logs import flight
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
-from firstfault.model import Scope
+from firstfault.model import Scope, Verdict
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error
 from firstfault.wire.flight_recorder import progress_in
+from tests.readers.commands import Ran
+from tests.readers.conftest import Attempt
 from tests.readers.scenes import died, done
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from firstfault.model import Verdict
-    from tests.readers.commands import Ran
-    from tests.readers.conftest import Attempt
 
 _WORLD = range(8)
 _GROUPS = [

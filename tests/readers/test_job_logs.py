@@ -8,7 +8,9 @@ import io
 import json
 import lzma
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -16,16 +18,9 @@ from firstfault.cli import EXIT
 from firstfault.job_logs import snapshot_of
 from firstfault.job_logs.lines import lines_of
 from firstfault.job_logs.owners import Owner, learned
+from tests.readers.commands import Ran
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import TypeAlias
-
-    from tests.readers.commands import Ran
-
-    Show: TypeAlias = Callable[..., tuple[int, dict[str, Any]]]
-
+Show: TypeAlias = Callable[..., tuple[int, dict[str, Any]]]
 RAISED = (
     "Traceback (most recent call last):",
     '  File "/job/train.py", line 12, in main',

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -16,12 +16,11 @@ from firstfault.cli import EXIT
 from firstfault.job_logs import snapshot_of
 from firstfault.job_logs.torchrun_folder import workers_in
 from firstfault.testing import make_error
+from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 
 Show: TypeAlias = Callable[[Path], tuple[int, dict[str, Any]]]
 
-if TYPE_CHECKING:
-    from tests.readers.commands import Ran
 
 pytest.importorskip("torch", reason="the folders are torchrun's")
 

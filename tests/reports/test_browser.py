@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
 
 from firstfault.render.html import deck_html, page
 from firstfault.render.plain import json_report
@@ -17,10 +17,6 @@ from firstfault.testing import make_error, make_job
 from tests.reports.conftest import keep_screenshot, page_of, until
 from tests.reports.every_field import report_full_of
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, PAGE_SCENES, SCOPE_SCENES, report_on
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
 
 _ANSWERS = ("#ff-what", "#ff-where", "#ff-next", "#ff-retry", "#ff-unknown")
 """What failed, where, what to look at next, whether and why it is retried, and what is unknown, if anything is."""

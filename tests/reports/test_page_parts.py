@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Page
 
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.render.html import page, source_lines
@@ -15,10 +15,6 @@ from firstfault.report.data import AttemptSummary
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import page_of
 from tests.reports.scenes import PAGE_SCENES, report_on
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
 
 _PARTS = {
     "rank": ["traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -29,12 +29,10 @@ from firstfault.testing import make_presence
 from firstfault_torch import budgets
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import liveness
+from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from tests.prefix import Prefix
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from firstfault_torch.rounds.failure_broadcast import RoundStore
 
 LONG_S = 60.0
 QUIET_S = 0.6

@@ -13,17 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed import run
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault.cli import main
+from tests.cascades.cases import Way
 from tests.nodes import forkserver
 from tests.processes import kill, left_of, running_of
-
-if TYPE_CHECKING:
-    from tests.cascades.cases import Way
 
 LONGEST_S = 280
 _DOORS = {"firstfault": ("-m", "firstfault", "torchrun"), "variable": ("-m", "torch.distributed.run")}
