@@ -67,14 +67,9 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     The copies count in any case, also if the storage cannot be listed. A policy that raises is replaced by
     the default policy, a strategy that raises by `earliest`; if they take too long, both are. Each with a warning.
 
-    Args:
-        recording: where the documents are, and the strategy.
-        copies: documents and roster entries that this node has, by path below the output prefix.
-        engine: that runs the attempt.
-        options: the task's.
-        wait: for the nodes that live.
-        restart: the question is whether torch restarts the workers within the attempt; None: whether the attempt is
-            followed by another one.
+    `copies` are documents and roster entries that this node has, by path below the output prefix; `wait` is for the
+    nodes that live. With `restart` the question is whether torch restarts the workers within the attempt; None: whether
+    the attempt is followed by another one.
 
     Raises:
         LookupError: no failure is on record, neither here nor in the storage.

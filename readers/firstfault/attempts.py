@@ -179,11 +179,8 @@ def sibling_attempts(
     Earlier attempts are read concurrently, later ones one by one until the first that does not exist. The note of an
     attempt has the reason why it, or its documents, could not be read. A missing attempt is left out.
 
-    Args:
-        uri: the attempt's output prefix, or a path below it.
-        conclusion: the conclusion on the attempt.
-        strategy: the strategy for the others; None takes that of each job.
-        seconds: longest read of each earlier attempt, and of all later ones together.
+    `uri` is the attempt's output prefix, or a path below it. Without a `strategy`, that of each other job is taken.
+    `seconds` is the longest read of each earlier attempt, and of all later ones together.
     """
     here = attempt_of(uri)
     if here is None:

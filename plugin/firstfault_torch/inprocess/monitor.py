@@ -330,15 +330,9 @@ class MonitorThread:
     """Waits for the outcome of one iteration.
 
     When the iteration is interrupted it waits for `last_call_wait`, aborts the collectives, and raises
-    RankShouldRestart in the thread that made it, again and again until that has left the function.
-
-    Args:
-        iteration: over a connection of its own.
-        progress: it writes there when it learned of the interruption.
-        abort: unblocks the main thread.
-        options: of the restart; it waits `last_call_wait` before it aborts, and `monitor_thread_interval` between two
-            tries to get the main thread out of the function, whose code may catch everything.
-        atomic: held while the program must not be interrupted.
+    RankShouldRestart in the thread that made it, every `monitor_thread_interval` until that has left the function,
+    whose code may catch everything. The iteration is over a connection of its own. `abort` unblocks the main thread;
+    `atomic` is held while the program must not be interrupted. `progress` gets the time of the interruption.
     """
 
     def __init__(

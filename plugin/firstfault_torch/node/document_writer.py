@@ -84,12 +84,9 @@ def record_error(
 ) -> tuple[bytes, Receipt]:
     """Make a document durable, waiting at most `deadline_seconds`; return it with its receipt.
 
-    Args:
-        error: the failure; its `monotonic_ns` is the moment of the fault, from which the receipt counts.
-        recording: where, and by which recorder.
-        spool: keeps it until it is uploaded; None where no agent would pick it up.
-        deadline_seconds: counted from now.
-        held: only spool it; the agent uploads it if the node fails.
+    The receipt counts from the failure's `monotonic_ns`, the moment of the fault. The spool keeps it until it is
+    uploaded; None where no agent would pick it up. A document that is `held` is only spooled; the agent uploads it if
+    the node fails.
     """
     deadline = time.monotonic() + deadline_seconds
     target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), encode(error)

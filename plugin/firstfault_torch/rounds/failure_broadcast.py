@@ -190,12 +190,9 @@ class RoundOutcome:
 class FailureBroadcast:
     """Waits for a round's outcome, and sends one.
 
-    Args:
-        store: the round's own; it is cloned, so that a wait here does not block the agent's own use of it.
-        group_rank: this node's.
-        wake: called from the waiting thread when the outcome is known.
-        heard: called with a connection to the store and a failure that is fatal or that restarts the workers, from the
-            waiting thread.
+    The round's store is cloned, so that a wait here does not block the agent's own use of it. The waiting thread calls
+    `wake` when the outcome is known, and `heard` with a connection to the store and a failure that is fatal or that
+    restarts the workers.
     """
 
     def __init__(

@@ -30,13 +30,9 @@ _KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
 class Peers:
     """Listens to the other agents of one round. Make it after the workers were forked: connecting takes locks.
 
-    Args:
-        group: this node's workers, with the round's store.
-        recording: of the round.
-        patience_seconds: how long a failure in the roster may be ignored.
-        others_suffice: whether the agents decide on a restart also if one of them has died; the others are enough.
-        wake: called from a thread when the round's outcome is known.
-        gave_up: set by a signal to this process; ends waits.
+    A failure in the roster may be ignored for `patience_seconds`. If the `others_suffice`, the agents decide on a
+    restart also if one of them has died. A thread calls `wake` when the outcome is known; `gave_up`, set by a signal to
+    this process, ends waits.
     """
 
     def __init__(  # noqa: PLR0913 - keywords

@@ -103,12 +103,8 @@ class Settlement:
         In its turn the caller concludes, calls `claim`, publishes the verdict, and calls `hand_over`. If it cannot, it
         takes the next value. The values end without a verdict if the store or too many agents are lost.
 
-        Args:
-            connections: two connections to the store; the second one only waits.
-            copies: this node's documents and roster entries.
-            seconds: longest wait for the other nodes' reports.
-            give_up: once set, shortens the waits. If it is set already, this process was terminated: others conclude,
-                if there are others.
+        Of the two connections to the store the second one only waits, at most `seconds` for the other nodes' reports.
+        `give_up`, once set, shortens the waits; if it is set already, this process was terminated, and others conclude.
         """
         self._store, waiting = connections
         arrive = partial(self._arrive, self._store, copies, leaving=give_up.is_set())

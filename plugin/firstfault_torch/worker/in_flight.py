@@ -71,9 +71,8 @@ def moment_of(error: BaseException) -> Moment:
 class InFlight:
     """The exceptions of this process's main thread that were recorded before they left the task function.
 
-    Args:
-        record: makes a document about an exception durable and returns its name.
-        withdraw: withdraws the document about an exception that was handled after all.
+    `record` makes a document durable and returns its name, with which `withdraw` takes it back if the exception was
+    handled after all.
     """
 
     def __init__(self, record: Callable[[BaseException], str], withdraw: Callable[[str], None]) -> None:

@@ -306,9 +306,7 @@ def of_newest_incarnations(
 ) -> list[NodePresence]:
     """Return the entries without those of a node's earlier incarnations.
 
-    Args:
-        entries: of one round.
-        newest: the newest incarnation of each node, as far as it is known from elsewhere.
+    They are of one round; `newest` has the newest incarnation of each node, as far as it is known from elsewhere.
     """
     newest = dict(newest or {})
     for entry in entries:

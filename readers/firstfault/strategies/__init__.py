@@ -62,13 +62,9 @@ _S = TypeVar("_S", bound=Callable[..., Any])
 
 
 def reads(what: Reads, named: Callable[[JobErrors], Iterable[int]] | None = None) -> Callable[[_S], _S]:
-    """Decorate a strategy that does not need every document.
+    """Decorate a strategy that does not need every document; those that were not opened are in `JobErrors.unopened`.
 
-    The documents that were not opened are in `JobErrors.unopened`.
-
-    Args:
-        what: how much the strategy reads.
-        named: for `Reads.GROUPS`: returns the ranks whose documents are needed too, from those read so far.
+    For `Reads.GROUPS`, `named` returns the ranks whose documents are needed too, from those read so far.
     """
 
     def mark(strategy: _S) -> _S:

@@ -76,14 +76,9 @@ def make_presence(
     nodes: int = 1,
     **fields: Any,
 ) -> model.NodePresence:
-    """Return the roster entry of a node.
+    """Return the roster entry of a node of a round with so many `nodes`.
 
-    Args:
-        phase: the node's state.
-        node: the node's name.
-        group_rank: the node's rank.
-        nodes: how many nodes take part in the round.
-        fields: any other field of `NodePresence` or of its `Place`.
+    `fields` are any other fields of `NodePresence` or of its `Place`.
     """
     place = {name: fields.pop(name) for name in tuple(fields) if name in _PLACE_FIELDS}
     where = model.Place(**{"node": node, "group_rank": group_rank, "group_world_size": nodes, **place})

@@ -161,13 +161,9 @@ def whole(table: Table) -> Form:
 
 
 def many(form: Form, most: int | None = None, *, last: bool = False, keep: bool = False) -> Form:
-    """Return the form of a list: of more than `most` items the first ones are kept.
+    """Return the form of a list: of more than `most` items writers and readers keep the first ones, or the `last`.
 
-    Args:
-        form: of an item.
-        most: limits writers and readers; None: there is no limit.
-        last: keep the last ones instead.
-        keep: share equal lists between documents.
+    With `keep`, documents share equal lists.
     """
     some = slice(-most, None) if most and last else slice(most)
     reads: Callable[[Sequence[Any]], Any] = lambda items: tuple(map(form.read, items[some]))  # noqa: E731
