@@ -175,9 +175,12 @@ TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total
                 model.CollectiveProgress("default_pg", "", 7, 7),
             ],
         ),
-        (
-            "[PG ID 2 PG GUID 9 Rank 4] Timeout at work: 3, last enqueued work: 3, last completed work: -1",
-            [model.CollectiveProgress("9", "", 3, 0)],
+        *(
+            (
+                f"[PG ID 2 PG GUID 9{named} Rank 4] Timeout at work: 3, last enqueued work: 3, last completed work: -1",
+                [model.CollectiveProgress("9", "", 3, 0)],
+            )
+            for named in ("", "(undefined)")  # as the flight recorder's group of the same name
         ),
         ("Loading 3 shards\nlast enqueued work: 3\n", []),
         ("", []),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from firstfault.evidence.signatures import Pattern
 from firstfault.model import Collective, CollectiveProgress, WorkerError
+from firstfault.model.failure import DEFAULT_GROUP, name_of_group
 
 _COUNTS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
@@ -28,7 +29,6 @@ _RAN = Pattern(
     r"(?:ran for|\[TC\][^\n]*Operation timed out after) (?P<ms>\d{1,12}) (?:milliseconds before timing out|ms\b)"
 )
 """How long it ran; torch 2.15's other NCCL backend tells neither the collective nor counters."""
-_DEFAULT_GROUP = "default_pg"
 _UNNAMED = ""
 """The group of a text that names none, or of a recorder that does not tell its name."""
 _FEW = 8
@@ -49,7 +49,8 @@ def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
     counted: dict[str, CollectiveProgress] = {}
     numbers: dict[str, str] = {}
     for found in _COUNTS.find_all(text):
-        name = _name_of(found["guid"], found.get("description", ""))
+        guid, description = found["guid"], found.get("description", "")
+        name = name_of_group(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
         counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
         numbers[found.get("number", "")] = name
     for found in _WORK.find_all(text)[:1]:
@@ -96,7 +97,7 @@ def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progres
     compared = {group: _comparable(group, members, known) for group, members in recorded.items()}
     names = {*recorded, *printed} - {_UNNAMED}
     if _UNNAMED in printed and len(names) <= 1:  # it is the only group
-        name = next(iter(names), _DEFAULT_GROUP)
+        name = next(iter(names), DEFAULT_GROUP)
         printed[name] = {**printed.pop(_UNNAMED), **printed.get(name, {})}
     return {group: members for group, members in compared.items() if members}, dict(printed)
 
@@ -138,13 +139,6 @@ def without_messages(progress: CollectiveProgress) -> CollectiveProgress:
     if called >= progress.enqueued or progress.completed is None:
         return progress
     return replace(progress, enqueued=called, completed=called - progress.is_outstanding)
-
-
-def _name_of(guid: str, description: str) -> str:
-    """Return a group's name as `CollectiveProgress.group` has it."""
-    if description == _DEFAULT_GROUP or (not description and guid == "0"):
-        return _DEFAULT_GROUP
-    return f"{description} ({guid})" if description else guid
 
 
 # --- for whom the others waited ---------------------------------------------------------------------------------------
@@ -275,6 +269,6 @@ def _by_rank(found: Iterable[tuple[int, _Late]]) -> dict[int, _Late]:
 
 def _sentence(verb: str, at: _Late, groups: Progress) -> str:
     members = members_of(groups[at.group])
-    is_listed = at.group == _DEFAULT_GROUP or at.group.endswith(_listed(members)) or not 0 < len(members) <= _FEW
+    is_listed = at.group == DEFAULT_GROUP or at.group.endswith(_listed(members)) or not 0 < len(members) <= _FEW
     which = at.group if is_listed else f"{at.group} {_listed(members)}"
     return f"it {verb} {at.count} collectives of group {which}, the others {at.usual}"

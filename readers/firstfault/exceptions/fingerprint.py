@@ -18,6 +18,7 @@ from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.stderr import exception_of, last_line
 from firstfault.exceptions.tracebacks import causes_of, first_cause, frames_to
 from firstfault.model import WorkerError
+from firstfault.model.failure import DEFAULT_GROUP
 
 FINGERPRINT_VERSION = 2
 _DIGITS = 12
@@ -27,8 +28,6 @@ _MESSAGE = 400
 _READ = 10 * _MESSAGE
 _TIMED_OUT = "operation timeout"
 """What the watchdogs of process groups print."""
-_DEFAULT_GROUP = "default_pg"
-"""torch's name for the process group of all ranks."""
 _VARYING = (
     (re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b"), "#"),
     (re.compile(r"(?:/[^\s/'\":,)]+){2,}"), "<path>"),
@@ -59,7 +58,7 @@ def _of_a_death(error: WorkerError) -> list[str]:
     if error.sent_signals:
         parts += ["stopped", where_it_stood(error).frame]
         for progress in error.collectives:
-            if progress.group == _DEFAULT_GROUP:
+            if progress.group == DEFAULT_GROUP:
                 parts.append(f"{progress.last_operation} {progress.enqueued}")
         parts += ["timed out"] if _TIMED_OUT in error.printed else []
     if error.expired is not None:

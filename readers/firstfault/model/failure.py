@@ -199,11 +199,23 @@ class Collective:
     is_p2p: bool = False
 
 
+DEFAULT_GROUP = "default_pg"
+"""torch's name for the process group of all ranks."""
+
+
+def name_of_group(name: str, description: str) -> str:
+    """Return a process group's description, with its name unless it is the only group with this description."""
+    if description == DEFAULT_GROUP:
+        return DEFAULT_GROUP
+    return f"{description} ({name})" if description and description != "undefined" else name
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveProgress:
     """The last collective of one process group, by the sequence numbers of torch's flight recorder."""
 
     group: str
+    """Its `name_of_group`."""
     last_operation: str
     """The last enqueued operation, "allreduce"."""
     enqueued: int

@@ -16,13 +16,13 @@ from itertools import islice, pairwise
 from typing import Any
 
 from firstfault.model import Collective, CollectiveProgress
+from firstfault.model.failure import DEFAULT_GROUP, name_of_group
 
 _LAST = 8
 """Collectives of one group that are kept; the first one that has not completed is kept as well."""
 _MAX_SHAPE = 200
 """Characters of a collective's sizes: an all_gather lists one for each rank."""
 _MAX_NAMES = 64
-_DEFAULT_GROUP = "default_pg"
 _COMPLETED = "completed"
 
 
@@ -46,7 +46,7 @@ def _groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
     config, states = _mapping(dump.get("pg_config")), _mapping(dump.get("pg_status"))
     # a rank's first group is that of all ranks
     named: dict[str, str] = {} if config else {"0": "0"}
-    config = config or {"0": {"desc": _DEFAULT_GROUP}}
+    config = config or {"0": {"desc": DEFAULT_GROUP}}
     entries: dict[str, list[Collective]] = defaultdict(list)
     retired: set[str] = set()
     for entry in dump.get("entries") or ():
@@ -70,7 +70,7 @@ def _groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
             done = None if behind and completed < 0 and number in retired else max(completed + behind, 0)
             about = _mapping(config.get(names.get(number, "")))
             progress = CollectiveProgress(
-                _name_of(names.get(number, ""), str(about.get("desc") or "")),
+                name_of_group(names.get(number, ""), str(about.get("desc") or "")),
                 called[-1].operation if called else "",
                 enqueued + behind,
                 done,
@@ -113,13 +113,6 @@ def _paired(numbers: Iterable[str], names: Iterable[str], known: Mapping[str, st
     places = {number: named[int(number)] for number in order if int(number) < len(named)}
     has_all = len(order) < len(named) and all(places.get(number, "") in {"", name} for number, name in found.items())
     return places | found if has_all else found
-
-
-def _name_of(name: str, description: str = "") -> str:
-    """Return a group's description, with its name unless it is the only group with this description."""
-    if description == _DEFAULT_GROUP:
-        return _DEFAULT_GROUP
-    return f"{description} ({name})" if description and description != "undefined" else name
 
 
 @lru_cache(maxsize=4096)  # in a large job, thousands of ranks list the same thousands of members
