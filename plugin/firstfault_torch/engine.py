@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 
-__all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]
-
-
 @dataclass(frozen=True, slots=True)
 class ErrorName:
     """An engine's code for an exception."""

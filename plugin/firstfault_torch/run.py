@@ -43,8 +43,6 @@ from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, packed_for
 from firstfault_torch.worker.recording import run_recorded
 
-__all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
-
 _MS = 1_000_000
 _SAME_FAILURE_NS = 120 * 1_000_000_000
 """A verdict that was sealed so long before this node failed, by clocks that may differ, is about something else."""

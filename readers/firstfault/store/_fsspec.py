@@ -10,7 +10,7 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -18,8 +18,6 @@ from fsspec.asyn import AsyncFileSystem
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import _base
 from firstfault.store._base import ObjectInfo, Page, join
-
-T = TypeVar("T")
 
 _FIRST_ANSWER_S = 8.0
 """Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
@@ -180,7 +178,7 @@ class FsspecStore(_base.Store):
             return await getattr(self._fs, f"_{name}")(*args, **kwargs)
         return await asyncio.to_thread(getattr(self._fs, name), *args, **kwargs)
 
-    async def request(self, verb: str, path: str, call: Callable[[_base.Store], Awaitable[T]]) -> T:
+    async def request(self, verb: str, path: str, call: Callable[[_base.Store], Awaitable[_base.T]]) -> _base.T:
         """See `Store.request`; send a small request before the first listing, whose time has no limit."""
         if verb == "list" and isinstance(self._fs, AsyncFileSystem) and not (self._has_answered or self.pages_in_order):
             ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import obstore
 
@@ -22,8 +22,6 @@ from firstfault.store._base import ObjectInfo, Page, join, protocol_of
 
 if TYPE_CHECKING:
     from firstfault.store._fsspec import FsspecStore
-
-T = TypeVar("T")
 
 _CHUNK = 250
 """Objects per chunk of a listing; divides `PAGE`, so that a page needs no further request."""
@@ -111,7 +109,7 @@ class ObstoreStore(_base.Store):
         await obstore.head_async(self._client, self._path(path))
         return True
 
-    async def request(self, verb: str, path: str, call: Callable[[_base.Store], Awaitable[T]]) -> T:
+    async def request(self, verb: str, path: str, call: Callable[[_base.Store], Awaitable[_base.T]]) -> _base.T:
         """See `Store.request`; if the bucket is in another region, fsspec sends it."""
         if not _first_pid:
             _first_pid.append(os.getpid())
