@@ -21,15 +21,8 @@ from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, ExceptionInfo, NodePresence, Phase, Suspect, Victims, WorkerError
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
+from firstfault.wire import json_schemas
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, unpack
-from firstfault.wire.json_schemas import (
-    MAX_RANKS,
-    MAX_SENTENCES,
-    from_json,
-    restart_from_json,
-    restart_to_json,
-    to_json,
-)
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
 from tests.readers.conftest import Attempt
@@ -85,7 +78,7 @@ def _drawn(attempt: Attempt) -> None:
 
 # --- seals ----------------------------------------------------------------------------------------------------------
 
-_SEALED = to_json(VERDICT, DECISION)
+_SEALED = json_schemas.to_json(VERDICT, DECISION)
 
 
 def _seal(text: str, **changes: Any) -> bytes:
@@ -96,7 +89,7 @@ def test_every_field_of_a_seal(attempt: Attempt) -> None:
     """A seal with any value in any field is drawn if it is valid, else ignored."""
     drawn = set()
     for text in _changes(_SEALED):
-        read = from_json(text)
+        read = json_schemas.from_json(text)
         if repr(read) in drawn:
             continue  # the same report
         drawn.add(repr(read))
@@ -108,9 +101,9 @@ def test_every_field_of_a_seal(attempt: Attempt) -> None:
 def test_a_seal_has_the_types_of_the_schema() -> None:
     """What is read of a changed seal is written again as it was: nothing in it was taken for something else."""
     for text in _changes(_SEALED):
-        if (read := from_json(text)) is None:
+        if (read := json_schemas.from_json(text)) is None:
             continue
-        again, said = json.loads(to_json(*read)), json.loads(text)
+        again, said = json.loads(json_schemas.to_json(*read)), json.loads(text)
         for whole in (again, said):  # what may be left out
             whole["verdict"]["coverage"].setdefault("notes", [])
             whole["decision"].setdefault("retries_left", None)
@@ -124,11 +117,14 @@ def test_a_seal_has_the_types_of_the_schema() -> None:
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
-        (lambda count: {"ranks": tuple(range(count))}, MAX_RANKS),
-        (lambda count: {"why": ("x",) * count}, MAX_SENTENCES),
-        (lambda count: {"suspects": (Suspect("x", rank=1),) * count}, MAX_SENTENCES),
-        (lambda count: {"victims": Victims(1, tuple((rank, "x") for rank in range(count)))}, MAX_SENTENCES),
-        (lambda count: {"coverage": replace(VERDICT.coverage, notes=("x",) * count)}, MAX_SENTENCES),
+        (lambda count: {"ranks": tuple(range(count))}, json_schemas.MAX_RANKS),
+        (lambda count: {"why": ("x",) * count}, json_schemas.MAX_SENTENCES),
+        (lambda count: {"suspects": (Suspect("x", rank=1),) * count}, json_schemas.MAX_SENTENCES),
+        (
+            lambda count: {"victims": Victims(1, tuple((rank, "x") for rank in range(count)))},
+            json_schemas.MAX_SENTENCES,
+        ),
+        (lambda count: {"coverage": replace(VERDICT.coverage, notes=("x",) * count)}, json_schemas.MAX_SENTENCES),
     ],
     ids=["ranks", "why", "suspects", "victims", "notes"],
 )
@@ -136,7 +132,9 @@ def test_a_seal_has_no_endless_lists(changes: Callable[[int], dict[str, Any]], l
     """A seal with more of anything than a job can have is not valid: to print it would take minutes."""
     for count, is_valid in ((limit, True), (limit + 1, False)):
         verdict = replace(VERDICT, **changes(count))
-        assert from_json(to_json(verdict, DECISION)) == ((verdict, DECISION) if is_valid else None)
+        assert json_schemas.from_json(json_schemas.to_json(verdict, DECISION)) == (
+            (verdict, DECISION) if is_valid else None
+        )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -189,10 +187,10 @@ def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:
 def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
     """A record with any value in any field is drawn if it is valid, else left out; the failure stays."""
     attempt.write(make_error(3, node="w-1"))
-    whole = restart_to_json(RECORD).decode()
-    read = {record for text in _changes(whole) if (record := restart_from_json(text.encode())) is not None}
+    whole = json_schemas.restart_to_json(RECORD).decode()
+    read = {record for text in _changes(whole) if (record := json_schemas.restart_from_json(text.encode())) is not None}
     assert len(read) > 30
-    for text in (restart_to_json(record) for record in read):
+    for text in (json_schemas.restart_to_json(record) for record in read):
         attempt.put("firstfault/roster/decision-round-00002-0000000.json", text)
         _drawn(attempt)
     attempt.put("firstfault/roster/decision-round-00002-0000000.json", b"[")

@@ -20,14 +20,7 @@ from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode
 from firstfault_torch import Options
 from firstfault_torch.context import Recording
-from firstfault_torch.node.document_writer import (
-    document_path,
-    node_recorder,
-    put_document,
-    put_on_node,
-    record_error,
-    spool_of,
-)
+from firstfault_torch.node import document_writer
 from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
 from tests.nodes import Job
 from tests.processes import kill
@@ -61,9 +54,11 @@ def proxy(s3: S3) -> Iterator[FaultyProxy]:
 @pytest.fixture(scope="module")
 def recording(proxy: FaultyProxy) -> Iterator[Recording]:
     """Return a recording of a node whose recorder runs."""
-    with node_recorder(recording_at(proxy.server.uri("faulty"), DEADLINE_S, node="worker-0")) as recording:
+    with document_writer.node_recorder(
+        recording_at(proxy.server.uri("faulty"), DEADLINE_S, node="worker-0")
+    ) as recording:
         # a busy machine takes half a minute to import what an upload needs, in the recorder and in this process
-        assert put_on_node("warm", b"", recording, SEALED_S)
+        assert document_writer.put_on_node("warm", b"", recording, SEALED_S)
         yield recording
 
 
@@ -110,12 +105,14 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
     def upload(what: str) -> Uploads:
         number, deadline = FIRST_RANK + FAULTS.index(what), LATER_S if what in HARMLESS else DEADLINE_S
         by_recorder, directly = failure(number), failure(100 + number)
-        spool, file = spool_of(recording, number, None), f"file-{number:07d}-.pb"
+        spool, file = document_writer.spool_of(recording, number, None), f"file-{number:07d}-.pb"
         assert spool is not None
         calls: list[Callable[[], tuple[str, bool]]] = [
-            lambda: _told(record_error(by_recorder, recording, spool, deadline)[1]),
-            lambda: _told(record_error(directly, replace(recording, node_folder=""), None, deadline)[1]),
-            lambda: (file, put_on_node(file, b"data", recording, deadline)),
+            lambda: _told(document_writer.record_error(by_recorder, recording, spool, deadline)[1]),
+            lambda: _told(
+                document_writer.record_error(directly, replace(recording, node_folder=""), None, deadline)[1]
+            ),
+            lambda: (file, document_writer.put_on_node(file, b"data", recording, deadline)),
         ]
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
@@ -125,7 +122,7 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
         return Uploads(told, seconds, spooled, by_recorder)
 
     def again(found: Uploads) -> Receipt:
-        return put_document(found.spooled, encode(found.error), found.error, recording, LATER_S)
+        return document_writer.put_document(found.spooled, encode(found.error), found.error, recording, LATER_S)
 
     others = [what for what in FAULTS if what != "refused"]
     ranks = {what: FIRST_RANK + FAULTS.index(what) for what in others}
@@ -151,11 +148,11 @@ def test_uploads(s3: S3, recording: Recording, uploads: dict[str, tuple[Uploads,
         assert not is_durable or read(path) is not None, "a receipt says that it is durable"
     assert found.spooled.path.read_bytes() == encode(found.error)
     assert receipt.durable, receipt
-    assert read(document_path(receipt.name)) == encode(found.error)
+    assert read(document_writer.document_path(receipt.name)) == encode(found.error)
 
 
 def _told(receipt: Receipt) -> tuple[str, bool]:
-    return document_path(receipt.name), receipt.durable
+    return document_writer.document_path(receipt.name), receipt.durable
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------
