@@ -74,10 +74,8 @@ def read_attempt(uri: str, reader_of: ReaderOf, beside: Sequence[Path] = ()) -> 
     If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
     may hold the logs of a job without firstfault, as may a local file that is no error document.
 
-    Args:
-        uri: of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task.
-        reader_of: makes its reader.
-        beside: logs and dumps of flight recorders of the same job.
+    `uri` is of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task; `beside` are
+    logs and dumps of flight recorders of the same job.
 
     Raises:
         StoreError: an attempt could not be listed, or the only document could not be read.

@@ -193,13 +193,8 @@ class Finalize(Hook):
 class ThreadedFinalize(Finalize):
     """Calls a function in a thread, with a time limit.
 
-    If the process uses CUDA, the thread has the same current device as the thread that starts it.
-
-    Args:
-        timeout: the longest wait for the function.
-        fn: the function. What it returns is not used.
-        args: its positional arguments.
-        kwargs: its keyword arguments; None for none.
+    If the process uses CUDA, the thread has the same current device as the thread that starts it. What the function
+    returns is not used.
 
     Raises:
         ValueError: the timeout is not positive.
@@ -284,11 +279,8 @@ class HealthCheck(Hook):
 class CudaHealthCheck(HealthCheck):
     """Checks that the CUDA devices of this process still answer: waits for all their pending work.
 
-    A process that has not used CUDA passes.
-
-    Args:
-        timeout: the longest wait for all devices together. Kernels that were launched before the fault must end within
-            this time.
+    A process that has not used CUDA passes. The timeout is for all devices together: kernels that were launched before
+    the fault must end within this time.
 
     Raises:
         ValueError: the timeout is not positive.
@@ -330,10 +322,7 @@ class FaultCounterExceeded(RestartError):  # noqa: N818 - the name is part of th
 class FaultCounter(HealthCheck):
     """Counts how often the function raised on this rank, and fails if that is too often.
 
-    Iterations that ended because of another rank do not count.
-
-    Args:
-        max_rank_faults: most faults of this rank; None for no limit.
+    Iterations that ended because of another rank do not count. `max_rank_faults` may be None, for no limit.
 
     Raises:
         ValueError: `max_rank_faults` is negative.

@@ -200,10 +200,7 @@ class ActivateAllRanks(RankFilter):
 
 
 class MaxActiveWorldSize(RankFilter):
-    """Makes the lowest ranks active, up to a number; the others are reserves.
-
-    Args:
-        max_active_world_size: most active ranks; None for no limit.
+    """Makes the lowest ranks active, up to a number, None for no limit; the others are reserves.
 
     Raises:
         ValueError: the number is below 1.
@@ -222,10 +219,7 @@ class MaxActiveWorldSize(RankFilter):
 class ActiveWorldSizeDivisibleBy(RankFilter):
     """Makes as many of the lowest ranks active as a number divides; the others are reserves.
 
-    If fewer ranks are left than the number, none is active.
-
-    Args:
-        divisor: the number, such as the ranks of one model replica.
+    If fewer ranks are left than the number, such as the ranks of one model replica, none is active.
 
     Raises:
         ValueError: the number is below 1.

@@ -56,13 +56,9 @@ def redirect_stderr(files: WorkerFiles) -> None:
 class StderrRelay:
     """The agent's end: the FIFOs of one round's workers.
 
-    Args:
-        files: the node's.
-        round_: the workers'.
-        destinations: where torch sends each worker's stderr, by local rank: a file, `os.devnull`, or "" for the agent's
-            own stderr.
-        alarm: called with a local rank, once, when that worker's stderr tells that torch is about to abort it; it must
-            not block.
+    By local rank, `destinations` tells where torch sends each worker's stderr: a file, `os.devnull`, or "" for the
+    agent's own. `alarm` is called with a local rank, once, when that worker's stderr tells that torch is about to abort
+    it; it must not block.
 
     Raises:
         OSError: the FIFOs could not be made.

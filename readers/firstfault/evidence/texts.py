@@ -88,11 +88,8 @@ def classify(
 ) -> Classification:
     """Classify a text as evidence about the process that wrote it.
 
-    Args:
-        message: an exception's text, or a line of a log.
-        exception_type: the exception's name; for a line of a log its source, or nothing.
-        bases: names of the exception's bases.
-        signatures: tried in their order; None: those that come with firstfault.
+    `message` is an exception's text, or a line of a log; then the exception's name is the log's source, or nothing. The
+    signatures are tried in their order; None: those that come with firstfault.
     """
     signatures = signatures or built_in_signatures()
     types = _types(exception_type, bases)

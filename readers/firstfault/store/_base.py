@@ -210,10 +210,8 @@ class Store(abc.ABC):
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
         """Return the result of `call`; call it again, after a pause, while the storage does not answer.
 
-        Args:
-            verb: list, read or write.
-            path: what is listed, read or written, relative to the store's folder.
-            call: sends one request of the client that it gets.
+        `verb` is list, read or write; `path` is relative to the store's folder. `call` sends one request of the client
+        that it gets.
 
         Raises:
             firstfault.errors.StoreError: the last error.
