@@ -29,10 +29,7 @@ def started(
     prefix = prefix or str(folder / "outputs")
     command = serialized_command(task)
     arguments = command.filled(inputs=str(folder / "inputs.pb"), prefix=prefix, raw=join(prefix, "raw"))
-    processes = task.task_config.nproc_per_node
-    operator = elastic_environment(
-        nodes=str(NODES), processes=processes, max_restarts=0, job=folder.name, port=free_port()
-    )
+    operator = elastic_environment(str(NODES), task.task_config.nproc_per_node, 0, folder.name, free_port())
     common = {**os.environ, **environment, **operator, **command.environment}
     pods: list[Pod] = []
     try:
