@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-PAIRS = 7
+PAIRS = 5
 LOOKS = 500
 TRAININGS = ((1.0, 1000), (10.0, 1000))
 """Milliseconds and number of the steps."""

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
@@ -29,49 +28,25 @@ _ROOT = Path(__file__).parents[2]
 WARN_S = 3.0
 STALL_S = 7.0
 _FRAMEWORKS = ("lightning", "transformers", "accelerate", "fsdp", "tensor_parallel", "ddp", "compiled", "checkpoint")
-_SAID = re.compile(r"firstfault: no progress for (\d+) s: (.*)")
-_ROOTS = re.compile(r"Root Cause.*?rank +: (\d+)")
 _RANK = re.compile(r"firstfault: +rank (\d+): (.*)")
+_SAID = re.compile(r"firstfault: no progress for (\d+) s: .*(?:\nfirstfault: +rank \d+: .*)*")
+_ROOTS = re.compile(r"Root Cause.*?rank +: (\d+)")
 
 
-class Scored(NamedTuple):
-    """What became of one stall."""
-
-    kind: str
-    want: list[int]
-    said: list[int]
-    late: float
-    """Seconds after the warning's time; -1: no warning."""
-    is_line: bool
-    text: str
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the ranks and the line of the first are right."""
-        return self.said == self.want and self.is_line
-
-
-def scored(log: str) -> list[Scored]:
-    """Return what the first warning of each stall says."""
+def scored(log: str) -> list[tuple[bool, str]]:
+    """Return whether the first warning of each stall is right, and a line about it."""
     found = []
     for part in log.split(program.MARK)[1:]:
         number, kind, _, listed = part.split("\n", 1)[0].split(maxsplit=3)
-        want = json.loads(listed)
-        lines = part.splitlines()
-        first = next((index for index, line in enumerate(lines) if _SAID.search(line)), None)
-        seconds = float(_SAID.search(lines[first])[1]) if first is not None else 0.0
-        told = []
-        for line in lines[first + 1 :] if first is not None else []:
-            if not (rank := _RANK.search(line)):
-                break
-            told.append(rank)
+        said = _SAID.search(part)
+        text = said[0] if said else ""
+        told = _RANK.findall(text)
         where = re.compile(program.AT.get(kind, kind if kind in program.ALONE else "asleep|late"))
-        texts = [rank[2] for rank in told] or lines[first:][:1] if first is not None else []
-        is_line = bool(texts) != (kind in program.HEALTHY) and all(map(where.search, texts))
-        text = " | ".join([lines[first], *(rank[0] for rank in told)]) if first is not None else "no warning"
-        found.append(
-            Scored(f"{number} {kind}", want, sorted(int(rank[1]) for rank in told), seconds - WARN_S, is_line, text)
-        )
+        is_line = all(where.search(each) for each in [line for _, line in told] or filter(None, [text]))
+        is_right = sorted(int(rank) for rank, _ in told) == json.loads(listed) and is_line
+        is_right = is_right and bool(text) != (kind in program.HEALTHY)
+        late = f"{int(said[1]) - WARN_S:5.1f} s late" if said else "no warning "
+        found.append((is_right, f"{late} {number:>2} {kind:18} {listed} {' | '.join(text.splitlines())[:300]}"))
     return found
 
 
@@ -142,11 +117,10 @@ def main() -> int:
             given = [program.__file__, ",".join(chosen), str(STALL_S)]
             logs = run(nodes, given, f"--ff-hang=warn:{WARN_S:g}") if chosen else [""]
             told, *others = map(scored, logs)
-            for index, each in enumerate(told):
-                outcome = "right" if each.is_right else "WRONG"
-                print(f"{outcome} {each.late:5.1f} s {each.kind:16} {each.want} {each.text[:300]}", flush=True)
-                same += all(index < len(other) and other[index].text == each.text for other in others)
-            right += sum(each.is_right for each in told)
+            for index, (is_right, line) in enumerate(told):
+                print("right" if is_right else "WRONG", line, flush=True)
+                same += all(index < len(other) and other[index] == (is_right, line) for other in others)
+            right += sum(is_right for is_right, _ in told)
             if len(told) < len(chosen):
                 print(f"the training ended early: {logs[0][-1000:]}")
         print(f"{nodes} nodes: {right} of {len(kinds)} right; {same} told alike by all nodes")
