@@ -53,6 +53,11 @@ class Told:
     ends: tuple[tuple[int, int], ...] = ()
     """Group rank and local rank of the workers that are ended for it; empty: nothing is ended."""
 
+    @property
+    def place(self) -> str:
+        """Where the first of the ranks is; without ranks, what is told of the others: "no rank stands out"."""
+        return self.at or "".join(self.lines[:1]).rpartition("; ")[2]
+
 
 def to_files(workers: Iterable[tuple[WorkerError, Facts]]) -> dict[str, bytes]:
     """Return what a node hands in."""

@@ -156,7 +156,7 @@ class StallWatch:
         stall, self._stall = self._stall, None
         self._next_s, self._end_s = self._hang.warn_seconds or 0.0, 0.0
         if stall is not None:
-            self._went_on[stall.told.ranks, stall.told.at] += 1
+            self._went_on[stall.told.ranks, stall.told.place] += 1
             record = self._keep(stall, now - stall.began)
             if stall.is_shown:
                 logger.warning("progress again after %.0f s", now - stall.began)
@@ -187,7 +187,9 @@ class StallWatch:
             return
         told, before = stall.told, self._stall
         is_long = now - began >= _LONGER * (self._hang.warn_seconds or 0.0)
-        is_shown = is_long or bool(told.ends) or self._went_on[told.ranks, told.at] < _USUAL
+        is_shown = is_long or bool(told.ends) or self._went_on[told.ranks, told.place] < _USUAL
+        if before is not None and before.told.ranks and not told.ranks:
+            stall = before  # a node told nothing, since its ranks had just gone on
         self._stall = stall = stall._replace(is_shown=is_shown, number=(before or stall).number)
         for line in told.lines if is_shown else ():
             logger.warning("%s", line)
