@@ -156,7 +156,13 @@ def test_no_rank_stands_out() -> None:
     """If all ranks wait in the same collective, none is named; with an end one of this node's is ended all the same."""
     told = _told({}, ends=True, own=3)
     assert told.lines[0].endswith("8 of 8 ranks wait in all_reduce #41 (default_pg); no rank stands out")
-    assert (told.ranks, told.ends) == ((), ((3, 0),))
+    assert (told.ranks, told.ends, told.place) == ((), ((3, 0),), "no rank stands out")
+    watch = watching()
+    watch._compare({}, 61.0, ends=False)
+    watch._seen = lambda *_: [(worker(rank), Facts(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
+    watch._compare({}, 122.0, ends=False)
+    assert watch._stall is not None
+    assert watch._stall.told.ranks == (5,), "it has one as long as the stall lasts"
 
 
 def test_ranks_that_work_by_themselves() -> None:
