@@ -60,10 +60,10 @@ _CHECKPOINT = re.compile(
     r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:, ?\d{1,9})*)\]"
 )
 _WAIT = "hang"
+"""Category of the signatures of waits that timed out."""
 _LINE = re.compile(r":\d+ in ")
 _TIMES = 3
 """So many times more ranks than stand elsewhere must stand in one function, or wait, to be those that wait."""
-"""Category of the signatures of waits that timed out."""
 _OF_CHECKPOINTS = re.compile(
     r"(?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py \w*(?:load|read)\w*$"
     r"|-packages/\S* _?(?:load|restore|resume)_?\w*(?:state|checkpoint|weights|ckpt)\w*$"
