@@ -94,7 +94,7 @@ def healthy() -> None:
             file.flush()
             began = time.monotonic()
             python = str(others) if name in _FRAMEWORKS else sys.executable
-            log = run(2, [file.name], f"--ff-hang=warn:{WARN_S:g}", python=python)[0]
+            log = run(2, [file.name], f"--ff-hang=warn:{WARN_S:g},end:{WARN_S:g}", python=python)[0]
             said = [line for line in log.splitlines() if line.startswith("firstfault: ")]
             print(f"{name}: {time.monotonic() - began:.0f} s, {len(_SAID.findall(log))} warnings", *said, sep="\n    ")
 
