@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from firstfault.render.html import page
 from tests.reports.scenes import PAGE_SCENES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SCREENSHOTS = Path("build/screenshots")
