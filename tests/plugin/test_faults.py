@@ -24,7 +24,7 @@ pytestmark = pytest.mark.jobs
 def _timed_out(folder: Path) -> tuple[Ended, list[str]]:
     """Run a job into its time limit; return its end, and what it leaves."""
     # long enough for workers to begin on a busy machine
-    with running(FAULTS, "one_node", folder, {}, "--timeout", "20") as run:
+    with running(FAULTS, "one_node", folder, {}, "--timeout", "40") as run:
         run.mark("0")
         run.mark("1")
         ended = run.end()
@@ -92,5 +92,5 @@ def test_a_timeout_ends_every_process(waits: dict[str, Future[Any]]) -> None:
     ended, left = waits["test_a_timeout_ends_every_process"].result()
     assert ended.status == 4
     assert (ended.result["status"], ended.attempt["engine"]["job"]) == ("timeout", None)
-    assert "time limit of 20 s" in ended.verdict["headline"]
+    assert "time limit of 40 s" in ended.verdict["headline"]
     assert left == []

@@ -163,6 +163,8 @@ def test_no_rank_stands_out() -> None:
     watch._compare({}, 122.0, ends=False)
     assert watch._stall is not None
     assert watch._stall.told.ranks == (5,), "it has one as long as the stall lasts"
+    told = _told({}, {3: Facts(1, 1, 7.0)}, ends=True, own=3)
+    assert (told.lines[-1], told.ends) == ("not ended: rank 3 was elsewhere 7 s ago", ())
 
 
 def test_ranks_that_work_by_themselves() -> None:
@@ -218,6 +220,7 @@ COMPUTES = {5: Facts(2, 1, 58.0, ("it computes",), works=True)}
     [
         (READS, {}, (), None),
         (READS, COMPUTES, (), "not ended: rank 5 it computes"),
+        (READS, {5: Facts(2, 1, 7.0)}, (), "not ended: rank 5 was elsewhere 7 s ago"),
         (SYNCHRONIZES, COMPUTES, (), None),
         (READS, {0: Facts(0, 0, 58.0, ("is held",), may_stand=True)}, (), "not ended: rank 0 is held"),
         (READS, {}, (3,), ""),
@@ -230,7 +233,7 @@ def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, 
     assert told.lines[-1] == (why or told.lines[-1])
     assert ("; node 3 (rank 6, 7) told nothing" in told.lines[0]) == bool(missing)
     told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, spares=False, missing=missing)
-    assert told.ends == (((2, 1),) if why is None or facts is COMPUTES else ())
+    assert told.ends == (((2, 1),) if why is None or 5 in facts else ())
 
 
 def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) -> StallWatch:

@@ -127,14 +127,22 @@ def told_of(  # noqa: PLR0913 - keywords
     told = Told(tuple(lines), ranks, first.node if first is not None else "", at)
     if not ends or missing:
         return told
-    # a thread that waits for its GPU uses the CPU
-    working = [rank for rank in ranks if facts[rank].works and where_it_stood(by_rank[rank]).stood is not Stood.TORCH]
+    working = [rank for rank in ranks or facts if _works(by_rank[rank], facts[rank], seconds)]
     spared = (working if spares else []) or [rank for rank, each in facts.items() if each.may_stand]
     if spared:
-        why = "; ".join(facts[spared[0]].says) or "works"
+        first_spared = facts[spared[0]]
+        why = "; ".join(first_spared.says) or f"was elsewhere {first_spared.stood_seconds or 0:.0f} s ago"
         return _with(told, f"not ended: rank {spared[0]} {why}")
     killed = [facts[rank] for rank in ranks] or [each for each in facts.values() if each.group_rank == own][:1]
     return _with(told, "the attempt is ended for it", tuple((each.group_rank, each.local_rank) for each in killed))
+
+
+def _works(failure: WorkerError, facts: Facts, seconds: float) -> bool:
+    """Whether a rank works, or has come to its place long after the job stood still, as while it starts."""
+    came_late = facts.stood_seconds is not None and facts.stood_seconds < seconds / 2
+    # a thread that waits for its GPU, or in a collective, uses the CPU
+    waits = where_it_stood(failure).stood in {Stood.TORCH, Stood.COLLECTIVE}
+    return came_late or (facts.works and not waits)
 
 
 def _with(told: Told, line: str, ends: tuple[tuple[int, int], ...] = ()) -> Told:
