@@ -351,15 +351,22 @@ def retries_left(attempt: int, retries: int | None, previous: Decision | None) -
 # --- notifiers ------------------------------------------------------------------------------------------------------
 
 
-def notify(about: Report | Mapping[str, Any], of: Callable[[Any], Callable[..., object]] = lambda it: it) -> None:
+def notify(about: Report | Mapping[str, Any]) -> None:
     """Call all installed notifiers at the same time; wait for them at most 3 s. A notifier that fails is a warning.
 
     A notifier is a callable with one argument, the report, in the entry-point group ``firstfault.notifiers``. The node
-    that concludes calls each once, after the verdict is in the storage. `of` returns what to call of a notifier.
+    that concludes calls each once, after the verdict is in the storage. Its `on_stall`, if it has one, is given a
+    stall's data.
     """
 
+    def give(point: EntryPoint) -> None:
+        notifier = point.load()
+        call = getattr(notifier, "on_stall", None) if isinstance(about, Mapping) else notifier
+        if call is not None:
+            call(about)
+
     def tell(point: EntryPoint) -> None:
-        _, error = caught(lambda: of(point.load())(about))
+        _, error = caught(partial(give, point))
         if error is not None:
             logger.warning("the notifier %s failed (%s: %s)", point.name, type(error).__name__, error)
 

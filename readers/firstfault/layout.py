@@ -144,7 +144,7 @@ def watched_name(until_ms: int) -> str:
 
 
 def watched_until_ms(names: Iterable[str]) -> int:
-    """Return until when a person watches, by names of files in the roster's folder; 0: nobody has asked."""
+    """Return until when a person watches, by the names of the roster's files; 0: no file of `watch --live` is there."""
     return max((int(found[1]) for found in map(_WATCHED.fullmatch, names) if found), default=0)
 
 

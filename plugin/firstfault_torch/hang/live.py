@@ -1,7 +1,7 @@
 """What a person sees of a running job: how fast each node advances. Nothing is sent or written while no person asks.
 
-``firstfault watch --live`` leaves a file beside the roster, which the first agent lists anyway. That agent asks the
-others over the connections that exist, and writes all answers as one file, at each look.
+``firstfault watch --live`` leaves a file beside the roster, which the first agent lists anyway; on one node it lists a
+local folder for this. That agent asks the others over the connections that exist, and writes all answers as one file.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ class StallWatch:
             over, uri = record.lost_seconds, self._node.reporter.recording.output_prefix
             line = record.reason if over is None else f"progress again after {over:.0f} s: {record.headline}"
             told = {"uri": uri, "first_line": line, **json.loads(restart_to_json(record))}
-            notify(told, of=lambda notifier: getattr(notifier, "on_stall", str))
+            notify(told)
 
     def _keep(self, stall: _Stall, lost: float | None = None) -> RestartRecord | None:
         """Write and return the record of a stall, or complete it with how long it took; None: it has none."""
