@@ -12,7 +12,7 @@ from firstfault.toml import parse_toml
 HIDDEN = "***"
 TABLE: dict[str, Any] = parse_toml(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
 PATTERNS = {name: re.compile(text, re.VERBOSE) for name, text in TABLE["values"].items()}
-"""Of values that are not credentials."""
+"""Patterns of values that aren't credentials."""
 
 
 class Strength(Enum):
@@ -25,7 +25,7 @@ class Strength(Enum):
     KEY = auto()  # names that often have other values: only many random characters are a credential
 
 
-class Form(Enum):
+class ValueSyntax(Enum):
     """How a value without quotes follows its name."""
 
     PLAIN = auto()  # PASSWORD=x, --password x, &token=x: any text is a literal
@@ -37,37 +37,37 @@ class Form(Enum):
     CODE = auto()  # if password: x; rows[token: x]; def f(password: x)
 
 
-class Named(NamedTuple):
-    """The name of a value, as it stands in a text."""
+class NamedValue(NamedTuple):
+    """What `is_secret_literal` must know of a value's name."""
 
     name: str
     strength: Strength
-    form: Form
+    syntax: ValueSyntax
 
 
-_RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
-_LONGEST_RUNS = (5, 4, 3)
-"""Runs of letters or digits in random texts are shorter on average: in texts, in paths, in letters alone."""
-_DIGITS_OF_PASSWORD = 6
-_LONG_WITH_SIGNS = 32
-_FEW = 3
-_LONG = 16
-_MIXED = 8
-_SHORT_MIXED = 6
+LETTER_OR_DIGIT_RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+MAX_MEAN_RUN_LENGTHS = (5, 4, 3)
+"""Longest mean length of runs of letters or digits in a random text; smaller for paths and for letters alone."""
+MIN_PASSWORD_DIGITS = 6
+MIN_KEY_LENGTH_WITH_SIGNS = 32
+MIN_LITERAL_CHARACTERS = 3
+MIN_RANDOM_LENGTH = 16
+MIN_MIXED_LENGTH = 8
+MIN_SHORT_PASSWORD_LENGTH = 6
 
 
 def is_placeholder(text: str) -> bool:
-    """Whether a text stands for a value that is not there: ``***``, ``None``, ``${NAME}``, ``%s``."""
+    """Whether a text is a placeholder: ``***``, ``None``, ``${NAME}``, ``%s``."""
     if not text or PATTERNS["constant"].fullmatch(text) or PATTERNS["placeholder"].fullmatch(text):
         return True
-    # placeholders alone, such as those of an f-string
+    # only placeholders, as in f"{user}:{password}"
     if "%s" in text and not re.sub(r"%s|\W|_", "", text):
         return True
-    return "{" in text and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < _FEW
+    return "{" in text and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < MIN_LITERAL_CHARACTERS
 
 
 def is_secret_word(name: str) -> bool:
-    """Whether the last word of a name is one such as "password" or "token"."""
+    """Whether a name ends with a word such as "password" or "token"."""
     return bool(PATTERNS["secret_word"].search(name))
 
 
@@ -77,12 +77,12 @@ def is_mixed(text: str) -> bool:
 
 
 def is_varied(text: str, *, mixed: bool = True) -> bool:
-    """Whether a text is not words and numbers, as ``embeddings2024large`` is; if `mixed`, digits in it suffice."""
-    return (mixed and is_mixed(text)) or _has_short_runs(text, _LONGEST_RUNS[0])
+    """Whether a text isn't just words and numbers, such as ``embeddings2024large``; with `mixed`, digits suffice."""
+    return (mixed and is_mixed(text)) or _has_short_runs(text, MAX_MEAN_RUN_LENGTHS[0])
 
 
 def _has_short_runs(text: str, longest: int) -> bool:
-    return len(_RUN.findall(text)) * longest > len(text)
+    return len(LETTER_OR_DIGIT_RUN.findall(text)) * longest > len(text)
 
 
 def is_random(text: str) -> bool:
@@ -95,7 +95,7 @@ def is_random(text: str) -> bool:
     ):
         return False
     parts = re.split(r"[_.\-/]", text)
-    return max(map(len, parts)) >= _LONG or (len(text) >= _MIXED and any(map(is_mixed, parts)))
+    return max(map(len, parts)) >= MIN_RANDOM_LENGTH or (len(text) >= MIN_MIXED_LENGTH and any(map(is_mixed, parts)))
 
 
 def is_key(text: str) -> bool:
@@ -106,13 +106,13 @@ def is_key(text: str) -> bool:
         return False
 
     def is_varied(part: str, longest: int) -> bool:
-        return _has_short_runs(part, longest if is_mixed(part) else _LONGEST_RUNS[2])
+        return _has_short_runs(part, longest if is_mixed(part) else MAX_MEAN_RUN_LENGTHS[2])
 
-    in_text, in_path, _ = _LONGEST_RUNS
-    if len(text) >= _LONG_WITH_SIGNS and not (text.islower() or text.isupper()) and is_varied(text, in_path):
+    in_text, in_path, _ = MAX_MEAN_RUN_LENGTHS
+    if len(text) >= MIN_KEY_LENGTH_WITH_SIGNS and not (text.islower() or text.isupper()) and is_varied(text, in_path):
         return True
     longest = in_path if "/" in text else in_text
-    return any(len(part) >= _LONG and is_varied(part, longest) for part in re.split(r"[_.-]", text))
+    return any(len(part) >= MIN_RANDOM_LENGTH and is_varied(part, longest) for part in re.split(r"[_.-]", text))
 
 
 def is_text(text: str) -> bool:
@@ -120,23 +120,25 @@ def is_text(text: str) -> bool:
     return not (is_placeholder(text) or PATTERNS["number"].fullmatch(text) or PATTERNS["path"].fullmatch(text))
 
 
-def is_secret_literal(text: str, named: Named, *, quoted: bool) -> bool:
-    """Whether the value of `named` is a credential."""
+def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bool:
+    """Whether the value of `named_value` is a credential."""
     if is_placeholder(text) or PATTERNS["path"].fullmatch(text):
         return False
-    strength = named.strength
+    strength = named_value.strength
     if PATTERNS["number"].fullmatch(text):
-        return strength is Strength.SURE and text.isdigit() and len(text) >= _DIGITS_OF_PASSWORD
+        return strength is Strength.SURE and text.isdigit() and len(text) >= MIN_PASSWORD_DIGITS
     if strength is Strength.KEY:
         return is_key(text)
     if strength is Strength.SHORT:
-        tight = named.form in {Form.TIGHT, Form.PLAIN} or (named.form is Form.COLON and named.name.lower() == "pw")
+        tight = named_value.syntax in {ValueSyntax.TIGHT, ValueSyntax.PLAIN} or (
+            named_value.syntax is ValueSyntax.COLON and named_value.name.lower() == "pw"
+        )
         return _is_short_password(text) and (quoted or is_random(text) or tight)
     if strength is Strength.WORD and (PATTERNS["special_word"].search(text) or not is_random(text)):
         return False
     if quoted:
         return not (strength is Strength.LIKELY and PATTERNS["special_word"].fullmatch(text))
-    return not _is_code(text, named)
+    return not _is_code_or_word(text, named_value)
 
 
 def _is_short_password(text: str) -> bool:
@@ -148,35 +150,44 @@ def _is_short_password(text: str) -> bool:
         or "/" in text
     ):
         return False
-    return len(text) >= _SHORT_MIXED and is_mixed(text)
+    return len(text) >= MIN_SHORT_PASSWORD_LENGTH and is_mixed(text)
 
 
-def _is_code(text: str, named: Named) -> bool:
+def _is_code_or_word(text: str, named_value: NamedValue) -> bool:
     """Whether a value without quotes is code or a word of a sentence."""
     if text[0] in "([{<" or PATTERNS["call"].match(text):
         return True
-    if named.form is Form.PLAIN or text.startswith(HIDDEN):
+    if named_value.syntax is ValueSyntax.PLAIN or text.startswith(HIDDEN):
         return bool(PATTERNS["of_object"].match(text))
     if PATTERNS["name"].fullmatch(text):
-        return _is_code_name(text, named)
-    if named.form in {Form.CALL, Form.CODE, Form.SPACED} and PATTERNS["operation"].fullmatch(text):
-        return len(text) < _LONG or not is_random(text)
-    if named.form in {Form.PROSE, Form.CODE} or (named.form is Form.COLON and named.strength is Strength.LIKELY):
-        return bool(PATTERNS["words"].fullmatch(text)) and (len(text) < _LONG or "-" in text)
+        return _is_code_name(text, named_value)
+    if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE, ValueSyntax.SPACED} and PATTERNS[
+        "operation"
+    ].fullmatch(text):
+        return len(text) < MIN_RANDOM_LENGTH or not is_random(text)
+    if named_value.syntax in {ValueSyntax.PROSE, ValueSyntax.CODE} or (
+        named_value.syntax is ValueSyntax.COLON and named_value.strength is Strength.LIKELY
+    ):
+        return bool(PATTERNS["words"].fullmatch(text)) and (len(text) < MIN_RANDOM_LENGTH or "-" in text)
     return False
 
 
-def _is_code_name(text: str, named: Named) -> bool:
+def _is_code_name(text: str, named_value: NamedValue) -> bool:
     parts = text.split(".")
-    if is_secret_word(text) or text.lower() == named.name.lower() or bool(PATTERNS["of_object"].match(text)):
+    if is_secret_word(text) or text.lower() == named_value.name.lower() or bool(PATTERNS["of_object"].match(text)):
         return not any(is_random(part) and is_mixed(part) for part in parts)
-    if named.form in {Form.CALL, Form.CODE, Form.PROSE}:
+    if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE, ValueSyntax.PROSE}:
         return not is_random(text)
-    if named.form is Form.SPACED:
-        short = named.strength is Strength.SURE and len(text) >= _SHORT_MIXED and is_mixed(text) and "." not in text
+    if named_value.syntax is ValueSyntax.SPACED:
+        short = (
+            named_value.strength is Strength.SURE
+            and len(text) >= MIN_SHORT_PASSWORD_LENGTH
+            and is_mixed(text)
+            and "." not in text
+        )
         return not is_random(text) and not (short and not PATTERNS["snake_case"].fullmatch(text))
     if "." in text:
-        is_attribute = named.form is Form.TIGHT or parts[-1][:1].isupper()
-        return is_attribute and not any(is_mixed(part) or len(part) >= _LONG for part in parts)
-    camel = named.form is Form.COLON and bool(PATTERNS["camel_case"].fullmatch(text))
-    return camel and (named.strength is Strength.LIKELY or is_secret_word(text))
+        is_attribute = named_value.syntax is ValueSyntax.TIGHT or parts[-1][:1].isupper()
+        return is_attribute and not any(is_mixed(part) or len(part) >= MIN_RANDOM_LENGTH for part in parts)
+    camel = named_value.syntax is ValueSyntax.COLON and bool(PATTERNS["camel_case"].fullmatch(text))
+    return camel and (named_value.strength is Strength.LIKELY or is_secret_word(text))

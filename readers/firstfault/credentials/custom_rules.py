@@ -1,0 +1,55 @@
+"""The platform's own rules: regular expressions in ``FIRSTFAULT_REDACT``, one per line."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+from firstfault.credentials.literals import HIDDEN
+from firstfault.logs import logger_of
+
+REDACT_VARIABLE = "FIRSTFAULT_REDACT"
+TEXT_ENCODING = ("utf-8", "surrogatepass")
+"""Lone surrogates occur in paths and in truncated output; they must survive the round trip through RE2's bytes."""
+
+logger = logger_of(__name__)
+
+
+def redact_custom_matches(text: str) -> str:
+    """Replace matches of the platform's rules: a rule's first group if it has one, else the whole match."""
+    rules = os.environ.get(REDACT_VARIABLE)
+    if not rules:
+        return text
+    data = text.encode(*TEXT_ENCODING)
+    for pattern in _compile_rules(rules):
+        parts: list[bytes] = []
+        end = 0
+        for found in pattern.finditer(data):
+            first, last = found.span(min(pattern.groups, 1))
+            if first < last:  # not an empty match, nor a group outside the match
+                parts += data[end:first], HIDDEN.encode()
+                end = last
+        data = b"".join((*parts, data[end:]))
+    return data.decode(*TEXT_ENCODING)
+
+
+@lru_cache(maxsize=1)
+def _compile_rules(rules: str) -> tuple[Any, ...]:
+    """Compile the rules; log a warning for an invalid one, without its text, which may hold a credential."""
+    import re2  # noqa: PLC0415 - slow, and only those who set the variable need it
+
+    options = re2.Options()
+    options.log_errors = False
+    found = []
+    for number, rule in enumerate(rules.splitlines(), 1):
+        if not rule.strip():
+            continue
+        try:
+            found.append(re2.compile(f"(?m){rule.strip()}".encode(), options))
+        except re2.error as error:
+            why = error.args[0].decode(errors="replace").partition(":")[0]
+            logger.warning(
+                "line %d of %s is not a regular expression of RE2 (%s); it hides nothing", number, REDACT_VARIABLE, why
+            )
+    return tuple(found)

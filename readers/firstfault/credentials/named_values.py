@@ -1,0 +1,194 @@
+"""Rule 2, the value: ``password=x``, ``"api_key": "x"``, ``--token x``, ``X-Api-Key: x``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from firstfault.credentials.literals import (
+    HIDDEN,
+    PATTERNS,
+    NamedValue,
+    Strength,
+    ValueSyntax,
+    is_placeholder,
+    is_random,
+    is_secret_literal,
+    is_secret_word,
+)
+from firstfault.credentials.names import NAMES_TABLE, PYTHON_KEYWORD_BEFORE, QUOTE, NameInText, find_credential_names
+
+PROSE_AFTER_FLAG, AUTH_METHODS, AUTH_SCHEMES = (
+    frozenset(NAMES_TABLE[key].split()) for key in ("prose", "methods", "schemes")
+)
+OPENING_QUOTE = re.compile(
+    r"(?P<wrapper>(?:[A-Za-z_][\w.]{0,40}\.)?(?:SecretStr|SecretBytes|Secret|str|bytes|b64decode|quote|quote_plus|unquote)"
+    r"\([ \t]{0,4})?[rRbBuUfF]{0,2}(?P<quote>" + QUOTE + r")(?P<triple>(?P=quote){2})?"
+)
+TEXT_AFTER_CLOSING_QUOTE = re.compile(r"[ \t]{0,8}(?:[,)+%\]}:]|\.(?:format|join)|$|\n|in\b|not\b)")
+LIST_START = re.compile(r"[\[(]\s{0,80}(?=[rbuf]{0,2}\\{0,7}[\"'])")
+ITEM_SEPARATOR = re.compile(r"\s{0,80},\s{0,80}(?=[rbuf]{0,2}\\{0,7}[\"'])")
+MAX_LIST_ITEMS = 64
+SIMPLE_VALUE = re.compile(r"[^\s\"'`,;&)\]}]*")
+UNQUOTED_VALUE = re.compile(
+    r"""(?:[^\s"'`,;&)\]}]
+        |["'`](?=[A-Za-z0-9])
+        |[,;&](?![ ]?[\w.%-]{1,60}\\?["']?[=:]|\s|$|[,;&"'])
+        |[)\]}](?!\s|$|[)\]}"',;:.]))*""",
+    re.VERBOSE,
+)
+GETTER_OR_SETTER_CALL = re.compile(
+    r"(?:getenv|get|setdefault|setenv|pop|putenv|set|set_secret|add_header|putheader|getattr\(\w{1,40},[ ]?)"
+    r"\(?[bB]?[\"']$"
+)
+TUPLE_START = re.compile(r"\([ \t]{0,4}[bB]?[\"']$")
+AUTH_WORDS = {"authorization", "auth", "credentials", "credential", "creds", "cred", "bearer", "jwt"}
+AUTH_SCHEME_PREFIX = re.compile(rf"(?:{'|'.join(AUTH_SCHEMES)})(?:[ ]|%20|\+){{1,4}}", re.IGNORECASE)
+PLAIN_NAME_ITEM = re.compile(r"[A-Za-z_. -]*|[A-Z0-9_]*")
+"""A list item that is a name rather than a credential: it has no digits, or is a constant's name."""
+ASSIGNMENT_TARGETS = re.compile(r"(?:^|[\s:;])[\w.]{1,80},[ ]?$")
+ESCAPED_NEWLINE_OR_QUOTE = re.compile(r"\\+(?:[nr]|[\"'`]|$)")
+MAX_UNQUOTED_LENGTH = 300
+QUOTE_OR_NEWLINE = {mark: re.compile(f"[{mark}\n]") for mark in "\"'`"}
+MAX_TRIPLE_QUOTED_LENGTH = 16_384
+
+
+def redact_named_values(text: str) -> str:
+    """Replace literal values that follow a credential's name; names, code and placeholders stay."""
+    kept, copied_until = [], 0
+    for credential in find_credential_names(text):
+        for start, end in _find_values(credential) if credential.word_start >= copied_until else ():
+            if copied_until <= start < end:
+                kept += [text[copied_until:start], HIDDEN]
+                copied_until = end
+    return "".join((*kept, text[copied_until:])) if kept else text
+
+
+def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each credential that follows a name."""
+    text = credential.text
+    opening = OPENING_QUOTE.match(text, credential.value_start)
+    if opening is not None:
+        return _find_quoted_values(credential, opening)
+    if credential.sign == "," and credential.is_flag and not credential.is_quoted:
+        return _find_unquoted_value(credential)
+    if credential.sign in {",", "==", "!="} or credential.word in {"cookie", "cookies"}:
+        return iter(())
+    if credential.word == "authorization" and (scheme := AUTH_SCHEME_PREFIX.match(text, credential.value_start)):
+        credential.value_start = scheme.end()
+    if credential.strength is Strength.SURE or (credential.word == "auth" and credential.sign == "="):
+        opened = LIST_START.match(text, credential.value_start)
+        if opened is not None:
+            return _find_list_items(credential, opened.end())
+    return _find_unquoted_value(credential)
+
+
+def _find_quoted_values(credential: NameInText, opening: re.Match[str]) -> Iterator[tuple[int, int]]:
+    text, quote, triple = credential.text, opening["quote"], opening["triple"] is not None
+    start = opening.end()
+    may_end = not (opening["wrapper"] or triple or credential.is_quoted) and credential.before.count(quote[-1]) % 2
+    if may_end and TEXT_AFTER_CLOSING_QUOTE.match(text, start):
+        return  # this quote closes the string that contains the name: "no password", "token"
+    end = _find_closing_quote(text, start, quote, triple=triple)
+    content = text[start:end]
+    if credential.word == "authorization" and (scheme := AUTH_SCHEME_PREFIX.match(text, start, end)):
+        start, content = scheme.end(), text[scheme.end() : end]
+    if not _is_secret_quoted(credential, content, end):
+        return
+    yield start, end
+    # user, password = "x", "y": the literal after the first comma belongs to the name, too
+    following = ITEM_SEPARATOR.match(text, end + len(quote))
+    if following and credential.sign == "=" and ASSIGNMENT_TARGETS.search(credential.before):
+        yield from _find_list_items(credential, following.end())
+
+
+def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
+    # part of a statement: lambda token: "x"
+    in_code = not credential.is_quoted and credential.sign == ":" and PYTHON_KEYWORD_BEFORE.search(credential.before)
+    if in_code or not is_secret_literal(
+        content, NamedValue(credential.name, credential.strength, credential.get_syntax(end)), quoted=True
+    ):
+        return False
+    if credential.word in AUTH_WORDS and content.lower() in AUTH_METHODS:
+        return False
+    if credential.sign != ",":
+        return True
+    if credential.is_flag:
+        return (
+            not content.startswith("-") and not is_secret_word(content) and not PATTERNS["metavar"].fullmatch(content)
+        )
+    if GETTER_OR_SETTER_CALL.search(credential.before):
+        return not is_secret_word(content)
+    return is_random(content) or (
+        bool(TUPLE_START.search(credential.before)) and "-" in credential.name and not content.islower()
+    )
+
+
+def _find_list_items(credential: NameInText, position: int) -> Iterator[tuple[int, int]]:
+    for _ in range(MAX_LIST_ITEMS):
+        opening = OPENING_QUOTE.match(credential.text, position)
+        if opening is None or opening["triple"]:
+            return
+        end = _find_closing_quote(credential.text, opening.end(), opening["quote"])
+        content = credential.text[opening.end() : end]
+        is_name = is_secret_word(content) or (credential.word != "auth" and PLAIN_NAME_ITEM.fullmatch(content))
+        if not is_placeholder(content) and not is_name:
+            yield opening.end(), end
+        following = ITEM_SEPARATOR.match(credential.text, end + len(opening["quote"]))
+        if following is None:
+            return
+        position = following.end()
+
+
+def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
+    text, start = credential.text, credential.value_start
+    if text[start : start + 1] in "([{<":
+        return
+    end = _find_unquoted_end(credential, UNQUOTED_VALUE)
+    named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
+    simple = named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE}
+    if simple:
+        end = _find_unquoted_end(credential, SIMPLE_VALUE)
+    value = text[start:end]
+    if named_value.syntax in {ValueSyntax.PROSE, ValueSyntax.COLON}:
+        value = value.rstrip(".:!?")
+    if not value or (credential.sign == "," and not is_random(value)):
+        return
+    if credential.sign == " " and (
+        value.startswith("-") or value.lower().rstrip(".:") in PROSE_AFTER_FLAG or PATTERNS["metavar"].fullmatch(value)
+    ):
+        return  # an option, not its value
+    if credential.word in AUTH_WORDS and value.lower() in AUTH_METHODS:
+        return
+    if credential.word in {"secret", "secrets"} and PATTERNS["name_of_secret"].fullmatch(value):
+        return
+    if is_secret_literal(value, named_value, quoted=False):
+        yield start, _find_unquoted_end(credential, SIMPLE_VALUE if simple else UNQUOTED_VALUE, len(text))
+
+
+def _find_unquoted_end(credential: NameInText, value: re.Pattern[str], max_length: int = MAX_UNQUOTED_LENGTH) -> int:
+    """Return the end of an unquoted value: at the latest an escaped newline or quote, or `max_length` characters."""
+    # text that isn't replaced is searched again for other names, so each search for a value must be bounded: otherwise
+    # a log line of many names costs quadratic time
+    found = value.match(credential.text, credential.value_start, credential.value_start + max_length)
+    text = found[0] if found else ""
+    escaped = ESCAPED_NEWLINE_OR_QUOTE.search(text)
+    return credential.value_start + (escaped.start() if escaped else len(text))
+
+
+def _find_closing_quote(text: str, start: int, quote: str, *, triple: bool = False) -> int:
+    """Return the end of a string that `quote` opened before `start`; the end of the line if nothing closes it."""
+    if triple:
+        end = text.find(quote * 3, start, start + MAX_TRIPLE_QUOTED_LENGTH)
+        return end if end >= 0 else min(start + MAX_TRIPLE_QUOTED_LENGTH, len(text))
+    # inside a string inside a string, a quote counts only with as many backslashes as the opening one had
+    depth, position = len(quote) - 1, start
+    while found := QUOTE_OR_NEWLINE[quote[-1]].search(text, position):
+        at = found.start()
+        if text[at] == "\n":
+            return at
+        backslashes = at - start - len(text[start:at].rstrip("\\"))
+        if backslashes % 2 == 0 if depth == 0 else backslashes <= depth:
+            return at - backslashes if depth else at
+        position = at + 1
+    return len(text)

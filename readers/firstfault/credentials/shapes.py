@@ -1,0 +1,79 @@
+"""Rule 1: credentials with a form of their own, such as a token with a known prefix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from firstfault.credentials.literals import HIDDEN, TABLE, is_key, is_mixed, is_placeholder, is_text, is_varied
+
+WORD_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
+"""A word also starts after an escape: ``\\n``, ``%20``."""
+MIN_OPAQUE_LENGTH = 20
+MIN_ID_LENGTH = 16
+MIN_MIXED_RUN_LENGTH = 10
+
+
+def _is_opaque(text: str) -> bool:
+    text = text.rstrip(".")
+    camel = text.isalpha() and not text[1:].islower() and not text.isupper()
+    return is_mixed(text) or "=" in text or len(text) >= MIN_OPAQUE_LENGTH or camel or text.isdigit()
+
+
+def _is_id(text: str) -> bool:
+    text = text.rstrip(".")
+    return len(text) >= MIN_ID_LENGTH and text.isalnum() and is_mixed(text) and is_varied(text, mixed=False)
+
+
+def _has_random_part(text: str) -> bool:
+    """Whether a text is random, not words joined by ``_`` or ``-``."""
+    parts = re.split("[_-]", text)
+    return any(len(part) >= MIN_ID_LENGTH or (len(part) >= MIN_MIXED_RUN_LENGTH and is_mixed(part)) for part in parts)
+
+
+VALUE_CHECKS: dict[str, Callable[[str], object]] = {
+    "any": bool,
+    "base64": re.compile("[A-Za-z0-9+/=]{16}").search,
+    "digit": re.compile(r"\d").search,
+    "dotted": re.compile(r"\.").search,
+    "id": _is_id,
+    "key": is_key,
+    "literal": lambda text: not is_placeholder(text),
+    "opaque": _is_opaque,
+    "parts": _has_random_part,
+    "run": lambda text: any(
+        len(run) >= MIN_MIXED_RUN_LENGTH and is_mixed(run) for run in re.split("[^0-9A-Za-z]", text)
+    ),
+    "text": is_text,
+    "varied": is_varied,
+}
+"""Checks that a shape's value may have to pass (`only` in the table)."""
+
+
+def _compile_shape(row: dict[str, list[str]]) -> re.Pattern[str]:
+    if "pattern" in row:
+        return re.compile(str(row["pattern"]), re.VERBOSE)
+    # without `marks`, the prefixes are plain text and serve as marks themselves
+    starts = row["starts"] if "marks" in row else map(re.escape, row["starts"])
+    return re.compile(f"{WORD_START}(?:{'|'.join(starts)})(?P<value>{row['then']})", re.VERBOSE)
+
+
+# compiled when this module is imported, and not when a process fails
+SHAPES = [
+    (row.get("marks") or row["starts"], _compile_shape(row), VALUE_CHECKS[row.get("only", "any")])
+    for row in TABLE["shape"]
+]
+
+
+def redact_shapes(text: str) -> str:
+    """Replace texts with the form of a credential."""
+    for marks, pattern, is_secret in SHAPES:
+        # almost no text contains a mark, and a substring search is much faster than the pattern
+        if any(mark in text for mark in marks):
+            parts, copied_until = [], 0
+            for found in pattern.finditer(text):
+                if is_secret(found["value"]):
+                    parts += [text[copied_until : found.start("value")], HIDDEN]
+                    copied_until = found.end("value")
+            text = "".join((*parts, text[copied_until:]))
+    return text
