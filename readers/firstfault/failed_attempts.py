@@ -235,7 +235,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
 
     async def list_page(start: str, end: str | None = None) -> Page:
         page = await store.page(start)
-        if not page.in_order:
+        if not page.is_sorted:
             raise StoreError(
                 f"{store.uri} is not listed in the order of names; name one attempt and use firstfault show"
             )
@@ -247,12 +247,12 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     async def list_part(start: str, end: str | None) -> None:
         while True:
             page = await list_page(start, end)
-            if not page.more or (end is not None and page.objects and page.objects[-1].name >= end):
+            if not page.has_more or (end is not None and page.objects and page.objects[-1].name >= end):
                 return
             start = _next(page, found)
 
     first = await list_page("")
-    if first.more:
+    if first.has_more:
         start = _next(first, found)
         # the rest is split where the names of the first page differ, and one character before
         common = os.path.commonprefix([first.objects[0].name, first.objects[-1].name])  # noqa: RUF071

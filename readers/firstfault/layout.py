@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from firstfault.model import NodePresence, Phase, Place, WorkerError
-from firstfault.store._base import join, split_name
+from firstfault.store.uris import join, split_name
 
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.

@@ -31,7 +31,7 @@ class Objects:
     """
 
     uri = "memory://cascade"
-    pages_in_order = True
+    has_ordered_pages = True
 
     def __init__(self, objects: Mapping[str, tuple[int | None, Callable[[], bytes]]], page: int = 1000) -> None:
         self.objects = objects

@@ -13,7 +13,7 @@ from hypothesis import settings
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import NodePresence, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store._fsspec import FsspecStore
+from firstfault.store.fsspec_store import FsspecStore
 from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
 from tests.readers.commands import run

@@ -21,7 +21,7 @@ from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.errors import AccessDeniedError
 from firstfault.model import Kind, Phase
 from firstfault.runs import MARK, begin_run
-from firstfault.store._fsspec import FsspecStore
+from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt

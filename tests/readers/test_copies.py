@@ -191,7 +191,7 @@ def test_a_store_with_copies_lists_both(listed: dict[str, bytes], copies: dict[s
             while more:
                 page = await store.page(found[-1] if found else "")
                 found += [item.name for item in page.objects]
-                more = page.more
+                more = page.has_more
             assert found == names
             for path in names:
                 assert await store.get(path) == copies.get(path, listed.get(path))

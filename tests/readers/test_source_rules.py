@@ -28,7 +28,7 @@ LOGGERS = {
     "firstfault.logs": "makes the loggers whose lines begin with the name",
     "firstfault.cli._main": "the lines of the storages' clients are switched off",
     "firstfault.recorder.server": "as above",
-    "firstfault.store._fsspec": "as above",
+    "firstfault.store.fsspec_store": "as above",
     "firstfault_torch.compat.torch_agent": "lines that torch's own agent logs, in torch's words",
     "firstfault_torch.torchrun.agent": "leaves out a line of torch's",
     "flytekitplugins.firstfault.local.live": "moves the lines of others above a live view",

@@ -18,8 +18,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from firstfault.errors import AccessDeniedError, ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import CLIENT_VARIABLE, is_remote, join, open_store, split_name
-from firstfault.store._base import storage_options
-from firstfault.store._fsspec import FsspecStore
+from firstfault.store.fsspec_store import FsspecStore
+from firstfault.store.settings import build_storage_options
 from firstfault.sync import run_sync
 
 
@@ -268,7 +268,7 @@ def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
     """A storage that answers late, as after a login, is listed; one that does not answer raises an error."""
-    monkeypatch.setattr("firstfault.store._fsspec._FIRST_ANSWER_S", 0.2 if hangs else 60.0)
+    monkeypatch.setattr("firstfault.store.fsspec_store.FIRST_ANSWER_TIMEOUT_SECONDS", 0.2 if hangs else 60.0)
 
     class Slow(_Recording):
         objects = {"bucket/out/a.pb": b"xyz"}  # noqa: RUF012 - as above
@@ -306,16 +306,16 @@ def test_settings_of_s3(monkeypatch: pytest.MonkeyPatch, environment: dict[str, 
     """The endpoint of flytekit's variable overrides botocore's; botocore reads its own keys."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    options = storage_options("s3")
+    options = build_storage_options("s3")
     assert {name: options[name] for name in ("endpoint_url", "key", "secret") if name in options} == expected
-    assert storage_options("s3", {"key": "mine"})["key"] == "mine"
+    assert build_storage_options("s3", {"key": "mine"})["key"] == "mine"
 
 
 def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of S3 do not reach another storage."""
     monkeypatch.setenv("FLYTE_AWS_ACCESS_KEY_ID", "id")
-    assert storage_options("gs", {"token": "t"}) == {"token": "t"}
-    assert storage_options("file") == {}
+    assert build_storage_options("gs", {"token": "t"}) == {"token": "t"}
+    assert build_storage_options("file") == {}
 
 
 # --- URIs -----------------------------------------------------------------------------------------------------------

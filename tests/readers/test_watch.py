@@ -21,7 +21,7 @@ from firstfault.layout import LIVE, restart_record_name, watched_until_ms
 from firstfault.model import JobErrors, Kind, Phase, RestartKind, RestartRecord
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
-from firstfault.store._fsspec import FsspecStore
+from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.json_schemas import restart_to_json
 from tests.readers.commands import Ran

@@ -72,7 +72,7 @@ class StoreTests:
             ("roster/c.pb", 3),
             ("z.pb", 3),
         ]
-        assert not page.more
+        assert not page.has_more
         assert [item.name for item in (await store.page("f")).objects] == ["roster/c.pb", "z.pb"]
         assert (await store.page("zz")).objects == ()
 
@@ -88,10 +88,10 @@ class StoreTests:
 
         await asyncio.gather(*map(put, names))
         page = await store.page()
-        assert (len(page.objects), page.more) == ((1_000, True) if store.pages_in_order else (1_003, False))
+        assert (len(page.objects), page.has_more) == ((1_000, True) if store.has_ordered_pages else (1_003, False))
         first = [item.name for item in page.objects]
         rest = await store.page(max(first))
-        assert not rest.more
+        assert not rest.has_more
         assert [*first, *(item.name for item in rest.objects)] == names
         assert [f"errors/{item.name}" for item in await store.list("errors")] == names
 

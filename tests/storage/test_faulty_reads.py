@@ -10,7 +10,7 @@ import stamina
 
 from firstfault.errors import StoreError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import CLIENT_VARIABLE, Store, _base
+from firstfault.store import CLIENT_VARIABLE, Store, listings, settings
 from firstfault.testing import make_error
 from tests.faulty_proxy import FAULTS, FaultyProxy, faulty_proxy_before
 from tests.s3_server import S3
@@ -44,8 +44,8 @@ def attempt(proxy: FaultyProxy, write: Callable[..., list[str]]) -> tuple[str, s
 def _impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the clients wait a moment only, and ask twice without a pause; end all faults after the test."""
     stamina.set_testing(True, attempts=2)
-    monkeypatch.setattr(_base, "CONNECT_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(_base, "READ_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(settings, "CONNECT_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(settings, "READ_TIMEOUT_SECONDS", 0.6)
     yield
     stamina.set_testing(False)
     proxy.plan()
@@ -69,7 +69,7 @@ def test_a_page_of_a_listing_that_fails_once(
 ) -> None:
     """Only this page is requested again; a long listing that began again with each failure might never end."""
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
-    monkeypatch.setattr(_base, "PAGE", 2)
+    monkeypatch.setattr(listings, "MAX_PAGE_OBJECTS", 2)
 
     async def use(store: Store) -> list[str]:
         for name in "abcde":

@@ -16,8 +16,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
-from firstfault.store._fsspec import FsspecStore
-from firstfault.store._obstore import ObstoreStore, client_for
+from firstfault.store.fsspec_store import FsspecStore
+from firstfault.store.obstore_settings import make_client
+from firstfault.store.obstore_store import ObstoreStore
 from tests.s3_server import S3
 
 _KEYS = {"key": "k", "secret": "s"}
@@ -37,7 +38,7 @@ _KEYS = {"key": "k", "secret": "s"}
 )
 def test_what_obstore_reads(uri: str, options: dict[str, Any], kind: type) -> None:
     """Settings that obstore supports give an obstore client and store."""
-    assert isinstance(client_for(uri, options), kind)
+    assert isinstance(make_client(uri, options), kind)
     assert isinstance(open_store(uri, options), ObstoreStore)
 
 
@@ -63,7 +64,7 @@ def test_what_obstore_reads(uri: str, options: dict[str, Any], kind: type) -> No
 )
 def test_what_is_left_to_fsspec(uri: str, options: dict[str, Any]) -> None:
     """For schemes, paths and options that obstore does not support, fsspec is used."""
-    assert client_for(uri, options) is None
+    assert make_client(uri, options) is None
     assert isinstance(open_store(uri, options), FsspecStore)
 
 
@@ -91,7 +92,7 @@ def test_settings_of_the_environment(
         file = tmp_path / "content.json"
         file.write_text(json.dumps(value))
         monkeypatch.setenv(name, value if isinstance(value, str) else str(file))
-    assert (client_for(uri, None) is not None) is is_supported
+    assert (make_client(uri, None) is not None) is is_supported
 
 
 def test_a_profile(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]) -> None:

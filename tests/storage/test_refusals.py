@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import Store, _base
+from firstfault.store import Store, settings
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.s3_server import S3
 from tests.storage.conftest import SilentServer
@@ -147,8 +147,8 @@ def test_a_server_that_never_answers(
     verb: str,
 ) -> None:
     """A silent server takes one read timeout per attempt: the clients do not retry by themselves."""
-    monkeypatch.setattr(_base, "READ_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(_base, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(settings, "READ_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(settings, "CONNECT_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", silent_server.endpoint)
     refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
     # on a busy machine a write may be given up before it has a connection

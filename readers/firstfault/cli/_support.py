@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from firstfault.errors import UsageError
-from firstfault.store import protocol_of
+from firstfault.store import get_scheme
 from firstfault.text import printable
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def resolved(uri: str) -> str:
     Raises:
         UsageError: the package that knows the scheme is not complete.
     """
-    scheme = protocol_of(uri)
+    scheme = get_scheme(uri)
     if scheme in _STORAGES:
         return uri
     import importlib.metadata  # noqa: PLC0415 - slow, and storages do not need it

@@ -93,7 +93,7 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
         began = time.monotonic()
         job = None
         try:
-            begun = await listings.begin(store, request.layout) if store.pages_in_order else None
+            begun = await listings.begin(store, request.layout) if store.has_ordered_pages else None
             listing = await listings.list_everything(store, request.layout, begun)
             if (new_mark := listing.mark()) != mark:
                 job = await _Look(*await fetch.with_copies(store, listing), request, known).read()
@@ -124,11 +124,11 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
     if layout.document:
         return request.job_of(fetch.sorted_out([await fetch.read_document(store, layout.document)]))
     begun = None
-    if store.pages_in_order and request.wish_of(()).reads is Reads.FIRST:
+    if store.has_ordered_pages and request.wish_of(()).reads is Reads.FIRST:
         found, begun = await _first(store, layout)
         if found is not None:
             return request.job_of(found)
-    elif store.pages_in_order:
+    elif store.has_ordered_pages:
         begun = await listings.begin(store, layout)
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:

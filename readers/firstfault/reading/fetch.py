@@ -13,7 +13,7 @@ from firstfault.logs import logger_of
 from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
-from firstfault.store import ObjectInfo, Page, ReadableStore, by_name, join
+from firstfault.store import ObjectInfo, Page, ReadableStore, join, sort_by_name
 from firstfault.sync import each
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
@@ -255,9 +255,9 @@ class StoreWithCopies:
         return self._uri
 
     @property
-    def pages_in_order(self) -> bool:
+    def has_ordered_pages(self) -> bool:
         """Whether `page` returns the first objects by name in one request."""
-        return self._store is None or self._store.pages_in_order
+        return self._store is None or self._store.has_ordered_pages
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name."""
@@ -267,21 +267,21 @@ class StoreWithCopies:
             for path, data in self._copies.items()
             if (name := path.rpartition("/")[2]) and path == join_name(folder, name)
         }
-        return by_name({**copies, **{item.name: item for item in listed}}.values())
+        return sort_by_name({**copies, **{item.name: item for item in listed}}.values())
 
     async def page(self, after: str = "") -> Page:
         """Return at most 1,000 objects of the store whose names sort after `after`, and the copies between them."""
-        found = await self._store.page(after) if self._store is not None else Page((), more=False)
-        if not found.in_order:
+        found = await self._store.page(after) if self._store is not None else Page((), has_more=False)
+        if not found.is_sorted:
             return found
-        last = found.objects[-1].name if found.more and found.objects else None
+        last = found.objects[-1].name if found.has_more and found.objects else None
         listed = {item.name for item in found.objects}
         lacking = [
             ObjectInfo(path, len(data))
             for path, data in self._copies.items()
             if path > after and (last is None or path < last) and path not in listed
         ]
-        return Page(tuple(by_name([*found.objects, *lacking])), found.more) if lacking else found
+        return Page(tuple(sort_by_name([*found.objects, *lacking])), found.has_more) if lacking else found
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """Return an object's bytes; its copy's, if there is one.

@@ -196,10 +196,10 @@ def _end_of_keys(layout: Layout) -> str:
 
 def _take(listing: Listing, page: Page, end: str | None) -> str | None:
     """Add a page up to the name `end`; return the name behind which to continue, None if there is no need."""
-    listing.in_order &= page.in_order
+    listing.in_order &= page.is_sorted
     listing.add(item for item in page.objects if end is None or item.name <= end)
     last = page.objects[-1].name if page.objects else ""
-    if not page.more or (end is not None and last >= end):
+    if not page.has_more or (end is not None and last >= end):
         return None
     errors, roster = listing.layout.errors, listing.layout.roster
     if end is None:

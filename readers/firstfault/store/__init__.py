@@ -13,27 +13,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from firstfault.errors import UsageError
-from firstfault.store._base import (
-    ATTEMPTS,
-    ObjectInfo as ObjectInfo,
-    Page as Page,
-    ReadableStore as ReadableStore,
-    Store as Store,
-    by_name as by_name,
+from firstfault.store.base import MAX_REQUEST_ATTEMPTS, ReadableStore as ReadableStore, Store as Store
+from firstfault.store.listings import ObjectInfo as ObjectInfo, Page as Page, sort_by_name as sort_by_name
+from firstfault.store.uris import (
     is_remote as is_remote,
     join as join,
-    protocol_of as protocol_of,
+    get_scheme as get_scheme,
     split_name as split_name,
 )
 
 CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
 """Environment variable that names the client: ``fsspec`` or ``obstore``."""
-_OF_OBSTORE = {"s3", "s3a", "gs", "gcs", "az"}
-_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?):(?!//[^/])", re.IGNORECASE)
+OBSTORE_SCHEMES = {"s3", "s3a", "gs", "gcs", "az"}
+SCHEME_WITHOUT_SLASHES = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?):(?!//[^/])", re.IGNORECASE)
 
 
 def open_store(
-    uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS, may_fork: bool = False
+    uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = MAX_REQUEST_ATTEMPTS, may_fork: bool = False
 ) -> Store:
     """Return the store for the folder `uri` (a path or any fsspec URI), for use with ``async with``. Sends no request.
 
@@ -50,7 +46,7 @@ def open_store(
     Raises:
         UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
     """
-    slashes = _ONE_SLASH.match(uri)
+    slashes = SCHEME_WITHOUT_SLASHES.match(uri)
     if slashes is not None:
         raise UsageError(
             f"{uri!r} is not a storage URI: two slashes follow the scheme, as in {slashes[1]}://bucket/key"
@@ -58,13 +54,13 @@ def open_store(
     wanted = os.environ.get(CLIENT_VARIABLE, "").lower()
     if wanted not in {"", "fsspec", "obstore"}:
         raise UsageError(f"{CLIENT_VARIABLE} must be fsspec or obstore, not {wanted!r}")
-    may_be_obstore = wanted != "fsspec" and not may_fork and protocol_of(uri) in _OF_OBSTORE
+    may_be_obstore = wanted != "fsspec" and not may_fork and get_scheme(uri) in OBSTORE_SCHEMES
     if may_be_obstore and importlib.util.find_spec("obstore") is not None:
-        from firstfault.store._obstore import obstore_for  # noqa: PLC0415 - one of the two is enough
+        from firstfault.store.obstore_store import open_obstore  # noqa: PLC0415 - one of the two is enough
 
-        store = obstore_for(uri, options, attempts)
+        store = open_obstore(uri, options, attempts)
         if store is not None:
             return store
-    from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - as above
+    from firstfault.store.fsspec_store import FsspecStore  # noqa: PLC0415 - as above
 
     return FsspecStore(uri, options, attempts=attempts)

@@ -16,23 +16,35 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import _base
-from firstfault.store._base import ObjectInfo, Page, join
+from firstfault.store import listings, settings
+from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store, T
+from firstfault.store.listings import (
+    NS_PER_SECOND,
+    PARTIAL_FILE_SUFFIX,
+    ObjectInfo,
+    Page,
+    build_single_page,
+    to_nanoseconds,
+)
+from firstfault.store.settings import build_storage_options, describe_missing_credentials
+from firstfault.store.uris import join
 
-_FIRST_ANSWER_S = 8.0
+FIRST_ANSWER_TIMEOUT_SECONDS = 8.0
 """Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
 
 
-class FsspecStore(_base.Store):
+class FsspecStore(Store):
     """A folder of objects over fsspec.
 
     Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches listings and belongs
     to another event loop. Asynchronous filesystems are awaited; the others run in a thread.
     """
 
-    ordered = frozenset({"s3", "s3a"})  # elsewhere fsspec fetches all pages anyway
+    ordered_schemes = frozenset({"s3", "s3a"})  # elsewhere fsspec fetches all pages anyway
 
-    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = _base.ATTEMPTS) -> None:
+    def __init__(
+        self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = MAX_REQUEST_ATTEMPTS
+    ) -> None:
         super().__init__(uri, options, attempts)
         self._fs: Any = None
         self._root = ""
@@ -45,11 +57,11 @@ class FsspecStore(_base.Store):
             UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
             AccessDeniedError: there are no credentials.
         """
-        options: dict[str, Any] = {**_base.storage_options(self._protocol, self._options), "skip_instance_cache": True}
+        options: dict[str, Any] = {**build_storage_options(self._protocol, self._options), "skip_instance_cache": True}
         try:
             kind = fsspec.get_filesystem_class(self._protocol)
         except ImportError as error:
-            extra = _EXTRAS.get(self._protocol, "")
+            extra = EXTRA_BY_SCHEME.get(self._protocol, "")
             how = f"install the extra {extra}: pip install '<wheel>[{extra}]', or 'firstfault[{extra}]' from your index"
             reason = f"reading {self._uri} needs a package that is not installed ({error})"
             raise UsageError(f"{reason}; {how}" if extra else reason) from error
@@ -61,9 +73,11 @@ class FsspecStore(_base.Store):
             self._fs = kind(**options)
         except (ValueError, OSError) as error:
             if "credentials" in str(error):  # adlfs without an account
-                raise AccessDeniedError(f"cannot open {self._uri}: {_base.no_credentials(self._protocol)}") from error
-            raise UsageError(f"cannot open {self._uri}: {_line(error)}") from error
-        if self._protocol in self.ordered:
+                raise AccessDeniedError(
+                    f"cannot open {self._uri}: {describe_missing_credentials(self._protocol)}"
+                ) from error
+            raise UsageError(f"cannot open {self._uri}: {_to_one_line(error)}") from error
+        if self._protocol in self.ordered_schemes:
             self._fs.retries = 1  # s3fs's retries inside ours would multiply the timeouts
         elif self._protocol in {"gs", "gcs"}:
             # as for s3fs: gcsfs waits half a minute between its six tries, and prints the traceback of the last one
@@ -79,40 +93,40 @@ class FsspecStore(_base.Store):
         closer = getattr(self._fs, "_s3creator", None)
         if closer is not None:
             await closer.__aexit__(None, None, None)
-            self._fs._s3 = None  # noqa: SLF001
+            self._fs._make_s3_client = None  # noqa: SLF001
         session = getattr(self._fs, "_session", None)
         if session is not None and hasattr(session, "close"):
             await session.close()
 
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
         """See `Store.list_once`."""
-        if self._protocol not in self.ordered:
-            return await self._entries("ls", folder), ""
-        return await self._s3_page(folder, Delimiter="/", **({"ContinuationToken": token} if token else {}))
+        if self._protocol not in self.ordered_schemes:
+            return await self._list_files("ls", folder), ""
+        return await self._list_s3_page(folder, Delimiter="/", **({"ContinuationToken": token} if token else {}))
 
     async def page_once(self, after: str) -> Page:
         """See `ReadableStore.page`."""
-        if not self.pages_in_order:
-            return _base.only_page(await self._entries("find", ""), after)
-        found, token = await self._s3_page("", after)
+        if not self.has_ordered_pages:
+            return build_single_page(await self._list_files("find", ""), after)
+        found, token = await self._list_s3_page("", after)
         return Page(tuple(found), bool(token))
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`."""
         full = self._path(path)
         if limit is not None:
-            info = await self._call("info", full)
+            info = await self._send_request("info", full)
             self.check_size(path, int(info["size"] or 0), limit)
-        return bytes(await self._call("cat_file", full))
+        return bytes(await self._send_request("cat_file", full))
 
     async def put_once(self, path: str, data: bytes) -> None:
         """See `Store.put`."""
         full = self._path(path)
         if isinstance(self._fs, AsyncFileSystem):
-            await self._call("pipe_file", full, data)
+            await self._send_request("pipe_file", full, data)
             return
         # a reader may list the folder during the write; the rename makes the file appear whole
-        part = f"{full}.{uuid.uuid4().hex}{_base.PART}"
+        part = f"{full}.{uuid.uuid4().hex}{PARTIAL_FILE_SUFFIX}"
 
         def write() -> None:
             self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
@@ -128,19 +142,19 @@ class FsspecStore(_base.Store):
 
     async def exists_once(self, path: str) -> bool:
         """See `Store.exists`."""
-        info = await self._call("info", self._path(path))
+        info = await self._send_request("info", self._path(path))
         return bool(info["type"] == "file")
 
-    async def _entries(self, call: str, folder: str) -> Sequence[ObjectInfo]:
+    async def _list_files(self, call: str, folder: str) -> Sequence[ObjectInfo]:
         """Return the files that fsspec's `call` (ls, find) lists; none if the folder does not exist."""
         path = self._path(folder)
         try:
-            found = await self._called(call, path, detail=True)
+            found = await self._call_filesystem(call, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return _objects(found.values() if isinstance(found, dict) else found, path)
+        return _to_object_infos(found.values() if isinstance(found, dict) else found, path)
 
-    async def _s3_page(self, folder: str, after: str = "", **request: str) -> tuple[list[ObjectInfo], str]:
+    async def _list_s3_page(self, folder: str, after: str = "", **request: str) -> tuple[list[ObjectInfo], str]:
         """Return one page of S3's listing and its continuation token; s3fs itself always fetches all pages."""
         bucket, _, key = self._path(folder).partition("/")
         prefix = f"{key}/" if key else ""
@@ -152,42 +166,48 @@ class FsspecStore(_base.Store):
         async def ask() -> Any:
             await self._fs.set_session()
             # s3fs's way to call S3
-            return await self._fs._call_s3("list_objects_v2", MaxKeys=_base.PAGE, **request)  # noqa: SLF001
+            return await self._fs._call_s3("list_objects_v2", MaxKeys=listings.MAX_PAGE_OBJECTS, **request)  # noqa: SLF001
 
-        answer = await asyncio.wait_for(ask(), _longest_s())
+        answer = await asyncio.wait_for(ask(), _get_request_timeout_seconds())
         objects = [
-            ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _modified(item))
+            ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _get_modified_ns(item))
             for item in answer.get("Contents", ())
             if item["Key"] != prefix
         ]
         return objects, str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
 
-    async def _call(self, name: str, *args: Any) -> Any:
+    async def _send_request(self, name: str, *args: Any) -> Any:
         """Send one request. Its time is limited, but for reads from other clouds than S3.
 
         The clients repeat a request by themselves, or begin to count again with each byte.
         """
-        call = self._called(name, *args)
-        is_limited = self._protocol in self.ordered or name == "pipe_file"
+        call = self._call_filesystem(name, *args)
+        is_limited = self._protocol in self.ordered_schemes or name == "pipe_file"
         return await (
-            asyncio.wait_for(call, _longest_s()) if is_limited and isinstance(self._fs, AsyncFileSystem) else call
+            asyncio.wait_for(call, _get_request_timeout_seconds())
+            if is_limited and isinstance(self._fs, AsyncFileSystem)
+            else call
         )
 
-    async def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    async def _call_filesystem(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self._fs, AsyncFileSystem):
             return await getattr(self._fs, f"_{name}")(*args, **kwargs)
         return await asyncio.to_thread(getattr(self._fs, name), *args, **kwargs)
 
-    async def request(self, verb: str, path: str, call: Callable[[_base.Store], Awaitable[_base.T]]) -> _base.T:
+    async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
         """See `Store.request`; send a small request before the first listing, whose time has no limit."""
-        if verb == "list" and isinstance(self._fs, AsyncFileSystem) and not (self._has_answered or self.pages_in_order):
+        if (
+            verb == "list"
+            and isinstance(self._fs, AsyncFileSystem)
+            and not (self._has_answered or self.has_ordered_pages)
+        ):
             ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))
             try:
-                await asyncio.wait_for(ask, _FIRST_ANSWER_S)
+                await asyncio.wait_for(ask, FIRST_ANSWER_TIMEOUT_SECONDS)
             except asyncio.TimeoutError as error:
                 where = f"cannot list {join(self._uri, path)}"
                 raise StoreUnavailableError(
-                    f"{where}: no answer within {_FIRST_ANSWER_S:g} s; check the network and the endpoint"
+                    f"{where}: no answer within {FIRST_ANSWER_TIMEOUT_SECONDS:g} s; check the network and the endpoint"
                 ) from error
             except StoreUnavailableError:
                 raise
@@ -196,44 +216,44 @@ class FsspecStore(_base.Store):
             self._has_answered = True
         return await super().request(verb, path, call)
 
-    def trouble(self, error: Exception, verb: str) -> tuple[_base.Trouble, str] | None:
+    def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
         """See `Store.trouble`; an error of fsspec, botocore, aiohttp, Google or Azure."""
-        name, line = type(error).__name__, _line(error)
-        region = _region_of(error)
+        name, line = type(error).__name__, _to_one_line(error)
+        region = _find_bucket_region(error)
         if region is not None:
-            return _base.Trouble.OTHER_REGION, region
+            return StorageErrorKind.WRONG_REGION, region
         # s3fs raises one error for a missing bucket and a missing object
         cause = getattr(error.__cause__, "response", None) or {}
         if cause.get("Error", {}).get("Code") == "NoSuchBucket":
-            return _base.Trouble.NO_BUCKET, line
+            return StorageErrorKind.BUCKET_NOT_FOUND, line
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
-            return _base.Trouble.NO_OBJECT, ""
-        if name in _NO_CREDENTIALS and getattr(error, "response", None) is None:
-            return _base.Trouble.NO_CREDENTIALS, ""
-        if isinstance(error, PermissionError) or name in _NO_CREDENTIALS:
-            return _base.Trouble.REFUSED, line
+            return StorageErrorKind.OBJECT_NOT_FOUND, ""
+        if name in CREDENTIALS_ERRORS and getattr(error, "response", None) is None:
+            return StorageErrorKind.NO_CREDENTIALS, ""
+        if isinstance(error, PermissionError) or name in CREDENTIALS_ERRORS:
+            return StorageErrorKind.REFUSED, line
         transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
         names = {base.__name__ for base in type(error).__mro__}
         # s3fs makes the last ones of SlowDown, 503 and 500
-        is_busy = isinstance(error, OSError) and error.errno in _BUSY
-        if isinstance(error, transient) or names & _TRANSIENT_NAMES or is_busy:
-            return _base.Trouble.NO_ANSWER, f"{name}: {line}"
-        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
-            return _base.Trouble.OTHER, f"{name}: {line}"
+        is_busy = isinstance(error, OSError) and error.errno in BUSY_ERRNOS
+        if isinstance(error, transient) or names & TRANSIENT_ERRORS or is_busy:
+            return StorageErrorKind.NO_ANSWER, f"{name}: {line}"
+        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in STORAGE_PACKAGES:
+            return StorageErrorKind.OTHER, f"{name}: {line}"
         return None
 
     def _path(self, relative: str) -> str:
         return join(self._root, relative) if relative else self._root
 
 
-def _longest_s() -> float:
+def _get_request_timeout_seconds() -> float:
     """Return the longest time of one request, which is obstore's."""
-    return _base.CONNECT_TIMEOUT_S + _base.READ_TIMEOUT_S
+    return settings.CONNECT_TIMEOUT_SECONDS + settings.READ_TIMEOUT_SECONDS
 
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+EXTRA_BY_SCHEME = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
-_NO_CREDENTIALS = {
+CREDENTIALS_ERRORS = {
     "NoCredentialsError",
     "PartialCredentialsError",
     "CredentialRetrievalError",
@@ -241,10 +261,10 @@ _NO_CREDENTIALS = {
     "ClientAuthenticationError",  # Azure's
 }
 
-_LIBRARIES = {"botocore", "aiohttp", "gcsfs", "google", "azure", "adlfs"}
+STORAGE_PACKAGES = {"botocore", "aiohttp", "gcsfs", "google", "azure", "adlfs"}
 """Packages whose errors are about the storage."""
 
-_TRANSIENT_NAMES = {  # of errors, or of their bases
+TRANSIENT_ERRORS = {  # of errors, or of their bases
     "ServiceRequestError",  # Azure's
     "ServiceResponseError",
     "TransportError",  # Google's
@@ -260,44 +280,46 @@ _TRANSIENT_NAMES = {  # of errors, or of their bases
     "HttpError",
 }
 
-_BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
+BUSY_ERRNOS = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
 
 
-_OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
+WRONG_REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
 
 
-def _region_of(error: Exception) -> str | None:
+def _find_bucket_region(error: Exception) -> str | None:
     """Return the bucket's region, if S3 reports another one; empty if S3 does not name it."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in _OTHER_REGION:
+    if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in WRONG_REGION_CODES:
         return None
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return str(headers.get("x-amz-bucket-region") or response["Error"].get("Region") or "")
 
 
-def _line(error: Exception) -> str:
+def _to_one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text[:300] or type(error).__name__
 
 
-def _objects(entries: Iterable[Mapping[str, Any]], folder: str) -> list[ObjectInfo]:
+def _to_object_infos(entries: Iterable[Mapping[str, Any]], folder: str) -> list[ObjectInfo]:
     """Return the files among fsspec's entries, with names relative to `folder`."""
     return [
-        ObjectInfo(str(entry["name"]).rstrip("/")[len(folder) :].lstrip("/"), int(entry["size"] or 0), _modified(entry))
+        ObjectInfo(
+            str(entry["name"]).rstrip("/")[len(folder) :].lstrip("/"), int(entry["size"] or 0), _get_modified_ns(entry)
+        )
         for entry in entries
         if entry["type"] == "file"
         # if the prefix is an object itself, fsspec lists that object
         and str(entry["name"]).rstrip("/") != folder
-        and not str(entry["name"]).endswith(_base.PART)
+        and not str(entry["name"]).endswith(PARTIAL_FILE_SUFFIX)
     ]
 
 
-def _modified(entry: Mapping[str, Any]) -> int | None:
+def _get_modified_ns(entry: Mapping[str, Any]) -> int | None:
     """Return when an object was written, nanoseconds since the Unix epoch; the key depends on the filesystem."""
     for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(field)
         if isinstance(value, dt.datetime):
-            return _base.nanoseconds(value)
+            return to_nanoseconds(value)
         if isinstance(value, int | float):
-            return int(value * _base.NANO)
+            return int(value * NS_PER_SECOND)
     return None

@@ -1,0 +1,229 @@
+"""The protocol of a store, and what both clients share: retries and typed errors."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from firstfault import errors
+from firstfault.store.listings import ObjectInfo, Page, sort_by_name
+from firstfault.store.settings import describe_missing_credentials, describe_wrong_region
+from firstfault.store.uris import get_scheme, join
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MAX_REQUEST_ATTEMPTS = 4
+RETRY_TIMEOUT_SECONDS = 15.0
+"""No retry after this time, seconds."""
+
+T = TypeVar("T")
+
+
+class ReadableStore(Protocol):
+    """A folder of objects to read. All errors are `firstfault.errors.StoreError`; transient ones have been retried."""
+
+    @property
+    def uri(self) -> str:
+        """The folder, without a trailing slash."""
+
+    @property
+    def has_ordered_pages(self) -> bool:
+        """Whether `page` returns the first objects by name in one request.
+
+        If False, or not known, a reader lists everything instead.
+        """
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
+
+    async def page(self, after: str = "") -> Page:
+        """Return the objects in the store's folder and below it whose names sort after `after`, which need not exist.
+
+        If `has_ordered_pages`, at most 1,000, with one request; else all of them.
+        """
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        """Return an object's bytes.
+
+        Raises:
+            ObjectNotFoundError: the object does not exist.
+            ObjectTooLargeError: it has more than `limit` bytes. A limit may cost a request; leave it out if a listing
+                has given the size.
+        """
+
+
+class StorageErrorKind(enum.Enum):
+    """What an error of a client means."""
+
+    NO_CREDENTIALS = enum.auto()
+    REFUSED = enum.auto()
+    OBJECT_NOT_FOUND = enum.auto()
+    BUCKET_NOT_FOUND = enum.auto()
+    WRONG_REGION = enum.auto()
+    """The detail is the bucket's region, empty if it is not known."""
+    NO_ANSWER = enum.auto()
+    """The request may succeed if it is sent again."""
+    OTHER = enum.auto()
+
+
+class WrongRegionError(errors.StoreError):
+    """The bucket is in another region than the client's."""
+
+
+class Store(abc.ABC):
+    """A folder of objects to read and to write. What is the same for both clients: it sends requests again.
+
+    A client has the methods that send a request once. The arguments are those of `firstfault.store.open_store`.
+    """
+
+    ordered_schemes: ClassVar[frozenset[str]]
+    """Schemes of storages that list by name, and whose pages the client can request one by one."""
+
+    def __init__(self, uri: str, options: Mapping[str, Any] | None, attempts: int) -> None:
+        self._uri = uri.rstrip("/") or uri
+        self._protocol = get_scheme(uri)
+        self._options = options
+        self._attempts = attempts
+        self._is_open = False
+
+    async def open(self) -> None:  # noqa: B027 - not every client has something to do
+        """Prepare for requests; send none."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Close all connections."""
+
+    @abc.abstractmethod
+    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
+        """Return objects directly in `folder`, and the token that asks for more of them; empty: there are no more.
+
+        There are none if the folder does not exist. The first token is empty.
+        """
+
+    @abc.abstractmethod
+    async def page_once(self, after: str) -> Page:
+        """See `ReadableStore.page`."""
+
+    @abc.abstractmethod
+    async def get_once(self, path: str, limit: int | None) -> bytes:
+        """See `ReadableStore.get`."""
+
+    @abc.abstractmethod
+    async def put_once(self, path: str, data: bytes) -> None:
+        """See `Store.put`."""
+
+    @abc.abstractmethod
+    async def exists_once(self, path: str) -> bool:
+        """See `Store.exists`; the client may instead raise that there is no such object."""
+
+    @abc.abstractmethod
+    def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
+        """Return what an error of the client means, with its text in one line; None if the storage is not at fault."""
+
+    @property
+    def uri(self) -> str:
+        """The folder, without a trailing slash."""
+        return self._uri
+
+    @property
+    def has_ordered_pages(self) -> bool:
+        """See `ReadableStore.pages_in_order`; S3's directory buckets are not sorted."""
+        bucket = self._uri.split("://", 1)[-1].partition("/")[0]
+        return self._protocol in self.ordered_schemes and not bucket.endswith("--x-s3")
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        await self.close()
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        """See `ReadableStore.list`."""
+        part, token = await self._list_part(folder, "")
+        found = list(part)
+        while token:
+            part, token = await self._list_part(folder, token)
+            found += part
+        return sort_by_name(found)
+
+    async def _list_part(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
+        # a request of its own: if it fails, the listing does not begin again
+        return await self.request("list", folder, lambda client: client.list_once(folder, token))
+
+    async def page(self, after: str = "") -> Page:
+        """See `ReadableStore.page`."""
+        return await self.request("list", "", lambda client: client.page_once(after))
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        """See `ReadableStore.get`."""
+        return await self.request("read", path, lambda client: client.get_once(path, limit))
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write an object atomically: a reader sees all of it or none of it."""
+        await self.request("write", path, lambda client: client.put_once(path, data))
+
+    async def exists(self, path: str) -> bool:
+        """Whether the object exists."""
+        try:
+            return await self.request("read", path, lambda client: client.exists_once(path))
+        except errors.ObjectNotFoundError:
+            return False
+
+    async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
+        """Return the result of `call`; call it again, after a pause, while the storage does not answer.
+
+        `verb` is list, read or write; `path` is relative to the store's folder. `call` sends one request of the client
+        that it gets.
+
+        Raises:
+            firstfault.errors.StoreError: the last error.
+        """
+        import stamina  # noqa: PLC0415 - slow, and only needed for a request
+
+        if not self._is_open:
+            raise RuntimeError("the store is closed; use it inside `async with`")
+        async for attempt in stamina.retry_context(
+            on=errors.StoreUnavailableError,
+            attempts=self._attempts,
+            timeout=RETRY_TIMEOUT_SECONDS,
+            wait_initial=0.1,
+            wait_max=2.0,
+        ):
+            with attempt:
+                try:
+                    return await call(self)
+                except Exception as error:
+                    raise self._to_store_error(error, verb, join(self._uri, path)) from error
+        raise AssertionError  # stamina either returns or raises
+
+    def check_size(self, path: str, size: int, limit: int | None) -> None:
+        """Raise `ObjectTooLargeError` if an object has more bytes than the limit."""
+        if limit is not None and size > limit:
+            raise errors.ObjectTooLargeError(f"{join(self._uri, path)} has {size} bytes, {limit} are allowed")
+
+    def _to_store_error(self, error: Exception, verb: str, uri: str) -> Exception:
+        """Return our error for one of the client's; any other error as it is."""
+        found = self.classify_error(error, verb) if not isinstance(error, errors.StoreError) else None
+        if found is None:
+            return error
+        classify_error, detail = found
+        refused = f"refused ({detail}); check the credentials and the {verb} permission"
+        silent = f"the storage did not answer ({detail}); check the endpoint"
+        kind, advice = {
+            StorageErrorKind.NO_CREDENTIALS: (errors.AccessDeniedError, describe_missing_credentials(self._protocol)),
+            StorageErrorKind.REFUSED: (errors.AccessDeniedError, refused),
+            StorageErrorKind.OBJECT_NOT_FOUND: (errors.ObjectNotFoundError, "there is no such object"),
+            StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, f"{detail}; check the bucket's name"),
+            StorageErrorKind.WRONG_REGION: (WrongRegionError, describe_wrong_region(detail)),
+            StorageErrorKind.NO_ANSWER: (errors.StoreUnavailableError, silent),
+            StorageErrorKind.OTHER: (errors.StoreError, detail),
+        }[classify_error]
+        return kind(f"cannot {verb} {uri}: {advice}")

@@ -1,0 +1,200 @@
+"""The store over obstore: S3, Google Cloud Storage and Azure natively. Faster to import and per request than fsspec."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import obstore
+
+from firstfault.store import listings
+from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store, T, WrongRegionError
+from firstfault.store.listings import ObjectInfo, Page, build_single_page, to_nanoseconds
+from firstfault.store.obstore_settings import NoCredentialsError, make_client
+from firstfault.store.uris import join
+
+if TYPE_CHECKING:
+    from firstfault.store.fsspec_store import FsspecStore
+
+CHUNK_OBJECTS = 250
+"""Objects per chunk of a listing; divides `MAX_PAGE_OBJECTS`, so that a page needs no further request."""
+METADATA_SERVER_ASKED = "performing token request"
+"""In obstore's error where a machine of a cloud would have been asked for credentials, and none answers."""
+HTTP_STATUS = re.compile(r"status code: (\d{3})")
+S3_ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
+S3_ERROR_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+REFUSED_STATUSES = {401, 403}
+NOT_FOUND_STATUS = 404
+TOO_MANY_REQUESTS_STATUS = 429
+FIRST_SERVER_ERROR_STATUS = 500
+REDIRECT_STATUSES = {301, 307, 308}
+BUCKET_NOT_FOUND_CODES = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
+THREADS_TIMEOUT_SECONDS = 0.4
+THREADS_POLL_SECONDS = 0.01
+_requesting_pid: list[int] = []
+"""Id of the process that made the first request: obstore's threads do not survive a fork."""
+
+
+def open_obstore(uri: str, options: Mapping[str, Any] | None, attempts: int) -> ObstoreStore | None:
+    """Return the store for `uri`; None if obstore does not support its scheme or settings, or was used before a fork.
+
+    Raises:
+        UsageError: a setting is invalid.
+    """
+    if _requesting_pid and _requesting_pid[0] != os.getpid():
+        return None
+    client = make_client(uri, options)
+    return ObstoreStore(uri, client, options, attempts=attempts) if client is not None else None
+
+
+class ObstoreStore(Store):
+    """A folder of objects over `client`, an obstore store of its bucket or container.
+
+    `options` are fsspec's; used if the bucket turns out to be in another region, which only fsspec follows.
+    """
+
+    ordered_schemes = frozenset({"s3", "s3a", "gs", "gcs"})  # Azure cannot start behind a name
+
+    def __init__(
+        self, uri: str, client: Any, options: Mapping[str, Any] | None = None, *, attempts: int = MAX_REQUEST_ATTEMPTS
+    ) -> None:
+        super().__init__(uri, options, attempts)
+        self._client = client
+        self._root = self._uri.split("://", 1)[1].partition("/")[2]
+        self._fallback: FsspecStore | None = None
+
+    async def close(self) -> None:
+        """Close the store that took this one's place."""
+        if self._fallback is not None:
+            await self._fallback.__aexit__(None, None, None)
+
+    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002 - see below
+        """See `Store.list_once`; obstore fetches all pages by itself."""
+        root = self._path(folder)
+        found = await obstore.list_with_delimiter_async(self._client, root or None)
+        return _to_object_infos(found["objects"], root), ""
+
+    async def page_once(self, after: str) -> Page:
+        """See `ReadableStore.page`."""
+        root = self._root
+        offset = join(root, after) if root else after
+        is_start = self.has_ordered_pages and after
+        stream = obstore.list(self._client, root or None, offset=offset if is_start else None, chunk_size=CHUNK_OBJECTS)
+        objects: list[ObjectInfo] = []
+        async for chunk in stream:
+            objects += _to_object_infos(chunk, root)
+            if self.has_ordered_pages and len(objects) >= listings.MAX_PAGE_OBJECTS:
+                return Page(tuple(objects), has_more=True)
+        return Page(tuple(objects), has_more=False) if self.has_ordered_pages else build_single_page(objects, after)
+
+    async def get_once(self, path: str, limit: int | None) -> bytes:
+        """See `ReadableStore.get`. A limit needs no extra request here."""
+        found = await obstore.get_async(self._client, self._path(path))
+        self.check_size(path, int(found.meta["size"]), limit)
+        return bytes(await found.bytes_async())
+
+    async def put_once(self, path: str, data: bytes) -> None:
+        """See `Store.put`."""
+        await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
+
+    async def exists_once(self, path: str) -> bool:
+        """See `Store.exists`; obstore raises that there is no such object."""
+        await obstore.head_async(self._client, self._path(path))
+        return True
+
+    async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
+        """See `Store.request`; if the bucket is in another region, fsspec sends it."""
+        if not _requesting_pid:
+            _requesting_pid.append(os.getpid())
+            atexit.register(_wait_for_native_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
+        if self._fallback is None:
+            with contextlib.suppress(WrongRegionError):
+                return await super().request(verb, path, call)
+        return await (await self._get_fallback()).request(verb, path, call)
+
+    async def _get_fallback(self) -> FsspecStore:
+        """Return the store that takes this one's place; requests that are redirected at the same time share it."""
+        if self._fallback is None:
+            from firstfault.store.fsspec_store import FsspecStore  # noqa: PLC0415 - rarely needed
+
+            # botocore follows S3's redirect to the bucket's region; obstore does not
+            self._fallback = FsspecStore(self._uri, self._options, attempts=self._attempts)
+            await self._fallback.__aenter__()  # other requests do not run meanwhile: it awaits nothing
+        return self._fallback
+
+    def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
+        """See `Store.trouble`; obstore's errors have a text alone."""
+        text = str(error)
+        if (
+            isinstance(error, NoCredentialsError)
+            or NoCredentialsError.__name__ in text
+            or _has_no_metadata_server(text)
+        ):
+            return StorageErrorKind.NO_CREDENTIALS, ""
+        if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
+            return None
+        status, code = _find_group(HTTP_STATUS, text), _find_group(S3_ERROR_CODE, text)
+        number = int(status) if status else 0
+        detail = " ".join((_find_group(S3_ERROR_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[
+            :300
+        ]
+        if code in BUCKET_NOT_FOUND_CODES:
+            return StorageErrorKind.BUCKET_NOT_FOUND, detail
+        if isinstance(error, FileNotFoundError) or (number == NOT_FOUND_STATUS and verb != "write"):
+            return StorageErrorKind.OBJECT_NOT_FOUND, ""
+        if number in REDIRECT_STATUSES or "redirect" in text or code == "AuthorizationHeaderMalformed":
+            return StorageErrorKind.WRONG_REGION, ""
+        if number in REFUSED_STATUSES or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
+            return StorageErrorKind.REFUSED, detail
+        if isinstance(error, ValueError) or (
+            number and number < FIRST_SERVER_ERROR_STATUS and number != TOO_MANY_REQUESTS_STATUS
+        ):
+            return StorageErrorKind.OTHER, detail
+        return StorageErrorKind.NO_ANSWER, detail
+
+    def _path(self, relative: str) -> str:
+        return join(self._root, relative) if self._root and relative else self._root or relative
+
+
+def _wait_for_native_threads(before: frozenset[int]) -> None:
+    """Wait at the process's end until obstore's threads have handed over their results.
+
+    They take Python's lock for it. A thread that wants it when the interpreter has begun to end aborts the process
+    (SIGABRT), as Python ends such a thread in a way that Rust does not allow. Threads from `before` the
+    first request are not waited for.
+    """
+    deadline = time.monotonic() + THREADS_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(THREADS_POLL_SECONDS)  # lets them have the lock
+        known = before | {thread.ident for thread in threading.enumerate()}
+        if not sys._current_frames().keys() - known:  # noqa: SLF001 - only this lists threads of other languages
+            break
+
+
+def _has_no_metadata_server(text: str) -> bool:
+    """Whether nothing is there that gives credentials; a server that fails or is slow may give them later."""
+    if METADATA_SERVER_ASKED not in text or "timed out" in text.lower():
+        return False
+    status = _find_group(HTTP_STATUS, text)
+    return not status or int(status) == NOT_FOUND_STATUS
+
+
+def _to_object_infos(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:
+    """Return obstore's entries with names relative to `root`, without `root` itself."""
+    return [
+        ObjectInfo(entry["path"][len(root) :].lstrip("/"), entry["size"], to_nanoseconds(entry["last_modified"]))
+        for entry in entries
+        if entry["path"] != root
+    ]
+
+
+def _find_group(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found[1] if found else ""
