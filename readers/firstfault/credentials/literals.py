@@ -20,7 +20,7 @@ class Strength(Enum):
 
     SURE = auto()  # passwords, secrets and keys
     LIKELY = auto()  # tokens and the like: the words also have other meanings
-    WORD = auto()  # tokens of a text, and names of which only a random value is a credential
+    WORD = auto()  # tokens of a text, and names with random credentials only
     SHORT = auto()  # `pass` and `pw` alone: only a value with letters and digits is a password
     KEY = auto()  # names that often have other values: only many random characters are a credential
 

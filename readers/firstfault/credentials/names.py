@@ -50,7 +50,7 @@ PYTHON_KEYWORD_BEFORE = re.compile(
 )
 ENDINGS_OF_OTHER_KEYS = tuple(f"{word}_KEY" for word in NAMES_TABLE["other_keys"].split())
 REFERENCE_TO_SECRET = re.compile(r"(?:existing|pull_?)secrets?$", re.IGNORECASE)
-"""Names whose value is the name of a secret."""
+"""Names of options that refer to a secret by its name."""
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
 CHARACTERS_READ_AFTER = 100
 CHARACTERS_READ_AROUND = 120

@@ -1,4 +1,4 @@
-"""Rule 1: credentials with a form of their own, such as a token with a known prefix."""
+"""Rule 1: credentials recognized by their form, such as a token with a known prefix."""
 
 from __future__ import annotations
 

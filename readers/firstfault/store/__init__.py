@@ -1,7 +1,7 @@
-"""Object storage: list a folder without a cache, get, put. It does not know what the bytes mean.
+"""Object storage: list without a cache, get, put. Doesn't interpret the bytes.
 
-Imports only `errors` of this library. A client (obstore or fsspec) is imported on first use, because each is
-slow to import and one is enough.
+Imports nothing of this library except `errors`. A client (obstore or fsspec) is imported on first use: each is slow to
+import, and one is enough.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def open_store(
 ) -> Store:
     """Return the store for the folder `uri` (a path or any fsspec URI), for use with ``async with``. Sends no request.
 
-    obstore reads s3://, gs:// and az:// if it is installed and supports all settings; fsspec reads the rest. Both
-    give the same answers; obstore is faster.
+    obstore serves s3://, gs:// and az:// if it is installed and supports all settings; fsspec serves the rest. Results
+    are the same; obstore is faster.
 
     Args:
         uri: the folder.
         options: fsspec's storage options, for either client; they override the environment.
-        attempts: how often to send a request that the storage does not answer.
-        may_fork: True if this process may fork and use a store in the child. It excludes obstore: after a request in
-            the parent, a request in the child hangs.
+        attempts: how often to send a request, if errors are transient.
+        may_fork: True if this process may fork and use a store in the child. Excludes obstore: after a request in the
+            parent, a request in the child hangs.
 
     Raises:
         UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.

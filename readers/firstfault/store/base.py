@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_ATTEMPTS = 4
 RETRY_TIMEOUT_SECONDS = 15.0
-"""No retry after this time, seconds."""
+"""No retry starts later than this after the first request, seconds."""
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class ReadableStore(Protocol):
         """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
 
     async def page(self, after: str = "") -> Page:
-        """Return the objects in the store's folder and below it whose names sort after `after`, which need not exist.
+        """Return the objects at or below the store's folder with names after `after`, which need not exist.
 
         If `has_ordered_pages`, at most 1,000, with one request; else all of them.
         """
@@ -57,16 +57,16 @@ class ReadableStore(Protocol):
 
 
 class StorageErrorKind(enum.Enum):
-    """What an error of a client means."""
+    """Meaning of a client's error."""
 
     NO_CREDENTIALS = enum.auto()
     REFUSED = enum.auto()
     OBJECT_NOT_FOUND = enum.auto()
     BUCKET_NOT_FOUND = enum.auto()
     WRONG_REGION = enum.auto()
-    """The detail is the bucket's region, empty if it is not known."""
+    """The detail is the bucket's region; empty: unknown."""
     NO_ANSWER = enum.auto()
-    """The request may succeed if it is sent again."""
+    """Transient: the request may succeed if it is sent again."""
     OTHER = enum.auto()
 
 
@@ -75,13 +75,14 @@ class WrongRegionError(errors.StoreError):
 
 
 class Store(abc.ABC):
-    """A folder of objects to read and to write. What is the same for both clients: it sends requests again.
+    """A folder of objects to read and write; retries requests and types errors, the same for both clients.
 
-    A client has the methods that send a request once. The arguments are those of `firstfault.store.open_store`.
+    A client implements the ``*_once`` methods, each of which sends one request, and `classify_error`. Arguments as in
+    `firstfault.store.open_store`.
     """
 
     ordered_schemes: ClassVar[frozenset[str]]
-    """Schemes of storages that list by name, and whose pages the client can request one by one."""
+    """Schemes with listings sorted by name, of which the client can request single pages."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None, attempts: int) -> None:
         self._uri = uri.rstrip("/") or uri
@@ -90,17 +91,17 @@ class Store(abc.ABC):
         self._attempts = attempts
         self._is_open = False
 
-    async def open(self) -> None:  # noqa: B027 - not every client has something to do
-        """Prepare for requests; send none."""
+    async def open(self) -> None:  # noqa: B027 - obstore needs no preparation
+        """Prepare for requests without sending one."""
 
     async def close(self) -> None:  # noqa: B027
         """Close all connections."""
 
     @abc.abstractmethod
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
-        """Return objects directly in `folder`, and the token that asks for more of them; empty: there are no more.
+        """Return objects directly in `folder`, and the continuation token; empty: the listing is complete.
 
-        There are none if the folder does not exist. The first token is empty.
+        A missing folder has no objects. The first token is empty.
         """
 
     @abc.abstractmethod
@@ -117,11 +118,11 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def exists_once(self, path: str) -> bool:
-        """See `Store.exists`; the client may instead raise that there is no such object."""
+        """See `Store.exists`; a client may raise its error for a missing object instead of returning False."""
 
     @abc.abstractmethod
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
-        """Return what an error of the client means, with its text in one line; None if the storage is not at fault."""
+        """Return the meaning of the client's error, and its text in one line; None if it isn't the storage's error."""
 
     @property
     def uri(self) -> str:
@@ -130,7 +131,7 @@ class Store(abc.ABC):
 
     @property
     def has_ordered_pages(self) -> bool:
-        """See `ReadableStore.pages_in_order`; S3's directory buckets are not sorted."""
+        """See `ReadableStore.has_ordered_pages`; S3's directory buckets list in no order."""
         bucket = self._uri.split("://", 1)[-1].partition("/")[0]
         return self._protocol in self.ordered_schemes and not bucket.endswith("--x-s3")
 
@@ -155,7 +156,7 @@ class Store(abc.ABC):
         return sort_by_name(found)
 
     async def _list_part(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
-        # a request of its own: if it fails, the listing does not begin again
+        # retried page by page: if page 7 of a large listing fails, pages 1 to 6 aren't requested again
         return await self.request("list", folder, lambda client: client.list_once(folder, token))
 
     async def page(self, after: str = "") -> Page:
@@ -178,10 +179,9 @@ class Store(abc.ABC):
             return False
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
-        """Return the result of `call`; call it again, after a pause, while the storage does not answer.
+        """Return the result of `call`, which sends one request; repeat it with backoff on transient errors.
 
-        `verb` is list, read or write; `path` is relative to the store's folder. `call` sends one request of the client
-        that it gets.
+        `verb` ("list", "read" or "write") and `path`, relative to the store's folder, appear in error messages.
 
         Raises:
             firstfault.errors.StoreError: the last error.
@@ -210,7 +210,7 @@ class Store(abc.ABC):
             raise errors.ObjectTooLargeError(f"{join(self._uri, path)} has {size} bytes, {limit} are allowed")
 
     def _to_store_error(self, error: Exception, verb: str, uri: str) -> Exception:
-        """Return our error for one of the client's; any other error as it is."""
+        """Convert a client's error to a `StoreError`; return any other error unchanged."""
         found = self.classify_error(error, verb) if not isinstance(error, errors.StoreError) else None
         if found is None:
             return error

@@ -30,14 +30,14 @@ from firstfault.store.settings import build_storage_options, describe_missing_cr
 from firstfault.store.uris import join
 
 FIRST_ANSWER_TIMEOUT_SECONDS = 8.0
-"""Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
+"""For a storage's first response, seconds: Google's and Azure's clients retry for up to a minute."""
 
 
 class FsspecStore(Store):
     """A folder of objects over fsspec.
 
     Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches listings and belongs
-    to another event loop. Asynchronous filesystems are awaited; the others run in a thread.
+    to a different event loop. Asynchronous filesystems are awaited; synchronous ones run in a thread.
     """
 
     ordered_schemes = frozenset({"s3", "s3a"})  # elsewhere fsspec fetches all pages anyway
@@ -55,7 +55,7 @@ class FsspecStore(Store):
 
         Raises:
             UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
-            AccessDeniedError: there are no credentials.
+            AccessDeniedError: credentials are missing.
         """
         options: dict[str, Any] = {**build_storage_options(self._protocol, self._options), "skip_instance_cache": True}
         try:
@@ -78,10 +78,10 @@ class FsspecStore(Store):
                 ) from error
             raise UsageError(f"cannot open {self._uri}: {_to_one_line(error)}") from error
         if self._protocol in self.ordered_schemes:
-            self._fs.retries = 1  # s3fs's retries inside ours would multiply the timeouts
+            self._fs.retries = 1  # nested retries would multiply the timeouts
         elif self._protocol in {"gs", "gcs"}:
-            # as for s3fs: gcsfs waits half a minute between its six tries, and prints the traceback of the last one
-            once = getattr(kind._request, "__wrapped__", None)  # noqa: SLF001 - there is no option
+            # gcsfs spends half a minute on six attempts and prints the traceback of the last; this store retries
+            once = getattr(kind._request, "__wrapped__", None)  # noqa: SLF001 - no option for it
             if once is not None:
                 self._fs._request = functools.partial(once, self._fs)  # noqa: SLF001
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
@@ -125,7 +125,8 @@ class FsspecStore(Store):
         if isinstance(self._fs, AsyncFileSystem):
             await self._send_request("pipe_file", full, data)
             return
-        # a reader may list the folder during the write; the rename makes the file appear whole
+        # A reader may list the folder while this process writes, or is killed halfway: it must see a whole file or
+        # none. A rename is atomic within a file system.
         part = f"{full}.{uuid.uuid4().hex}{PARTIAL_FILE_SUFFIX}"
 
         def write() -> None:
@@ -134,7 +135,7 @@ class FsspecStore(Store):
                 self._fs.pipe_file(part, data)
                 self._fs.mv(part, full)
             except Exception:
-                with contextlib.suppress(Exception):  # on a full disk it would keep the last room
+                with contextlib.suppress(Exception):  # on a full disk the partial file would occupy the last bytes
                     self._fs.rm_file(part)
                 raise
 
@@ -146,7 +147,7 @@ class FsspecStore(Store):
         return bool(info["type"] == "file")
 
     async def _list_files(self, call: str, folder: str) -> Sequence[ObjectInfo]:
-        """Return the files that fsspec's `call` (ls, find) lists; none if the folder does not exist."""
+        """Return the files that fsspec's `call` (ls or find) lists; none for a missing folder."""
         path = self._path(folder)
         try:
             found = await self._call_filesystem(call, path, detail=True)
@@ -155,7 +156,7 @@ class FsspecStore(Store):
         return _to_object_infos(found.values() if isinstance(found, dict) else found, path)
 
     async def _list_s3_page(self, folder: str, after: str = "", **request: str) -> tuple[list[ObjectInfo], str]:
-        """Return one page of S3's listing and its continuation token; s3fs itself always fetches all pages."""
+        """Return one page of S3's listing and its continuation token; s3fs's own methods fetch all pages."""
         bucket, _, key = self._path(folder).partition("/")
         prefix = f"{key}/" if key else ""
         if after:
@@ -165,7 +166,6 @@ class FsspecStore(Store):
 
         async def ask() -> Any:
             await self._fs.set_session()
-            # s3fs's way to call S3
             return await self._fs._call_s3("list_objects_v2", MaxKeys=listings.MAX_PAGE_OBJECTS, **request)  # noqa: SLF001
 
         answer = await asyncio.wait_for(ask(), _get_request_timeout_seconds())
@@ -177,10 +177,8 @@ class FsspecStore(Store):
         return objects, str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
 
     async def _send_request(self, name: str, *args: Any) -> Any:
-        """Send one request. Its time is limited, but for reads from other clouds than S3.
-
-        The clients repeat a request by themselves, or begin to count again with each byte.
-        """
+        """Send one request, with a timeout except for reads from clouds other than S3."""
+        # the clients' own timeouts don't bound a request: they retry internally, or restart the clock with each byte
         call = self._call_filesystem(name, *args)
         is_limited = self._protocol in self.ordered_schemes or name == "pipe_file"
         return await (
@@ -195,7 +193,7 @@ class FsspecStore(Store):
         return await asyncio.to_thread(getattr(self._fs, name), *args, **kwargs)
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
-        """See `Store.request`; send a small request before the first listing, whose time has no limit."""
+        """See `Store.request`; probe with a small request before the first listing, which has no timeout."""
         if (
             verb == "list"
             and isinstance(self._fs, AsyncFileSystem)
@@ -212,12 +210,12 @@ class FsspecStore(Store):
             except StoreUnavailableError:
                 raise
             except StoreError:
-                pass  # an answer: the listing itself will tell
+                pass  # the storage responds; if the listing fails, too, its error is reported
             self._has_answered = True
         return await super().request(verb, path, call)
 
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
-        """See `Store.trouble`; an error of fsspec, botocore, aiohttp, Google or Azure."""
+        """See `Store.classify_error`; errors of fsspec, botocore, aiohttp, Google and Azure."""
         name, line = type(error).__name__, _to_one_line(error)
         region = _find_bucket_region(error)
         if region is not None:
@@ -234,7 +232,7 @@ class FsspecStore(Store):
             return StorageErrorKind.REFUSED, line
         transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
         names = {base.__name__ for base in type(error).__mro__}
-        # s3fs makes the last ones of SlowDown, 503 and 500
+        # s3fs turns SlowDown, 503 and 500 into these errnos
         is_busy = isinstance(error, OSError) and error.errno in BUSY_ERRNOS
         if isinstance(error, transient) or names & TRANSIENT_ERRORS or is_busy:
             return StorageErrorKind.NO_ANSWER, f"{name}: {line}"
@@ -247,7 +245,7 @@ class FsspecStore(Store):
 
 
 def _get_request_timeout_seconds() -> float:
-    """Return the longest time of one request, which is obstore's."""
+    """Return the timeout of one request, the same as obstore's."""
     return settings.CONNECT_TIMEOUT_SECONDS + settings.READ_TIMEOUT_SECONDS
 
 
@@ -262,7 +260,7 @@ CREDENTIALS_ERRORS = {
 }
 
 STORAGE_PACKAGES = {"botocore", "aiohttp", "gcsfs", "google", "azure", "adlfs"}
-"""Packages whose errors are about the storage."""
+"""Packages that raise errors about the storage."""
 
 TRANSIENT_ERRORS = {  # of errors, or of their bases
     "ServiceRequestError",  # Azure's
@@ -287,7 +285,7 @@ WRONG_REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed", "Ille
 
 
 def _find_bucket_region(error: Exception) -> str | None:
-    """Return the bucket's region, if S3 reports another one; empty if S3 does not name it."""
+    """Return the bucket's region if S3 rejects the client's region, empty if unnamed; None for other errors."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in WRONG_REGION_CODES:
         return None
@@ -308,14 +306,14 @@ def _to_object_infos(entries: Iterable[Mapping[str, Any]], folder: str) -> list[
         )
         for entry in entries
         if entry["type"] == "file"
-        # if the prefix is an object itself, fsspec lists that object
+        # fsspec also lists an object whose name equals the prefix
         and str(entry["name"]).rstrip("/") != folder
         and not str(entry["name"]).endswith(PARTIAL_FILE_SUFFIX)
     ]
 
 
 def _get_modified_ns(entry: Mapping[str, Any]) -> int | None:
-    """Return when an object was written, nanoseconds since the Unix epoch; the key depends on the filesystem."""
+    """Return an object's modification time, nanoseconds since the Unix epoch; the key depends on the filesystem."""
     for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(field)
         if isinstance(value, dt.datetime):

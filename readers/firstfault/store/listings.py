@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_PAGE_OBJECTS = 1000
-"""The most objects in one LIST answer of S3 and GCS."""
+"""Most objects in one LIST response of S3 and GCS."""
 PARTIAL_FILE_SUFFIX = ".part"
-"""Suffix of a file that is being written to a local folder; listings leave it out."""
+"""Suffix of a file that is still being written to a local folder; listings skip it."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 NS_PER_SECOND = 1_000_000_000
 
@@ -24,7 +24,7 @@ class ObjectInfo:
     size: int
     """Bytes."""
     last_modified_ns: int | None = None
-    """Nanoseconds since the Unix epoch by the storage's clock, often whole seconds; None if it is not known."""
+    """Nanoseconds since the Unix epoch on the storage's clock, often whole seconds; None: unknown."""
 
     @property
     def base(self) -> str:
@@ -37,7 +37,7 @@ class Page:
     """One page of a listing."""
 
     objects: tuple[ObjectInfo, ...]
-    """In the storage's order. Names are relative to the store's folder; those of subfolders contain slashes."""
+    """In the storage's order. Names are relative to the store's folder; in subfolders they contain slashes."""
     has_more: bool
     """Whether more objects may follow."""
 
@@ -54,11 +54,14 @@ def sort_by_name(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
 
 
 def build_single_page(objects: Iterable[ObjectInfo], after: str) -> Page:
-    """Return all objects of a complete listing behind the name `after` as one page: another would list them again."""
+    """Return the objects of a complete listing that sort after the name `after`, as one page.
+
+    For storages that can't start a listing at a name: a second page would request everything again.
+    """
     return Page(tuple(sort_by_name(item for item in objects if item.name > after)), has_more=False)
 
 
 def to_nanoseconds(moment: dt.datetime) -> int:
-    """Return nanoseconds since the Unix epoch; a moment without a time zone is in UTC."""
+    """Convert a time to nanoseconds since the Unix epoch; without a time zone it is UTC."""
     since = (moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * NS_PER_SECOND + since.microseconds * 1000

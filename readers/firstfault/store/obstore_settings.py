@@ -15,7 +15,7 @@ from firstfault.store.settings import AZURE_VARIABLES, build_storage_options
 from firstfault.store.uris import get_scheme
 
 CREDENTIALS_LIFETIME = dt.timedelta(minutes=10)
-"""How long obstore uses credentials of botocore, which renews those that expire, before it asks again."""
+"""How long obstore caches botocore's credentials; botocore renews expiring ones."""
 BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{3,255}")
 DEFAULT_REGION = "us-east-1"
 SUPPORTED_S3_OPTIONS = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "requester_pays"}
@@ -27,15 +27,15 @@ NATIVE_CREDENTIALS_VARIABLES = (
     ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
     ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
 )
-"""Variables of a service account's and a container's role: obstore finds those credentials itself."""
+"""Variables of service account and container roles, which obstore supports itself."""
 
 
 class NoCredentialsError(Exception):
-    """botocore found no credentials."""
+    """botocore found no credentials; its name survives in obstore's error text."""
 
 
 def make_client(uri: str, overrides: Mapping[str, Any] | None) -> Any:
-    """Return an obstore store for the bucket of `uri`; None if obstore does not support its scheme or settings.
+    """Return obstore's client for the bucket of `uri`; None if obstore lacks its scheme or settings.
 
     Raises:
         firstfault.errors.UsageError: a setting is invalid.
@@ -44,7 +44,7 @@ def make_client(uri: str, overrides: Mapping[str, Any] | None) -> Any:
     bucket, _, path = place.partition("/")
     segments = path.split("/") if path else []
     if not BUCKET_NAME.fullmatch(bucket) or any(segment in {"", ".", ".."} for segment in segments):
-        return None  # obstore refuses such names, fsspec does not
+        return None  # obstore rejects such names, fsspec accepts them
     protocol = get_scheme(uri)
     if protocol in {"s3", "s3a"}:
         return _make_s3_client(bucket, overrides)
@@ -61,7 +61,7 @@ def _make_bucket_client(kind: str, bucket: str, endpoint: str, config: Mapping[s
         "connect_timeout": dt.timedelta(seconds=settings.CONNECT_TIMEOUT_SECONDS),
         "timeout": dt.timedelta(seconds=settings.READ_TIMEOUT_SECONDS),
     }
-    # the store retries; retries inside obstore would multiply the timeouts
+    # `Store.request` retries; nested retries would multiply the timeouts
     retries = {"max_retries": 0}
     return getattr(obstore.store, kind)(bucket, client_options=options, retry_config=retries, **config)
 
@@ -85,7 +85,7 @@ def _make_s3_client(bucket: str, overrides: Mapping[str, Any] | None) -> Any:
     if options.get("anon"):
         config["skip_signature"] = True
     elif bool(key) != bool(secret):
-        return None  # only botocore combines a key and a secret of two sources
+        return None  # only botocore combines a key and a secret from two sources
     else:
         provider = _build_static_provider(key, secret, token) if key else _find_credentials_provider()
         if provider is not None:
@@ -103,12 +103,12 @@ def _find_region(endpoint: str) -> str:
 
 
 def _build_static_provider(key: Any, secret: Any, token: Any) -> Callable[[], dict[str, Any]]:
-    """Return a provider of these credentials alone; obstore by itself would add AWS_SESSION_TOKEN."""
+    """Return a provider of exactly these credentials; by default obstore adds AWS_SESSION_TOKEN."""
     return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token or None, "expires_at": None}
 
 
 def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
-    """Return a provider of the credentials that botocore finds; None if obstore finds the same ones itself."""
+    """Return a provider of the credentials that botocore would use; None if obstore finds the same ones."""
     environment = os.environ
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
@@ -122,10 +122,10 @@ def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
 
 
 def _build_botocore_provider(session: Any) -> Callable[[], dict[str, Any]]:
-    """Return a provider of a profile's, single sign-on's or an instance's credentials, looked up on first use."""
+    """Return a provider for profiles, single sign-on and instance roles; looks them up on first use."""
 
     def provide() -> dict[str, Any]:
-        found = session.get_credentials()  # which botocore keeps
+        found = session.get_credentials()  # cached by the session
         if found is None:
             raise NoCredentialsError(NoCredentialsError.__name__)
         frozen = found.get_frozen_credentials()

@@ -1,4 +1,4 @@
-"""The store over obstore: S3, Google Cloud Storage and Azure natively. Faster to import and per request than fsspec."""
+"""The store over obstore: native clients of S3, GCS and Azure; imports and requests are faster than with fsspec."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from firstfault.store.fsspec_store import FsspecStore
 
 CHUNK_OBJECTS = 250
-"""Objects per chunk of a listing; divides `MAX_PAGE_OBJECTS`, so that a page needs no further request."""
+"""Objects per chunk of a listing; divides `MAX_PAGE_OBJECTS`, so that a page costs one request."""
 METADATA_SERVER_ASKED = "performing token request"
-"""In obstore's error where a machine of a cloud would have been asked for credentials, and none answers."""
+"""Part of obstore's error when it asked the cloud's metadata server for credentials and got no response."""
 HTTP_STATUS = re.compile(r"status code: (\d{3})")
 S3_ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
 S3_ERROR_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
@@ -39,11 +39,11 @@ BUCKET_NOT_FOUND_CODES = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketNam
 THREADS_TIMEOUT_SECONDS = 0.4
 THREADS_POLL_SECONDS = 0.01
 _requesting_pid: list[int] = []
-"""Id of the process that made the first request: obstore's threads do not survive a fork."""
+"""At most one pid, of the process that sent the first request: obstore's threads don't survive a fork."""
 
 
 def open_obstore(uri: str, options: Mapping[str, Any] | None, attempts: int) -> ObstoreStore | None:
-    """Return the store for `uri`; None if obstore does not support its scheme or settings, or was used before a fork.
+    """Return the store for `uri`; None if obstore lacks its scheme or settings, or the parent process has used it.
 
     Raises:
         UsageError: a setting is invalid.
@@ -57,10 +57,10 @@ def open_obstore(uri: str, options: Mapping[str, Any] | None, attempts: int) -> 
 class ObstoreStore(Store):
     """A folder of objects over `client`, an obstore store of its bucket or container.
 
-    `options` are fsspec's; used if the bucket turns out to be in another region, which only fsspec follows.
+    `options` are fsspec's, for the fallback: only fsspec follows S3's redirect to a bucket in another region.
     """
 
-    ordered_schemes = frozenset({"s3", "s3a", "gs", "gcs"})  # Azure cannot start behind a name
+    ordered_schemes = frozenset({"s3", "s3a", "gs", "gcs"})  # Azure can't start a listing at a name
 
     def __init__(
         self, uri: str, client: Any, options: Mapping[str, Any] | None = None, *, attempts: int = MAX_REQUEST_ATTEMPTS
@@ -71,12 +71,12 @@ class ObstoreStore(Store):
         self._fallback: FsspecStore | None = None
 
     async def close(self) -> None:
-        """Close the store that took this one's place."""
+        """Close the fallback, if there is one."""
         if self._fallback is not None:
             await self._fallback.__aexit__(None, None, None)
 
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002 - see below
-        """See `Store.list_once`; obstore fetches all pages by itself."""
+        """See `Store.list_once`; obstore fetches all pages itself."""
         root = self._path(folder)
         found = await obstore.list_with_delimiter_async(self._client, root or None)
         return _to_object_infos(found["objects"], root), ""
@@ -95,7 +95,7 @@ class ObstoreStore(Store):
         return Page(tuple(objects), has_more=False) if self.has_ordered_pages else build_single_page(objects, after)
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
-        """See `ReadableStore.get`. A limit needs no extra request here."""
+        """See `ReadableStore.get`; the response has the size, so a limit costs no extra request."""
         found = await obstore.get_async(self._client, self._path(path))
         self.check_size(path, int(found.meta["size"]), limit)
         return bytes(await found.bytes_async())
@@ -105,12 +105,12 @@ class ObstoreStore(Store):
         await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
 
     async def exists_once(self, path: str) -> bool:
-        """See `Store.exists`; obstore raises that there is no such object."""
+        """See `Store.exists`; obstore raises for a missing object."""
         await obstore.head_async(self._client, self._path(path))
         return True
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
-        """See `Store.request`; if the bucket is in another region, fsspec sends it."""
+        """See `Store.request`; send it through fsspec if the bucket is in another region."""
         if not _requesting_pid:
             _requesting_pid.append(os.getpid())
             atexit.register(_wait_for_native_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
@@ -120,17 +120,18 @@ class ObstoreStore(Store):
         return await (await self._get_fallback()).request(verb, path, call)
 
     async def _get_fallback(self) -> FsspecStore:
-        """Return the store that takes this one's place; requests that are redirected at the same time share it."""
+        """Return the fsspec store for a bucket in another region; concurrent requests share it."""
         if self._fallback is None:
             from firstfault.store.fsspec_store import FsspecStore  # noqa: PLC0415 - rarely needed
 
-            # botocore follows S3's redirect to the bucket's region; obstore does not
             self._fallback = FsspecStore(self._uri, self._options, attempts=self._attempts)
-            await self._fallback.__aenter__()  # other requests do not run meanwhile: it awaits nothing
+            # A second redirected request can't run here and use the unopened store: opening doesn't yield to the
+            # event loop.
+            await self._fallback.__aenter__()
         return self._fallback
 
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
-        """See `Store.trouble`; obstore's errors have a text alone."""
+        """See `Store.classify_error`; obstore's errors carry only text."""
         text = str(error)
         if (
             isinstance(error, NoCredentialsError)
@@ -164,22 +165,19 @@ class ObstoreStore(Store):
 
 
 def _wait_for_native_threads(before: frozenset[int]) -> None:
-    """Wait at the process's end until obstore's threads have handed over their results.
-
-    They take Python's lock for it. A thread that wants it when the interpreter has begun to end aborts the process
-    (SIGABRT), as Python ends such a thread in a way that Rust does not allow. Threads from `before` the
-    first request are not waited for.
-    """
+    """Wait at exit until obstore's threads have delivered their results, except threads that existed `before`."""
+    # A native thread takes the GIL to deliver a result. If the interpreter is already finalizing, Python ends that
+    # thread by unwinding it, which Rust turns into an abort of the process (SIGABRT): a failed exit after success.
     deadline = time.monotonic() + THREADS_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        time.sleep(THREADS_POLL_SECONDS)  # lets them have the lock
+        time.sleep(THREADS_POLL_SECONDS)  # releases the GIL
         known = before | {thread.ident for thread in threading.enumerate()}
         if not sys._current_frames().keys() - known:  # noqa: SLF001 - only this lists threads of other languages
             break
 
 
 def _has_no_metadata_server(text: str) -> bool:
-    """Whether nothing is there that gives credentials; a server that fails or is slow may give them later."""
+    """Whether no metadata server exists; one that fails or times out may still provide credentials later."""
     if METADATA_SERVER_ASKED not in text or "timed out" in text.lower():
         return False
     status = _find_group(HTTP_STATUS, text)
@@ -187,7 +185,7 @@ def _has_no_metadata_server(text: str) -> bool:
 
 
 def _to_object_infos(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:
-    """Return obstore's entries with names relative to `root`, without `root` itself."""
+    """Convert obstore's entries, with names relative to `root` and without `root` itself."""
     return [
         ObjectInfo(entry["path"][len(root) :].lstrip("/"), entry["size"], to_nanoseconds(entry["last_modified"]))
         for entry in entries

@@ -43,16 +43,16 @@ VARIABLES_BY_SCHEME = {
     "abfs": AZURE_VARIABLES,
     "abfss": AZURE_VARIABLES,
 }
-"""Options of fsspec, and flytekit's variables, by scheme."""
+"""For each scheme: fsspec's option, and flytekit's environment variable for it."""
 
 
 def describe_missing_credentials(protocol: str) -> str:
-    """Return the advice for a client that finds no credentials."""
+    """Return the advice for missing credentials."""
     return f"no credentials; {CREDENTIALS_ADVICE.get(protocol, AWS_CREDENTIALS_ADVICE)}"
 
 
 def describe_wrong_region(region: str) -> str:
-    """Return the advice for a bucket in another region than the client's."""
+    """Return the advice for a bucket outside the client's region."""
     where = f"the bucket is in the region {region}" if region else "the bucket is in another region"
     return f"{where}; set AWS_DEFAULT_REGION={region or '<its region>'}"
 
@@ -60,8 +60,8 @@ def describe_wrong_region(region: str) -> str:
 def build_storage_options(protocol: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the fsspec storage options for `protocol`.
 
-    They are flytekit's variables ``FLYTE_AWS_*`` and ``FLYTE_AZURE_*``; `overrides` overrides them. The client itself
-    finds what is not set there (for S3: ``AWS_*``, profiles, instance roles).
+    They come from flytekit's variables ``FLYTE_AWS_*`` and ``FLYTE_AZURE_*``; `overrides` win. The client itself finds
+    the rest (for S3: ``AWS_*``, profiles, instance roles).
 
     Raises:
         UsageError: the endpoint is not a URL.
@@ -75,13 +75,13 @@ def build_storage_options(protocol: str, overrides: Mapping[str, Any] | None = N
 
 def _s3_options() -> dict[str, Any]:
     options: dict[str, Any] = {
-        # else s3fs sends a HEAD before every GET
+        # with concurrency s3fs sends a HEAD before every GET, to know the size
         "max_concurrency": 1,
         "config_kwargs": {
             "connect_timeout": CONNECT_TIMEOUT_SECONDS,
             "read_timeout": READ_TIMEOUT_SECONDS,
             "max_pool_connections": 64,
-            # the store retries; botocore's retries would multiply the timeouts
+            # `Store.request` retries; nested retries would multiply the timeouts
             "retries": {"total_max_attempts": 1},
         },
     }

@@ -9,7 +9,7 @@ def get_scheme(uri: str) -> str:
 
 
 def is_remote(uri: str) -> bool:
-    """Whether `uri` is not on this machine."""
+    """Whether `uri` is outside this machine."""
     return get_scheme(uri) not in {"file", "local", "memory"}
 
 
