@@ -61,7 +61,7 @@ def test_no_text_is_written_as_it_is() -> None:
         kinds = getattr(pb, name).DESCRIPTOR.fields_by_name
         for field in table.fields if name in texts else ():
             kind = kinds[field.wire or field.name]
-            is_safe = field.form.is_redacted and field.form.cap
+            is_safe = field.codec.is_redacted and field.codec.max_size
             assert is_safe or kind.cpp_type != kind.CPPTYPE_STRING, f"{name}.{field.name}"
 
 

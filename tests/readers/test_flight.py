@@ -19,7 +19,7 @@ from firstfault.model import Scope, Verdict
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error
-from firstfault.wire.flight_recorder import progress_in
+from firstfault.wire.flight_recorder import parse_flight_recorder
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 from tests.readers.scenes import died, done
@@ -102,7 +102,7 @@ def test_each_rank_numbers_its_own_groups(anchors: bool) -> None:
     for rank, number in ((0, "2"), (2, "2")):
         dumps[rank]["pg_config"].pop("5")  # where torch lists a group only once it is used
         assert number not in dumps[rank]["pg_status"]
-    came = {rank: {item.group: item for item in progress_in([dumps[rank]])} for rank in dumps}
+    came = {rank: {item.group: item for item in parse_flight_recorder([dumps[rank]])} for rank in dumps}
     assert [came[0][f"{what}"].members for what in ("tensor (7)", "data (1)")] == [(0, 1), (0, 2)]
     assert [came[2][f"{what}"].members for what in ("tensor (8)", "data (1)")] == [(2, 3), (0, 2)]
     assert came[4]["tensor (9)"].enqueued == 8
@@ -113,10 +113,10 @@ def test_groups_that_cannot_be_named() -> None:
     """A number whose group is not known is compared with no other rank's, and no rank is missing in its groups."""
     unknown = dump(4, {"tensor": (8, 5)}, entries=False)
     unknown["pg_config"].clear()
-    progress = progress_in([unknown])
+    progress = parse_flight_recorder([unknown])
     assert progress[0].group == ""
     assert "default_pg" in {item.group for item in progress}
-    known = make_error(5, collectives=progress_in([dump(5, {"tensor": (9, 5)})]))
+    known = make_error(5, collectives=parse_flight_recorder([dump(5, {"tensor": (9, 5)})]))
     recorded, _ = progress_by_group([make_error(4, collectives=progress), known])
     assert recorded["tensor (9)"].keys() == {5}
 
@@ -125,7 +125,7 @@ def test_a_name_of_two_groups() -> None:
     """Ranks that create groups in different orders give one name to two groups, which are not compared."""
     early, late = dump(0, {"tensor": (8, 5)}), dump(4, {"tensor": (2, 2)}, entries=False)
     late["pg_config"]["7"] = late["pg_config"].pop("9")
-    workers = [make_error(rank, collectives=progress_in([told])) for rank, told in ((0, early), (4, late))]
+    workers = [make_error(rank, collectives=parse_flight_recorder([told])) for rank, told in ((0, early), (4, late))]
     recorded, _ = progress_by_group(workers)
     assert {group: [*members] for group, members in recorded.items() if group.startswith("tensor")} == {
         "tensor (7) of ranks 0, 1": [0],
@@ -183,7 +183,13 @@ def test_live_documents_of_stuck_gpus() -> None:
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE) ran for 600021 milliseconds"
     )
     failures = [
-        died(rank, "SIGABRT", -6, log_tail=f"{log} before timing out\n", collectives=progress_in([dump(rank, came)]))
+        died(
+            rank,
+            "SIGABRT",
+            -6,
+            log_tail=f"{log} before timing out\n",
+            collectives=parse_flight_recorder([dump(rank, came)]),
+        )
         for rank, came in _GPUS.items()
     ]
     assert evidence(done(*failures, nodes=4)).ranks == (4, 6)

@@ -28,8 +28,8 @@ from firstfault.model import (
 )
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
+from firstfault.wire.codecs import MAX_LINE_READ
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
-from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.readers.any_failure import failures_and_entries
@@ -351,7 +351,7 @@ def _depth(exception: ExceptionInfo) -> int:
     ("change", "size", "cap"),
     [
         (lambda it: it.exception.causes.extend(_MANY), lambda read: len(read.exception.causes), 1_999),
-        (lambda it: setattr(it, "signal", "x" * 10_000), lambda read: len(read.signal), MAX_READ_LINE),
+        (lambda it: setattr(it, "signal", "x" * 10_000), lambda read: len(read.signal), MAX_LINE_READ),
         (lambda it: it.sent_signals.extend([pb.SentSignal()] * 500), lambda read: len(read.sent_signals), 50),
         (_nest, lambda read: _depth(read.exception), 6),
         (lambda it: it.exception.text_frames.extend([pb.Frame()] * 999), lambda e: len(e.exception.text_frames), 100),

@@ -23,7 +23,7 @@ from typing import Any
 
 from firstfault.exceptions.tracebacks import all_links
 from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
-from firstfault.wire.flight_recorder import progress_in
+from firstfault.wire.flight_recorder import parse_flight_recorder
 from firstfault_torch.budgets import FILE_SYSTEMS_S, FLIGHT_RECORDER_S, GPU_S
 from firstfault_torch.capture import capture
 from firstfault_torch.compat import warn_once
@@ -93,7 +93,7 @@ def collective_progress(seconds: float = FLIGHT_RECORDER_S) -> tuple[CollectiveP
         for name in unread_backends(traces) if traces is not None and "torch" in sys.modules else ():
             what = f"the flight recorder of {name}"
             warn_once(what, "the documents lack its collectives, so a hang may stay unexplained")
-    found = progress_in(traces or [])
+    found = parse_flight_recorder(traces or [])
     return tuple(item if len(item.members) <= _MAX_MEMBERS else replace(item, members=()) for item in found)
 
 

@@ -17,7 +17,7 @@ from firstfault.model import CollectiveProgress, DocumentRef, Kind, Origin, Plac
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.reading.assemble import Unreadable
 from firstfault.text import one_line, size
-from firstfault.wire.flight_recorder import progress_in
+from firstfault.wire.flight_recorder import parse_flight_recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,8 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
         if path.name not in found or found[path.name][0] <= when:
             found[path.name] = (when, path, dump)
     progress = {
-        rank: progress_in(found[name][2] for name in sorted(found, reverse=True)) for rank, found in dumps.items()
+        rank: parse_flight_recorder(found[name][2] for name in sorted(found, reverse=True))
+        for rank, found in dumps.items()
     }
     world = len({member for every in progress.values() for one in every for member in one.members})
     documents = [
@@ -127,7 +128,7 @@ def _rank(path: Path, dump: dict[str, Any]) -> int:
     """
     found = _NAME.search(path.name)
     digits = found["digits"] if found is not None else ""
-    members = [set(progress.members) for progress in progress_in([dump]) if progress.members]
+    members = [set(progress.members) for progress in parse_flight_recorder([dump]) if progress.members]
     numbers = [digits[start:] for start in range(len(digits)) if digits[start] != "0" or start == len(digits) - 1]
     ranks = [int(number) for number in numbers if all(int(number) in group for group in members)]
     if not ranks:

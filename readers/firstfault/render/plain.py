@@ -16,8 +16,8 @@ from firstfault.report.answers import Fact
 from firstfault.report.data import Report, Section, Sections, log_lines, quoted_failures, sections_of, stack_lines
 from firstfault.report.words import PLAIN, State, few, ranks_text
 from firstfault.text import counted, elide, one_line, printable
+from firstfault.wire.codecs import FieldTable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
-from firstfault.wire.forms import Table
 from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict
 
 _MESSAGE_TITLE = "message:"
@@ -377,7 +377,7 @@ def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, A
     }
 
 
-def _fields(table: Table, part: Any) -> dict[str, Any]:
+def _fields(table: FieldTable, part: Any) -> dict[str, Any]:
     """Return the fields of a part by their names in JSON; null for an empty text that may be missing."""
     found = {field.json: getattr(part, field.name) for field in table.fields if field.json}
     return {name: None if value == "" and name not in _TEXTS else value for name, value in found.items()}

@@ -18,10 +18,10 @@ from firstfault.wire.fields import CONTAINER_ERROR, FAILURE, MAX_SECONDS, MAX_WO
 from firstfault_proto.v1 import errors_pb2 as pb
 
 SCHEMA_VERSION = 1
-"""Rises by one with each release that adds to the messages."""
+"""Incremented by each release that adds to the messages."""
 MAX_DOCUMENT_BYTES = 2 * 1024 * 1024
 """Largest document that a reader accepts; Flyte's own limit."""
-_EXPENDABLE = (
+EXPENDABLE_PARTS = (
     "exception.members",
     "exception.notes",
     "thread_failures",
@@ -30,16 +30,16 @@ _EXPENDABLE = (
     "exception.bases",
     "exception.frames",
 )
-"""Parts of a failure to leave out of a document that is too large, in this order."""
-_MAX_STOCK_TEXT = 100 * 1024
-"""Characters of a text in a file of Flyte's own; flyteadmin keeps as many."""
-_NANO = 1_000_000_000
-_BUNDLE_LEVEL = 3
-_MAX_BUNDLE_BYTES = 64 * 1024 * 1024
-"""Largest content of a bundle that a reader unpacks."""
-_MAX_INDEX_BYTES = 4 * 1024 * 1024
-_SPARE = 0.9
-"""Of the room in a bundle, as files are not all compressed alike."""
+"""Parts of a failure to drop from a document that is too large, in this order."""
+MAX_STOCK_TEXT_CHARACTERS = 100 * 1024
+"""For a text in a file of Flyte's own; flyteadmin's limit."""
+NS_PER_SECOND = 1_000_000_000
+BUNDLE_COMPRESSION_LEVEL = 3
+MAX_BUNDLE_BYTES = 64 * 1024 * 1024
+"""Largest uncompressed bundle that a reader accepts: a small bundle may be a zip bomb."""
+MAX_BUNDLE_INDEX_BYTES = 4 * 1024 * 1024
+BUNDLE_FILL_RATIO = 0.9
+"""Share of the size budget to fill at first, because files compress differently."""
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
@@ -48,26 +48,26 @@ _SPARE = 0.9
 def encode(error: WorkerError) -> bytes:
     """Return the bytes of a document about `error`.
 
-    They parse as ``flyteidl.core.ErrorDocument`` too. Texts are cut and redacted here, for all writers.
+    They also parse as ``flyteidl.core.ErrorDocument``. Texts are cut and redacted here, for all writers.
     """
     document = pb.WorkerErrorDocument(
-        error=_container_error(error, error.timestamp_ns),
+        error=_build_container_error(error, error.timestamp_ns),
         failure=FAILURE.write(error, schema_version=SCHEMA_VERSION),
     )
-    data = _bytes(document)
-    for part in _EXPENDABLE:
+    data = _serialize(document)
+    for part in EXPENDABLE_PARTS:
         if len(data) <= MAX_DOCUMENT_BYTES:
             break
         owner, _, name = part.rpartition(".")
         # ClearField on a missing exception would create one
         if not owner or document.failure.HasField("exception"):
             (document.failure.exception if owner else document.failure).ClearField(name)
-        data = _bytes(document)
+        data = _serialize(document)
     return data
 
 
 def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
-    """Return the failure in a document of ours or of Flyte's own, or a sealed verdict.
+    """Return the failure in a document of firstfault's or Flyte's, or a sealed verdict.
 
     Credentials in a file of Flyte's own are removed here, for all readers.
 
@@ -76,22 +76,22 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
     """
     if not data:
         raise BadDocumentError(f"{ref.name} is empty (0 bytes); its upload was interrupted")
-    document = _parsed(pb.WorkerErrorDocument(), data, ref.name, "an error document")
+    document = _parse_message(pb.WorkerErrorDocument(), data, ref.name, "an error document")
     if not document.HasField("error"):
         raise BadDocumentError(f"{ref.name} has no error; it is truncated or has another format")
-    common = CONTAINER_ERROR.values(document.error)
+    common = CONTAINER_ERROR.read_attributes(document.error)
     time_ns = _timestamp_from_pb(document.error)
     if document.HasField("verdict"):
         newer = document.verdict.schema_version > SCHEMA_VERSION
         seal: Seal = SEAL.read(document.verdict, **common, name=ref.name, fault_timestamp_ns=time_ns, newer=newer)
         return seal
     if document.HasField("failure"):
-        found = FAILURE.values(document.failure)
+        found = FAILURE.read_attributes(document.failure)
         found["timestamp_ns"] = found["timestamp_ns"] or time_ns
         newer = document.failure.schema_version > SCHEMA_VERSION
         return WorkerError(**common, **found, documents=(ref,), newer=newer)
-    # a file of Flyte's own, whose writer removed no credentials
-    common |= {name: clean(common[name], _MAX_STOCK_TEXT) for name in ("code", "message", "worker")}
+    # flytekit doesn't remove credentials from its files
+    common |= {name: clean(common[name], MAX_STOCK_TEXT_CHARACTERS) for name in ("code", "message", "worker")}
     place = Place(node=common["worker"])
     return WorkerError(**common, timestamp_ns=time_ns, place=place, writer=Writer.STOCK, documents=(ref,))
 
@@ -100,9 +100,11 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
 
 
 def encode_seal(seal: Seal) -> bytes:
-    """Return the bytes of the ``error.pb`` that gives a pod's verdict to Flyte."""
+    """Return the bytes of the ``error.pb`` with a pod's verdict for Flyte."""
     verdict = SEAL.write(seal, schema_version=SCHEMA_VERSION)
-    return _bytes(pb.WorkerErrorDocument(error=_container_error(seal, seal.fault_timestamp_ns), verdict=verdict))
+    return _serialize(
+        pb.WorkerErrorDocument(error=_build_container_error(seal, seal.fault_timestamp_ns), verdict=verdict)
+    )
 
 
 # --- roster ---------------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def encode_presence(presence: NodePresence) -> bytes:
     """Return the bytes of a roster entry."""
     local = max(presence.place.local_rank or 0, 0)
     workers = [{"global_rank": rank, "local_rank": local + index} for index, rank in enumerate(presence.ranks)]
-    return _bytes(pb.RosterEntry(**PRESENCE.write(presence, workers=workers, schema_version=SCHEMA_VERSION)))
+    return _serialize(pb.RosterEntry(**PRESENCE.write(presence, workers=workers, schema_version=SCHEMA_VERSION)))
 
 
 def decode_presence(data: bytes, name: str) -> NodePresence:
@@ -121,7 +123,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
     Raises:
         BadDocumentError: `data` is not a roster entry, has an unknown phase, or lists more workers than a node has.
     """
-    entry = _parsed(pb.RosterEntry(), data, name, "a roster entry")
+    entry = _parse_message(pb.RosterEntry(), data, name, "a roster entry")
     workers = max(len(entry.workers), len(entry.receipts))
     if workers > MAX_WORKERS:
         raise BadDocumentError(f"{name} is not a roster entry: it lists {workers:,} workers of one node")
@@ -136,18 +138,18 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Return files, by path, as one value: what the agents of a round hand to the one that concludes for all."""
+    """Pack files, by path, into one value: agents send their files to the leader of an election this way."""
     index = json.dumps([[path, len(data)] for path, data in files.items()], separators=(",", ":"))
-    return zlib.compress(b"".join([index.encode(), b"\n", *files.values()]), _BUNDLE_LEVEL)
+    return zlib.compress(b"".join([index.encode(), b"\n", *files.values()]), BUNDLE_COMPRESSION_LEVEL)
 
 
 def pack_within(files: Mapping[str, bytes], limit: int) -> bytes:
-    """Return as `pack` does, without the last files if the value would have more than `limit` bytes."""
+    """Pack as `pack` does, dropping the last files if the value would exceed `limit` bytes."""
     chosen = list(files.items())
     while len(bundle := pack(dict(chosen))) > limit and chosen:
-        room = sum(len(data) for _, data in chosen) * limit * _SPARE // len(bundle)
-        ends = itertools.accumulate(len(data) for _, data in chosen)
-        chosen = chosen[: min(sum(end <= room for end in ends), len(chosen) - 1)]
+        size_budget = sum(len(data) for _, data in chosen) * limit * BUNDLE_FILL_RATIO // len(bundle)
+        sizes_so_far = itertools.accumulate(len(data) for _, data in chosen)
+        chosen = chosen[: min(sum(end <= size_budget for end in sizes_so_far), len(chosen) - 1)]
     return bundle
 
 
@@ -159,20 +161,20 @@ def unpack(value: bytes) -> dict[str, bytes]:
     """
     decompressor = zlib.decompressobj()
     try:
-        content = decompressor.decompress(value, _MAX_BUNDLE_BYTES)
+        content = decompressor.decompress(value, MAX_BUNDLE_BYTES)
     except zlib.error as error:
         raise BadDocumentError(f"not a bundle of files: {error}") from error
-    start = content.find(b"\n", 0, _MAX_INDEX_BYTES) + 1
+    start = content.find(b"\n", 0, MAX_BUNDLE_INDEX_BYTES) + 1
     if not start:
         raise BadDocumentError("a bundle of files has too long an index")
     files = {}
     try:
         for path, size in json.loads(content[: start - 1]):
-            # a negative size would let one file be taken again and again
+            # a negative size could read one file an unlimited number of times
             if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(content) - start:
-                raise ValueError("a file in it has an impossible size")  # noqa: TRY301 - as of what json raises
+                raise ValueError("a file in it has an impossible size")  # noqa: TRY301 - reported like json's errors
             end = start + size
-            str(path).encode()  # no store has a name that UTF-8 cannot hold
+            str(path).encode()  # raises for lone surrogates: no store has such a name
             files[str(path)] = content[start:end]
             start = end
     except (ValueError, TypeError, RecursionError) as error:
@@ -185,7 +187,7 @@ def unpack(value: bytes) -> dict[str, bytes]:
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-def _parsed(message: Any, data: bytes, name: str, kind: str) -> Any:
+def _parse_message(message: Any, data: bytes, name: str, kind: str) -> Any:
     # a listing gave the size, but an object may have been overwritten since
     if len(data) > MAX_DOCUMENT_BYTES:
         raise BadDocumentError(f"{name} has {len(data)} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
@@ -196,14 +198,14 @@ def _parsed(message: Any, data: bytes, name: str, kind: str) -> Any:
     return message
 
 
-def _bytes(message: pb.WorkerErrorDocument | pb.RosterEntry) -> bytes:
+def _serialize(message: pb.WorkerErrorDocument | pb.RosterEntry) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _container_error(value: WorkerError | Seal, timestamp_ns: int | None) -> dict[str, Any]:
+def _build_container_error(value: WorkerError | Seal, timestamp_ns: int | None) -> dict[str, Any]:
     if timestamp_ns is None:
         return CONTAINER_ERROR.write(value)
-    seconds, nanos = divmod(timestamp_ns, _NANO)
+    seconds, nanos = divmod(timestamp_ns, NS_PER_SECOND)
     return CONTAINER_ERROR.write(value, timestamp={"seconds": seconds, "nanos": nanos})
 
 
@@ -212,5 +214,5 @@ def _timestamp_from_pb(error: Any) -> int | None:
     if not error.HasField("timestamp"):
         return None
     stamp: Timestamp = error.timestamp
-    in_range = 0 <= stamp.seconds <= MAX_SECONDS and 0 <= stamp.nanos < _NANO
-    return (stamp.seconds * _NANO + stamp.nanos or None) if in_range else None
+    in_range = 0 <= stamp.seconds <= MAX_SECONDS and 0 <= stamp.nanos < NS_PER_SECOND
+    return (stamp.seconds * NS_PER_SECOND + stamp.nanos or None) if in_range else None

@@ -1,7 +1,7 @@
-"""A dump of torch's flight recorder as data: how far a rank came in the collectives of each of its process groups.
+"""Parses dumps of torch's flight recorder: a rank's collective counters in each of its process groups.
 
-The numbers in ``pg_status`` and ``pg_id`` count the groups of one rank in the order of their creation: two ranks may
-give one number to different groups. A group is known by its name, by which ``pg_config`` lists its members.
+The numbers in ``pg_status`` and ``pg_id`` count one rank's groups in order of creation, so two ranks may number
+different groups alike. A group's identity is its name; ``pg_config`` lists its members under that name.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import Any
 from firstfault.model import Collective, CollectiveProgress
 from firstfault.model.failure import DEFAULT_GROUP, name_of_group
 
-_LAST = 8
-"""Collectives of one group that are kept; the first one that has not completed is kept as well."""
-_MAX_SHAPE = 200
-"""Characters of a collective's sizes: an all_gather lists one for each rank."""
-_MAX_NAMES = 64
-_COMPLETED = "completed"
+MAX_COLLECTIVES_KEPT = 8
+"""Latest collectives kept per group, besides the first incomplete one."""
+MAX_SIZES_CHARACTERS = 200
+"""Limit for a collective's sizes: an all_gather lists one per rank."""
+MAX_LIST_ITEMS = 64
+COMPLETED_STATE = "completed"
 
 
-def progress_in(dumps: Iterable[Mapping[str, Any]]) -> tuple[CollectiveProgress, ...]:
-    """Return how far one rank came in each group, by the group's name, from the dumps of all its recorders."""
-    seen: list[Any] = []
+def parse_flight_recorder(dumps: Iterable[Mapping[str, Any]]) -> tuple[CollectiveProgress, ...]:
+    """Return one rank's progress in each group, sorted by group, from the dumps of all its recorders."""
+    seen_entries: list[Any] = []
     found: dict[str, CollectiveProgress] = {}
     for dump in dumps:
-        if dump.get("entries") in seen:
-            continue  # a torch whose two functions dump the same recorder
-        seen.append(dump.get("entries"))
-        for progress in _groups(dump):
-            # one process group may have a backend for each device
+        if dump.get("entries") in seen_entries:
+            continue  # some versions of torch dump the same recorder through both of their functions
+        seen_entries.append(dump.get("entries"))
+        for progress in _read_groups(dump):
+            # one process group may have a backend per device
             name, backend = progress.group, progress.last_operation.partition(":")[0] or "other backend"
             name = f"{name}, {backend}" if name in found else name
             found[name or f" {len(found)}"] = replace(progress, group=name)
     return tuple(found[name] for name in sorted(found))
 
 
-def _groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
-    config, states = _mapping(dump.get("pg_config")), _mapping(dump.get("pg_status"))
-    # a rank's first group is that of all ranks
-    named: dict[str, str] = {} if config else {"0": "0"}
+def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
+    config, states = _to_mapping(dump.get("pg_config")), _to_mapping(dump.get("pg_status"))
+    # a rank's first group contains all ranks
+    name_by_number: dict[str, str] = {} if config else {"0": "0"}
     config = config or {"0": {"desc": DEFAULT_GROUP}}
     entries: dict[str, list[Collective]] = defaultdict(list)
     retired: set[str] = set()
@@ -54,70 +54,70 @@ def _groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
             number = str(entry["pg_id"])
             name, description = map(str, (*entry["process_group"], "")[:2])
             config.setdefault(name, {"desc": description})
-            named[number] = name
-            entries[number].append(_collective(entry))
+            name_by_number[number] = name
+            entries[number].append(_to_collective(entry))
             retired.update([number] if entry.get("retired") else ())
-    used = [number for number, state in states.items() if _mapping(state).get("last_enqueued_collective") != -1]
-    names = _paired(used, config, named) | _paired(states, config, named)
+    used = [number for number, state in states.items() if _to_mapping(state).get("last_enqueued_collective") != -1]
+    names = _match_group_names(used, config, name_by_number) | _match_group_names(states, config, name_by_number)
     found = []
     for number, state in sorted(states.items()):
         with suppress(KeyError, TypeError, ValueError):
             enqueued, completed = int(state["last_enqueued_collective"]), int(state["last_completed_collective"])
-            called = [entry for entry in entries[number] if not entry.is_p2p]
-            # the recorder that torch 2.15 hooks into other backends counts from 0
-            behind = max(called[-1].sequence - enqueued, 0) if called else 0
-            # and retires at once what a backend without completion hooks has called
-            done = None if behind and completed < 0 and number in retired else max(completed + behind, 0)
-            about = _mapping(config.get(names.get(number, "")))
+            collectives = [entry for entry in entries[number] if not entry.is_p2p]
+            # torch 2.15 hooks its recorder into backends other than NCCL; that one counts from 0 ...
+            uncounted = max(collectives[-1].sequence - enqueued, 0) if collectives else 0
+            # ... and retires a collective immediately if the backend has no completion hooks
+            has_no_hooks = uncounted and completed < 0 and number in retired
+            completed_count = None if has_no_hooks else max(completed + uncounted, 0)
+            group_config = _to_mapping(config.get(names.get(number, "")))
             progress = CollectiveProgress(
-                name_of_group(names.get(number, ""), str(about.get("desc") or "")),
-                called[-1].operation if called else "",
-                enqueued + behind,
-                done,
-                _kept(entries[number], done),
-                _ranks(str(about.get("ranks"))),
+                name_of_group(names.get(number, ""), str(group_config.get("desc") or "")),
+                collectives[-1].operation if collectives else "",
+                enqueued + uncounted,
+                completed_count,
+                _keep_recent(entries[number], completed_count),
+                _parse_ranks(str(group_config.get("ranks"))),
             )
-            found += [progress] if enqueued + behind > 0 else []
+            found += [progress] if enqueued + uncounted > 0 else []
     return found
 
 
-def _kept(entries: Sequence[Collective], completed: int | None) -> tuple[Collective, ...]:
-    """Return the last collectives, and the first one that has not completed."""
-    last = tuple(entries[-_LAST:])
+def _keep_recent(entries: Sequence[Collective], completed: int | None) -> tuple[Collective, ...]:
+    """Return the latest collectives and the first incomplete one."""
+    last = tuple(entries[-MAX_COLLECTIVES_KEPT:])
     rest = entries[: -len(last)] if last and completed is not None else ()
-    stuck = (entry for entry in rest if entry.state != _COMPLETED and entry.sequence > (completed or 0))
-    return (*islice(stuck, 1), *last)
+    incomplete = (entry for entry in rest if entry.state != COMPLETED_STATE and entry.sequence > (completed or 0))
+    return (*islice(incomplete, 1), *last)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _to_mapping(value: Any) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
 
 
 # --- names and members of groups ------------------------------------------------------------------------------------
 
 
-def _paired(numbers: Iterable[str], names: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of a rank's groups by the rank's own numbers of them, as far as they can be told.
-
-    Both increase in the order in which the groups were created. Between two groups that entries name, as many numbers
-    as names belong together. A number is a place in the list of names if that has every group, also those not in use.
-    """
-    named = sorted(filter(str.isdecimal, names), key=int)
-    place = {name: index for index, name in enumerate(named)}
+def _match_group_names(numbers: Iterable[str], names: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of a rank's groups by the rank's own group numbers, for the groups that can be matched."""
+    # Numbers and names both increase in the order of creation. `known` pairs, from entries, are anchors: between two of
+    # them, equally many numbers and names match one to one. If the names include groups that the rank doesn't use, a
+    # number is an index into the sorted names.
+    sorted_names = sorted(filter(str.isdecimal, names), key=int)
+    index_by_name = {name: index for index, name in enumerate(sorted_names)}
     order = sorted(filter(str.isdecimal, numbers), key=int)
-    cuts = [(index, place[known[at]]) for index, at in enumerate(order) if known.get(at) in place]
+    anchors = [(index, index_by_name[known[at]]) for index, at in enumerate(order) if known.get(at) in index_by_name]
     found = dict(known)
-    for (number, name), (next_number, next_name) in pairwise([(-1, -1), *cuts, (len(order), len(named))]):
+    for (number, name), (next_number, next_name) in pairwise([(-1, -1), *anchors, (len(order), len(sorted_names))]):
         if next_number - number == next_name - name:
-            found.update(zip(order[number + 1 : next_number], named[name + 1 : next_name], strict=True))
-    places = {number: named[int(number)] for number in order if int(number) < len(named)}
-    has_all = len(order) < len(named) and all(places.get(number, "") in {"", name} for number, name in found.items())
-    return places | found if has_all else found
+            found.update(zip(order[number + 1 : next_number], sorted_names[name + 1 : next_name], strict=True))
+    by_index = {number: sorted_names[int(number)] for number in order if int(number) < len(sorted_names)}
+    agrees = all(by_index.get(number, "") in {"", name} for number, name in found.items())
+    return by_index | found if len(order) < len(sorted_names) and agrees else found
 
 
 @lru_cache(maxsize=4096)  # in a large job, thousands of ranks list the same thousands of members
-def _ranks(text: str) -> tuple[int, ...]:
-    """Return the global ranks that torch wrote as text."""
+def _parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse the JSON list of global ranks; empty if it is something else."""
     try:
         return tuple(int(rank) for rank in json.loads(text))
     except (TypeError, ValueError, RecursionError):
@@ -127,28 +127,28 @@ def _ranks(text: str) -> tuple[int, ...]:
 # --- entries --------------------------------------------------------------------------------------------------------
 
 
-def _collective(entry: Mapping[str, Any]) -> Collective:
+def _to_collective(entry: Mapping[str, Any]) -> Collective:
     is_p2p = bool(entry.get("is_p2p"))
     return Collective(
         sequence=int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id") or 0),
         operation=str(entry["profiling_name"]),
-        sizes=_both(_shapes(entry.get("input_sizes")), _shapes(entry.get("output_sizes"))),
-        dtypes=_both(_joined(entry.get("input_dtypes")), _joined(entry.get("output_dtypes"))),
+        sizes=_format_arrow(_format_sizes(entry.get("input_sizes")), _format_sizes(entry.get("output_sizes"))),
+        dtypes=_format_arrow(_join_names(entry.get("input_dtypes")), _join_names(entry.get("output_dtypes"))),
         state=str(entry.get("state") or ""),
         is_p2p=is_p2p,
     )
 
 
-def _both(inputs: str, outputs: str) -> str:
-    return f"{inputs} -> {outputs}"[:_MAX_SHAPE] if {inputs, outputs} - {"", "[]"} else ""
+def _format_arrow(inputs: str, outputs: str) -> str:
+    return f"{inputs} -> {outputs}"[:MAX_SIZES_CHARACTERS] if {inputs, outputs} - {"", "[]"} else ""
 
 
-def _shapes(sizes: Any) -> str:
-    """Return sizes as text. Each level is cut: a damaged dump may nest them without end."""
-    rows = sizes[:_MAX_NAMES] if isinstance(sizes, list) else []
-    shown = (", ".join(str(int(number)) for number in row[:_MAX_NAMES]) for row in rows)
+def _format_sizes(sizes: Any) -> str:
+    """Format sizes, each level cut to `MAX_LIST_ITEMS`: a damaged dump may contain anything."""
+    rows = sizes[:MAX_LIST_ITEMS] if isinstance(sizes, list) else []
+    shown = (", ".join(str(int(number)) for number in row[:MAX_LIST_ITEMS]) for row in rows)
     return f"[{', '.join(f'[{row}]' for row in shown)}]" if sizes is not None else ""
 
 
-def _joined(names: Any) -> str:
-    return ", ".join(map(str, names[:_MAX_NAMES])) if isinstance(names, list) else ""
+def _join_names(names: Any) -> str:
+    return ", ".join(map(str, names[:MAX_LIST_ITEMS])) if isinstance(names, list) else ""

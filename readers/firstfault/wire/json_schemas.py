@@ -1,6 +1,6 @@
 """The JSON schemas of a verdict and a decision, ``firstfault.verdict/v1``, and of a restart, ``firstfault.restart/v1``.
 
-Each object is a table of its keys, which writes, reads and describes it.
+A table lists the keys of each object; it writes, reads and describes the object.
 """
 
 from __future__ import annotations
@@ -15,112 +15,116 @@ from typing import Any
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Suspect, Verdict
 from firstfault.text import clean
-from firstfault.wire.forms import MAX_LINE
+from firstfault.wire.codecs import MAX_LINE
 
 SCHEMA = "firstfault.verdict/v1"
 RESTART_SCHEMA = "firstfault.restart/v1"
 MAX_RESTART_BYTES = 64 * 1024
 MAX_RANKS = 100_000
-"""Ranks of a verdict that is read."""
+"""Ranks of a verdict, when read."""
 MAX_SENTENCES = 1_000
-"""Reasons, suspects, victims and notes that are read, each; writers have far fewer."""
-_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What a text of another kind raises."""
-_NANO = 1_000_000_000
-_MAX_COUNT = 2**32
-_MAX_SECONDS = 100 * 366 * 86_400.0
+"""Reasons, suspects, victims and notes, each, when read; writers stay far below."""
+FOREIGN_TEXT_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Errors that reading a text of any other format may raise."""
+NS_PER_SECOND = 1_000_000_000
+MAX_COUNT = 2**32
+MAX_LOST_SECONDS = 100 * 366 * 86_400.0
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """The values of a key. They may come from any writer, and what is drawn must have its type."""
+class JsonType:
+    """The type of a key's values. Any process may have written them, so reading checks the type."""
 
     schema: dict[str, Any]
-    """As JSON Schema has it."""
+    """In JSON Schema."""
     read: Callable[[Any], Any]
-    """Raises one of `_NOT_OURS` for a value of another type."""
+    """Raises one of `FOREIGN_TEXT_ERRORS` for a value of a different type."""
     write: Callable[[Any], Any] = lambda value: value
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A key of an object."""
+class JsonField:
+    """One key of an object."""
 
     key: str
-    kind: Kind
+    json_type: JsonType
     name: str = ""
-    """Of the model's attribute; empty: the key's."""
+    """The model's attribute; empty: same as the key."""
     meaning: str = ""
-    """For the schema, and for docs/format.md."""
+    """Description in the schema and in docs/format.md."""
     is_flat: bool = False
-    """Whether the keys of its object are attributes of the model around it."""
+    """Whether the keys of the nested object are attributes of the surrounding model."""
 
 
-class Rows(Kind):
-    """The keys of an object, which is read into a model."""
+class JsonObject(JsonType):
+    """The type of an object with these keys, which is read into `model`."""
 
-    def __init__(self, model: Callable[..., Any], *rows: Row) -> None:
-        described = {row.key: row.kind.schema | ({"description": row.meaning} if row.meaning else {}) for row in rows}
-        schema = {"type": "object", "required": [row.key for row in rows], "properties": described}
+    def __init__(self, model: Callable[..., Any], *fields: JsonField) -> None:
+        described = {
+            field.key: field.json_type.schema | ({"description": field.meaning} if field.meaning else {})
+            for field in fields
+        }
+        schema = {"type": "object", "required": [field.key for field in fields], "properties": described}
 
         def write(value: Any) -> dict[str, Any]:
             return {
-                row.key: row.kind.write(value if row.is_flat else getattr(value, row.name or row.key)) for row in rows
+                field.key: field.json_type.write(value if field.is_flat else getattr(value, field.name or field.key))
+                for field in fields
             }
 
-        def read(found: Any) -> Any:
+        def read(json_value: Any) -> Any:
             attributes: dict[str, Any] = {}
-            for row in rows:  # keys that this version does not know are left out
-                part = row.kind.read(found[row.key])
-                attributes |= part if row.is_flat else {row.name or row.key: part}
+            for field in fields:  # keys of a later version are ignored
+                part = field.json_type.read(json_value[field.key])
+                attributes |= part if field.is_flat else {field.name or field.key: part}
             return model(**attributes)
 
         super().__init__(schema, read, write)
 
 
-def _checked(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
+def _check_type(json_type: type, value: Any) -> Any:
+    if not isinstance(value, json_type):
+        raise TypeError(f"expected {json_type.__name__}, found {type(value).__name__}")
     return value
 
 
-def _between(most: float, value: Any) -> Any:
-    if isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"expected a number from 0 to {most}")
+def _check_range(limit: float, value: Any) -> Any:
+    if isinstance(value, bool) or not 0 <= value <= limit:
+        raise ValueError(f"expected a number from 0 to {limit}")
     return value
 
 
-def _or_null(kind: Kind) -> Kind:
-    return Kind(
-        {**kind.schema, "type": [kind.schema["type"], "null"]},
-        lambda value: None if value is None else kind.read(value),
-        lambda value: None if value is None else kind.write(value),
+def _nullable(json_type: JsonType) -> JsonType:
+    return JsonType(
+        {**json_type.schema, "type": [json_type.schema["type"], "null"]},
+        lambda value: None if value is None else json_type.read(value),
+        lambda value: None if value is None else json_type.write(value),
     )
 
 
-def _one_of(values: type[enum.Enum]) -> Kind:
-    return Kind({"enum": [value.value for value in values]}, values, lambda value: value.value)
+def _enum_type(values: type[enum.Enum]) -> JsonType:
+    return JsonType({"enum": [value.value for value in values]}, values, lambda value: value.value)
 
 
-def _list_of(kind: Kind, most: int) -> Kind:
-    """Return the kind of a list; a longer one is not ours."""
+def _list_type(json_type: JsonType, limit: int) -> JsonType:
+    """Return the type of a list; reading rejects more than `limit` items."""
 
     def read(value: Any) -> tuple[Any, ...]:
-        if len(_checked(list, value)) > most:
-            raise ValueError(f"expected a list of at most {most}")
-        return tuple(map(kind.read, value))
+        if len(_check_type(list, value)) > limit:
+            raise ValueError(f"expected a list of at most {limit}")
+        return tuple(map(json_type.read, value))
 
-    return Kind({"type": "array", "items": kind.schema}, read, lambda items: list(map(kind.write, items)))
+    return JsonType({"type": "array", "items": json_type.schema}, read, lambda items: list(map(json_type.write, items)))
 
 
 def format_timestamp(timestamp_ns: int | None) -> str | None:
-    """Return RFC 3339 in UTC with nine decimals; None for None, and for a time that no calendar has."""
+    """Format as RFC 3339 in UTC with nine decimals; None for None and for a time beyond the year 9999."""
     if timestamp_ns is None:
         return None
-    seconds, nanos = divmod(timestamp_ns, _NANO)
+    seconds, nanos = divmod(timestamp_ns, NS_PER_SECOND)
     try:
         moment = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=seconds)
     except OverflowError:
@@ -129,28 +133,28 @@ def format_timestamp(timestamp_ns: int | None) -> str | None:
 
 
 def parse_timestamp(text: str | None) -> int | None:
-    """Return nanoseconds since the Unix epoch; None for None.
+    """Parse RFC 3339 to nanoseconds since the Unix epoch; None for None.
 
     Raises:
         ValueError: `text` is not RFC 3339.
     """
     if text is None:
         return None
-    from google.protobuf.timestamp_pb2 import Timestamp  # noqa: PLC0415 - who only writes reports need not load it
+    from google.protobuf.timestamp_pb2 import Timestamp  # noqa: PLC0415 - writers of reports don't need it
 
     stamp = Timestamp()
     stamp.FromJsonString(text)
     return stamp.ToNanoseconds()
 
 
-_TEXT = Kind({"type": "string"}, lambda value: _checked(str, value))
-_LINE = Kind(_TEXT.schema, lambda value: clean(_checked(str, value), MAX_LINE), lambda text: clean(text, MAX_LINE))
-_FLAG = Kind({"type": "boolean"}, lambda value: _checked(bool, value))
-_COUNT = Kind({"type": "integer", "minimum": 0}, lambda value: _between(_MAX_COUNT, _checked(int, value)))
-_SECONDS = Kind({"type": "number", "minimum": 0}, lambda value: float(_between(_MAX_SECONDS, value)))
-_TIME = Kind({"$ref": "#/$defs/time"}, parse_timestamp, format_timestamp)
-_SENTENCES = _list_of(_TEXT, MAX_SENTENCES)
-_CONFIDENCE = Kind({"enum": ["high", "medium", "low"]}, _TEXT.read)
+TEXT = JsonType({"type": "string"}, lambda value: _check_type(str, value))
+LINE = JsonType(TEXT.schema, lambda value: clean(_check_type(str, value), MAX_LINE), lambda text: clean(text, MAX_LINE))
+FLAG = JsonType({"type": "boolean"}, lambda value: _check_type(bool, value))
+COUNT = JsonType({"type": "integer", "minimum": 0}, lambda value: _check_range(MAX_COUNT, _check_type(int, value)))
+SECONDS = JsonType({"type": "number", "minimum": 0}, lambda value: float(_check_range(MAX_LOST_SECONDS, value)))
+TIME = JsonType({"$ref": "#/$defs/time"}, parse_timestamp, format_timestamp)
+SENTENCES = _list_type(TEXT, MAX_SENTENCES)
+CONFIDENCE = JsonType({"enum": ["high", "medium", "low"]}, TEXT.read)
 
 
 # --- verdict and decision -------------------------------------------------------------------------------------------
@@ -161,67 +165,75 @@ def _suspect_to_dict(suspect: Suspect) -> dict[str, Any]:
     return {**{key: value for key, value in named.items() if value is not None}, "why": suspect.why}
 
 
-def _suspect_from_dict(found: dict[str, Any]) -> Suspect:
-    rank, node = (_or_null(kind).read(found.get(key)) for key, kind in (("rank", _COUNT), ("node", _TEXT)))
-    return Suspect(_TEXT.read(found["why"]), rank, node)
+def _suspect_from_dict(json_value: dict[str, Any]) -> Suspect:
+    rank, node = (
+        _nullable(json_type).read(json_value.get(key)) for key, json_type in (("rank", COUNT), ("node", TEXT))
+    )
+    return Suspect(TEXT.read(json_value["why"]), rank, node)
 
 
-_SUSPECT = Kind({"type": "object", "required": ["why"]}, _suspect_from_dict, _suspect_to_dict)
+SUSPECT = JsonType({"type": "object", "required": ["why"]}, _suspect_from_dict, _suspect_to_dict)
 
 
-def _victims_from_dict(found: dict[str, Any]) -> tuple[tuple[int, str], ...]:
-    if len(found) > MAX_SENTENCES:
+def _victims_from_dict(json_value: dict[str, Any]) -> tuple[tuple[int, str], ...]:
+    if len(json_value) > MAX_SENTENCES:
         raise ValueError(f"expected lines of at most {MAX_SENTENCES} victims")
-    return tuple((_COUNT.read(int(rank)), _TEXT.read(line)) for rank, line in found.items())
+    return tuple((COUNT.read(int(rank)), TEXT.read(line)) for rank, line in json_value.items())
 
 
-_LINES = Kind(
+VICTIM_LINES = JsonType(
     {"type": "object", "additionalProperties": {"type": "string"}},
     _victims_from_dict,
     lambda lines: {str(rank): line for rank, line in lines},
 )
-_COVERAGE = Rows(
+COVERAGE = JsonObject(
     model.Coverage,
-    Row("expected", _or_null(_COUNT)),
-    Row("reported", _COUNT),
-    Row("unreadable", _COUNT),
-    Row("complete", _FLAG),
-    Row("notes", _SENTENCES),
+    JsonField("expected", _nullable(COUNT)),
+    JsonField("reported", COUNT),
+    JsonField("unreadable", COUNT),
+    JsonField("complete", FLAG),
+    JsonField("notes", SENTENCES),
 )
-VERDICT = Rows(
+VERDICT = JsonObject(
     Verdict,
-    Row("scope", _one_of(model.Scope)),
-    Row("ranks", _list_of(_COUNT, MAX_RANKS), meaning="Global ranks of the root cause."),
-    Row("node", _or_null(_TEXT), meaning="Its pod, or its machine without Kubernetes."),
-    Row("code", _TEXT, meaning="The error code that Flyte shows."),
-    Row("category", _TEXT),
-    Row("fingerprint", _TEXT, meaning="Equal for the same fault elsewhere."),
-    Row("headline", _TEXT),
-    Row("message", _TEXT),
-    Row("timestamp", _TIME, "timestamp_ns"),
-    Row("strategy", _TEXT),
-    Row("rule", _TEXT, meaning="The strategy's rule that found the root cause; empty: not known."),
-    Row("confidence", _CONFIDENCE),
-    Row("why", _SENTENCES),
-    Row("suspects", _list_of(_SUSPECT, MAX_SENTENCES)),
-    Row("victims", Rows(model.Victims, Row("count", _COUNT), Row("ranks", _LINES, "by_rank"))),
-    Row("coverage", _COVERAGE),
-    Row("settled", _FLAG),
-    Row("documents", Rows(dict, Row("digest", _TEXT), Row("count", _COUNT, "document_count")), is_flat=True),
+    JsonField("scope", _enum_type(model.Scope)),
+    JsonField("ranks", _list_type(COUNT, MAX_RANKS), meaning="Global ranks of the root cause."),
+    JsonField("node", _nullable(TEXT), meaning="Its pod, or its machine without Kubernetes."),
+    JsonField("code", TEXT, meaning="The error code that Flyte shows."),
+    JsonField("category", TEXT),
+    JsonField("fingerprint", TEXT, meaning="Equal for the same fault elsewhere."),
+    JsonField("headline", TEXT),
+    JsonField("message", TEXT),
+    JsonField("timestamp", TIME, "timestamp_ns"),
+    JsonField("strategy", TEXT),
+    JsonField("rule", TEXT, meaning="The strategy's rule that found the root cause; empty: not known."),
+    JsonField("confidence", CONFIDENCE),
+    JsonField("why", SENTENCES),
+    JsonField("suspects", _list_type(SUSPECT, MAX_SENTENCES)),
+    JsonField(
+        "victims", JsonObject(model.Victims, JsonField("count", COUNT), JsonField("ranks", VICTIM_LINES, "by_rank"))
+    ),
+    JsonField("coverage", COVERAGE),
+    JsonField("settled", FLAG),
+    JsonField(
+        "documents",
+        JsonObject(dict, JsonField("digest", TEXT), JsonField("count", COUNT, "document_count")),
+        is_flat=True,
+    ),
 )
-DECISION = Rows(
+DECISION = JsonObject(
     Decision,
-    Row("retry", _FLAG),
-    Row("kind", _one_of(model.Kind)),
-    Row("origin", _one_of(model.Origin)),
-    Row("enforced", _FLAG),
-    Row("reason", _TEXT),
-    Row("retries_left", _or_null(_COUNT)),
+    JsonField("retry", FLAG),
+    JsonField("kind", _enum_type(model.Kind)),
+    JsonField("origin", _enum_type(model.Origin)),
+    JsonField("enforced", FLAG),
+    JsonField("reason", TEXT),
+    JsonField("retries_left", _nullable(COUNT)),
 )
 
 
 def to_json(verdict: Verdict, decision: Decision) -> str:
-    """Return ``{"schema", "verdict", "decision"}`` as one line."""
+    """Return ``{"schema", "verdict", "decision"}`` as one line of JSON."""
     document = {"schema": SCHEMA, "verdict": verdict_to_dict(verdict), "decision": DECISION.write(decision)}
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
@@ -233,15 +245,15 @@ def verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
 
 
 def from_json(text: str) -> tuple[Verdict, Decision] | None:
-    """Return the verdict, without its root, and the decision that `to_json` wrote; None for any other text."""
+    """Parse what `to_json` wrote, except the verdict's root; None for any other text."""
     try:
-        document = _of_schema(SCHEMA, text)
+        document = _parse_with_schema(SCHEMA, text)
         return VERDICT.read(document["verdict"]), DECISION.read(document["decision"])
-    except _NOT_OURS:
+    except FOREIGN_TEXT_ERRORS:
         return None
 
 
-def _of_schema(schema: str, text: str | bytes) -> Any:
+def _parse_with_schema(schema: str, text: str | bytes) -> Any:
     document = json.loads(text)
     if document["schema"] != schema:
         raise ValueError("of another schema")
@@ -250,32 +262,34 @@ def _of_schema(schema: str, text: str | bytes) -> Any:
 
 # --- restarts -------------------------------------------------------------------------------------------------------
 
-_KIND = (
+RESTART_KIND_MEANING = (
     "`round`: torch elastic's worker group. `in-process`: the training function, in processes that live on. `stall`: "
     "nothing; the job stood still"
 )
-_LOST = (
+LOST_SECONDS_MEANING = (
     "from then until the worker processes were started again; `null` if they were not, or not yet. Work since the last "
     "checkpoint is not included. Of a stall: how long it took"
 )
-_SIZES = Rows(
-    dict, Row("before", _or_null(_COUNT), "world_size_before"), Row("after", _or_null(_COUNT), "world_size_after")
+WORLD_SIZES = JsonObject(
+    dict,
+    JsonField("before", _nullable(COUNT), "world_size_before"),
+    JsonField("after", _nullable(COUNT), "world_size_after"),
 )
-RESTART = Rows(
+RESTART = JsonObject(
     RestartRecord,
-    Row("kind", _one_of(RestartKind), meaning=_KIND),
-    Row("number", _COUNT, meaning="of the round or iteration that failed, from 0"),
-    Row("headline", _LINE, meaning="the verdict in one line"),
-    Row("restart", _FLAG, meaning="whether the workers restart; `false`: the attempt ended, or it is a stall"),
-    Row("reason", _LINE, meaning="of this decision"),
-    Row("agreed", _FLAG, "is_agreed", "`false`: the agents reached no decision, and torch elastic restarted"),
-    Row("rank", _or_null(_COUNT), meaning="of the root cause; `null`: not known"),
-    Row("node", _LINE, meaning="of the root cause; empty: not known"),
-    Row("fingerprint", _LINE, meaning="of the root cause; empty: not known"),
-    Row("category", _LINE, meaning="of the root cause; empty: not known"),
-    Row("timestamp", _TIME, "timestamp_ns", "when the root cause failed, RFC 3339 in UTC"),
-    Row("lost_seconds", _or_null(_SECONDS), meaning=_LOST),
-    Row("world_size", _SIZES, meaning='`{"before", "after"}`: ranks', is_flat=True),
+    JsonField("kind", _enum_type(RestartKind), meaning=RESTART_KIND_MEANING),
+    JsonField("number", COUNT, meaning="of the round or iteration that failed, from 0"),
+    JsonField("headline", LINE, meaning="the verdict in one line"),
+    JsonField("restart", FLAG, meaning="whether the workers restart; `false`: the attempt ended, or it is a stall"),
+    JsonField("reason", LINE, meaning="of this decision"),
+    JsonField("agreed", FLAG, "is_agreed", "`false`: the agents reached no decision, and torch elastic restarted"),
+    JsonField("rank", _nullable(COUNT), meaning="of the root cause; `null`: not known"),
+    JsonField("node", LINE, meaning="of the root cause; empty: not known"),
+    JsonField("fingerprint", LINE, meaning="of the root cause; empty: not known"),
+    JsonField("category", LINE, meaning="of the root cause; empty: not known"),
+    JsonField("timestamp", TIME, "timestamp_ns", "when the root cause failed, RFC 3339 in UTC"),
+    JsonField("lost_seconds", _nullable(SECONDS), meaning=LOST_SECONDS_MEANING),
+    JsonField("world_size", WORLD_SIZES, meaning='`{"before", "after"}`: ranks', is_flat=True),
 )
 
 
@@ -286,9 +300,9 @@ def restart_to_json(record: RestartRecord) -> bytes:
 
 
 def restart_from_json(data: bytes) -> RestartRecord | None:
-    """Return the record that `restart_to_json` wrote; None for any other text. Unknown fields are left out."""
+    """Parse what `restart_to_json` wrote, ignoring unknown fields; None for any other text."""
     try:
-        record: RestartRecord = RESTART.read(_of_schema(RESTART_SCHEMA, data))
-    except _NOT_OURS:
+        record: RestartRecord = RESTART.read(_parse_with_schema(RESTART_SCHEMA, data))
+    except FOREIGN_TEXT_ERRORS:
         return None
     return record
