@@ -39,7 +39,7 @@ process: $(VENV) ## run trainings that change their own process, on machines tha
 
 frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and Hydra, in an environment of its own
 	@tools/quietly.sh "installing the frameworks" tools/make_frameworks_venv.sh
-	@FIRSTFAULT_FRAMEWORKS=all build/frameworks-venv/bin/pytest tests/frameworks $(ARGS)
+	@FIRSTFAULT_FRAMEWORKS=all build/frameworks-venv/bin/pytest tests/lab/test_frameworks.py tests/lab/test_framework_launchers.py tests/lab/test_framework_scripts.py $(ARGS)
 
 nvrx: $(VENV) ## test the adapter for NVIDIA's nvidia-resiliency-ext with the real package, in an environment of its own
 	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
@@ -49,41 +49,41 @@ agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow f
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/torch_agent/test_faults_of_nodes.py -s $(ARGS)
 
 chaos: $(VENV) ## kill each process at each step of a failure, break the storage; print faults x promises
-	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
+	@$(BIN)/python lab/chaos/chaos.py $(ARGS)
 
 cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
-	@$(BIN)/python tests/cascades/record.py $(ARGS)
+	@$(BIN)/python lab/cascades/record.py $(ARGS)
 
 hangs: $(VENV) ## stall trainings of 2 and 4 nodes in 49 ways, score what the agents tell; ARGS="4 loader" for some
-	@$(BIN)/python tests/stalls/lab.py $(ARGS)
+	@$(BIN)/python lab/stalls/stall_lab.py $(ARGS)
 
 consoles: $(VENV) ## record missing console logs of jobs without firstfault, score all; ARGS="srun" for some; needs root
 	@tools/quietly.sh "starting Slurm, if it is installed" tools/start_slurm.sh
 	@tools/quietly.sh "installing DeepSpeed and Ray" tools/make_consoles_venv.sh
-	@$(BIN)/python tests/consoles/record.py $(ARGS)
+	@$(BIN)/python lab/consoles/record.py $(ARGS)
 
 generated: $(VENV) ## run 100 trainings composed at random, judge each verdict; ARGS="--seeds 400", ARGS="17" for one
-	@$(BIN)/python tests/generated/campaign.py $(ARGS)
+	@$(BIN)/python lab/generated/campaign.py $(ARGS)
 
 scale: $(VENV) ## fail and stall jobs of many simulated nodes; count their requests and seconds; ARGS="--nodes 1024"
-	@$(BIN)/python tests/benchmarks/scale.py $(ARGS)
-	@$(BIN)/python tests/stalls/scale.py
+	@$(BIN)/python lab/benchmarks/scale.py $(ARGS)
+	@$(BIN)/python lab/stalls/scale.py
 
 simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024 workers; ARGS="--cascades 100" for fewer
-	@$(BIN)/python tests/cascades/simulation.py $(ARGS)
+	@$(BIN)/python lab/cascades/simulation.py $(ARGS)
 
 replay: $(VENV) ## judge the strategies on the recorded cascades, and count what a confidence is worth; ARGS=-v explains
-	@$(BIN)/python tests/cascades/replay.py --simulated 100 $(ARGS)
+	@$(BIN)/python lab/cascades/replay.py --simulated 100 $(ARGS)
 
 bench: $(VENV) ## measure reading, raising, failing, succeeding (forty minutes); ARGS="read" for a part
-	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+	@$(BIN)/python lab/benchmarks/bench.py $(ARGS)
 
 bench-restart: $(VENV) ## restart after faults, side by side with NVIDIA's Wrapper (fifteen minutes); ARGS="--runs 1" for fewer
 	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
-	@build/nvrx-venv/bin/python -W ignore tests/benchmarks/restarting.py $(ARGS)
+	@build/nvrx-venv/bin/python -W ignore lab/benchmarks/restarting.py $(ARGS)
 
 soak: $(VENV) ## run 200 attempts with random faults; name what they leave, and what grows; ARGS="--attempts 20 --seed 3"
-	@$(BIN)/python tests/benchmarks/soak.py $(ARGS)
+	@$(BIN)/python lab/benchmarks/soak.py $(ARGS)
 
 fuzz: $(VENV) ## look for bytes that make a reader raise, four times fifteen seconds; ARGS="--seconds 300 --target reader"
 	@$(BIN)/python -c "import atheris" 2>/dev/null || tools/quietly.sh "installing atheris" $(BIN)/pip install atheris
@@ -137,4 +137,4 @@ wheel: $(VENV) ## build the source distribution and the wheel into dist/
 
 clean: ## remove everything that was made, .venv included
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find plugin readers proto tests examples tools -name __pycache__ -prune -exec rm -rf {} +
+	@find plugin readers proto tests lab examples tools -name __pycache__ -prune -exec rm -rf {} +

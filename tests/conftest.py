@@ -39,44 +39,18 @@ _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfau
 _LAYERS = {"core": "firstfault", "torch": "torch", "flyte": "flytekit"}
 """Layers of tests, each with the package that it needs beside those of the layers before it."""
 _FOLDERS = {
-    "torch": ("generated", "inprocess", "torchrun", "readers/test_show_torchrun.py", "torch_agent"),
-    "flyte": ("chaos", "examples", "frameworks", "plugin", "storage/test_stock_files.py"),
+    "torch": ("inprocess", "lab/test_generated.py", "readers/test_show_torchrun.py", "torch_agent", "torchrun"),
+    "flyte": (
+        "examples",
+        "lab/test_framework_launchers.py",
+        "lab/test_framework_scripts.py",
+        "lab/test_frameworks.py",
+        "lab/test_kills.py",
+        "plugin",
+        "storage/test_stock_files.py",
+    ),
 }
 """The layers of folders and files; all others belong to the core. A single test joins Flyte's layer by its mark."""
-_SLOW = (
-    "benchmarks/test_benchmarks.py",
-    "generated",
-    "plugin/test_optional_folders.py",
-    "plugin/test_rollout.py",
-    "readers/test_help_and_completion.py",
-    "readers/test_recorder_last_words.py",
-    "readers/test_recorder_process.py",
-    "reports/test_browser.py",
-    "storage",
-    "tools/test_layers.py",
-    "torch_agent/test_agent.py",
-    "torch_agent/test_faulty_storage.py",
-    "torch_agent/test_launch.py",
-    "torch_agent/test_liveness.py",
-    "torch_agent/test_local_workers.py",
-    "torch_agent/test_notifiers.py",
-    "torch_agent/test_recording.py",
-    "torch_agent/test_remote_tracebacks.py",
-    "torch_agent/test_settlement.py",
-    "torch_agent/test_signals.py",
-    "torch_agent/test_stack_dumps.py",
-    "torch_agent/test_stderr_relay.py",
-    "torch_agent/test_torch_names.py",
-    "torch_agent/test_watchdog.py",
-    "torchrun/test_bad_folders.py",
-    "torchrun/test_doctor.py",
-    "torchrun/test_ranks.py",
-    "torchrun/test_same_program.py",
-)
-"""Files whose tests start processes or servers and wait for them: `make quick` leaves them out.
-
-It also leaves out trainings, the tests that use the S3 server or a browser, and those with the mark `slow`.
-"""
 _PRESENT = [*itertools.takewhile(lambda layer: importlib.util.find_spec(_LAYERS[layer]), _LAYERS)]
 _ONLY = os.environ.get("TESTS_LAYER", "")
 """The layer whose tests run; empty: all."""
@@ -114,14 +88,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if _is_chosen(item, config)]
     config.hook.pytest_deselected(items=list({*items} - {*chosen}))
     jobs = Counter(item.path for item in chosen if item.get_closest_marker("jobs"))
-    # a long file that a process of xdist gets last would leave the others without work
-    items[:] = sorted(chosen, key=lambda item: (-jobs[item.path], not _is_in(item.path, _SLOW)))
+    slow_files = {item.path for item in chosen if item.get_closest_marker("slow")}
+    # a long file that is the last to start keeps one process of xdist busy while the remaining ones are idle
+    items[:] = sorted(chosen, key=lambda item: (-jobs[item.path], item.path not in slow_files))
     for item in items:
         fixtures = {*getattr(item, "fixturenames", ())}
         if "s3" in fixtures:
             item.add_marker("s3")
         is_marked = any(item.get_closest_marker(name) for name in ("jobs", "s3"))
-        if is_marked or "browser" in fixtures or _is_in(item.path, _SLOW):
+        if is_marked or "browser" in fixtures:
             item.add_marker("slow")
         if item.get_closest_marker("flyte") and "flyte" not in _PRESENT:
             item.add_marker(pytest.mark.skip(reason="flytekit is not installed"))

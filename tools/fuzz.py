@@ -93,7 +93,7 @@ def _signatures(data: bytes) -> None:
 
 _CASCADES = [
     {name: archive.read(name) for name in archive.namelist() if name != "truth.json"}
-    for archive in map(zipfile.ZipFile, sorted(Path("tests/cascades/recorded").glob("*-of4.zip"))[::10])
+    for archive in map(zipfile.ZipFile, sorted(Path("lab/cascades/recorded").glob("*-of4.zip"))[::10])
 ]
 """Some of the lab's."""
 _FILES = dict(zip(_PATHS, (encode(_ERROR), encode(_KILLED), b"", encode_presence(_ENTRY)), strict=False))

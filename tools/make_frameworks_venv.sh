@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes build/frameworks-venv: .venv's packages, and the frameworks of tests/frameworks on top of them.
+# Makes build/frameworks-venv: .venv's packages, and the frameworks of lab/frameworks on top of them.
 # The frameworks stay out of .venv: they would decide there which versions of fsspec and others are tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -85,7 +85,7 @@ def main() -> None:
     product, optional = files_of(*PRODUCT), optional_folders()
     core = {path: text for path, text in product.items() if not "/".join(path.parts[1:]).startswith(optional)}
     print(f"{'':10}{'lines':>8}{'modules':>9}{'functions':>11}{'median':>8}{'95 %':>8}{'longest':>9}")
-    for name, files in (("product", product), ("  core", core), ("tests", files_of("tests"))):
+    for name, files in (("product", product), ("  core", core), ("tests", files_of("tests")), ("lab", files_of("lab"))):
         print(table(name, files))
     print(
         f"\nmore than {LONGEST_FILE} lines, {LONGEST_FUNCTION} lines or {MOST_PARAMETERS} parameters of a function, "

@@ -16,7 +16,7 @@ venv=$root/build/newest${release:+-$release}-venv
 cd "$root"
 pytest=("$venv/bin/python" -m pytest -q -p no:cacheprovider)
 "${pytest[@]}" -n auto --maxprocesses 4 --dist loadfile -m 'not jobs' tests/torch_agent "$@"
-"${pytest[@]}" tests/plugin/test_jobs.py::test_a_worker_is_killed tests/generated tests/torchrun/test_jobs.py "$@"
-exec "$venv/bin/python" tests/cascades/record.py --judge nccl-{hang-python,SIGKILL,raise}-version2.15-rank3-of4 \
+"${pytest[@]}" tests/plugin/test_jobs.py::test_a_worker_is_killed tests/lab/test_generated.py tests/torchrun/test_jobs.py "$@"
+exec "$venv/bin/python" lab/cascades/record.py --judge nccl-{hang-python,SIGKILL,raise}-version2.15-rank3-of4 \
   nccl-skip-version2.15-rank0-of4 nccl-hang-python-version2.15-raises-rank3-of4 \
   nccl-tensor-hang-version2.15-raises-rank0-of4

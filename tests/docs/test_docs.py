@@ -34,8 +34,8 @@ from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.capture import ErrorClass
 from firstfault_torch.notifiers import attributes_of
 from firstfault_torch.verdict import NOTIFIERS
-from tests.chaos.chaos import STORAGE_FAULTS
-from tests.chaos.steps import CASES, PROMISES, STEPS
+from lab.chaos.chaos import STORAGE_FAULTS
+from lab.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,6 +11,10 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).resolve().parents[1]
 ROOTS = {
     "firstfault": "readers",
@@ -68,7 +72,7 @@ def _copy(folder: Path) -> None:
         shutil.copytree(Path(spec.origin).parent, folder / root / package.rpartition(".")[2])
     shutil.copy(TESTS.parent / "pyproject.toml", folder)
     shutil.copytree(TESTS, folder / "tests", ignore=shutil.ignore_patterns("recorded", "golden", "__pycache__"))
-    with zipfile.ZipFile(TESTS / "cascades" / "recorded" / f"{NAME}.zip") as recorded:
+    with zipfile.ZipFile(TESTS.parent / "lab" / "cascades" / "recorded" / f"{NAME}.zip") as recorded:
         recorded.extractall(folder / "cascade")
     (folder / "empty").mkdir()
 

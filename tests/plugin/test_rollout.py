@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TASKS = """
 from flytekit import task, workflow
 from flytekitplugins.kfpytorch import Elastic, PyTorch, Worker

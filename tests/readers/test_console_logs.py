@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.consoles import score
+from lab.consoles import score
 
 _EVERY = 3
 RIGHT = 0.85

@@ -20,7 +20,7 @@ from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence, pack, unpack
-from tests.cascades.objects import Objects
+from lab.cascades.objects import Objects
 from tests.readers.conftest import Attempt
 
 # --- a bundle -------------------------------------------------------------------------------------------------------

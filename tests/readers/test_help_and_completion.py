@@ -14,6 +14,8 @@ import pytest
 
 from tests.readers.commands import Ran
 
+pytestmark = pytest.mark.slow
+
 _LAZY = ("flytekit", "torch", "numpy", "rich", "jinja2", "firstfault.strategies", "firstfault.output_reader")
 
 _RUN = pytest.param("run", marks=pytest.mark.flyte)

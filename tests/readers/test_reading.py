@@ -15,7 +15,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import AggregationStrategy, Reads, get_strategy, reads, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
-from tests.cascades.objects import Objects, looked_at
+from lab.cascades.objects import Objects, looked_at
 
 MANY = 600
 """More than are all opened."""

@@ -25,6 +25,8 @@ from tests.prefix import Prefix
 from tests.readers.recorders import HANG_S, SHORT_S, Gate, StartAgent, add_modules
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
     """Write the documents that an agent writes at the start of a round."""

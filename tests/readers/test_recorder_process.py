@@ -32,6 +32,8 @@ from tests.processes import is_gone
 from tests.readers.recorders import HANG_S, SHORT_S, TOLERANCE_S, Gate, Start
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 _CLIENTS = 8
 
 

@@ -13,7 +13,7 @@ from firstfault.layout import error_key_for
 from firstfault.reading.assemble import Snapshot
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
-from tests.cascades.objects import Objects, looked_at
+from lab.cascades.objects import Objects, looked_at
 
 _STARTED = 5
 """The incarnation of both nodes."""

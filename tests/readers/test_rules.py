@@ -12,7 +12,7 @@ from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.evidence.faults import with_faults
 from firstfault.strategies.rules import CONFIDENCES, RULES, Rule, judge
 from firstfault.testing import make_job, make_presence
-from tests.cascades.replay import RECORDED, load
+from lab.cascades.replay import RECORDED, load
 from tests.readers.scenes import (
     IN_SLEEP,
     IN_TORCHS_WAIT,

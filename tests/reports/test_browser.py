@@ -18,6 +18,8 @@ from tests.reports.conftest import keep_screenshot, page_of, until
 from tests.reports.every_field import report_full_of
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, PAGE_SCENES, SCOPE_SCENES, report_on
 
+pytestmark = pytest.mark.slow
+
 _ANSWERS = ("#ff-what", "#ff-where", "#ff-next", "#ff-retry", "#ff-unknown")
 """What failed, where, what to look at next, whether and why it is retried, and what is unknown, if anything is."""
 _WIDTH, _HEIGHT = 880, 720

@@ -17,7 +17,7 @@ from firstfault.report.words import FLYTE, PLAIN, FaultOwner, engine_of, first_l
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
-from tests.cascades.replay import RECORDED, load
+from lab.cascades.replay import RECORDED, load
 from tests.readers import scenes as readers
 from tests.reports import scenes
 

@@ -15,6 +15,8 @@ from firstfault.testing import make_error
 from tests.faulty_proxy import FAULTS, FaultyProxy, faulty_proxy_before
 from tests.s3_server import S3
 
+pytestmark = pytest.mark.slow
+
 FIRST = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)
 SECOND = make_error(0, node="worker-0", at_ms=900, exception="RuntimeError", message="peer is gone")
 LISTING = "list-type=2"

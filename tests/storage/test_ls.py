@@ -22,10 +22,12 @@ from firstfault.report.words import first_line
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
-from tests.benchmarks.latency_proxy import latency_proxy
+from lab.benchmarks.latency_proxy import latency_proxy
 from tests.readers.commands import Ran
 from tests.s3_server import S3
 from tests.seals import sealed
+
+pytestmark = pytest.mark.slow
 
 _NOW_MS = 1_800_000_000_000
 _HOUR_MS = 3_600_000

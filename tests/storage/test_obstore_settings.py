@@ -21,6 +21,8 @@ from firstfault.store.obstore_settings import make_client
 from firstfault.store.obstore_store import ObstoreStore
 from tests.s3_server import S3
 
+pytestmark = pytest.mark.slow
+
 _KEYS = {"key": "k", "secret": "s"}
 
 

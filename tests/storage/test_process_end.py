@@ -15,6 +15,8 @@ import pytest
 from tests.readers.commands import Ran
 from tests.s3_server import S3
 
+pytestmark = pytest.mark.slow
+
 # --- right after a request: obstore's threads are not cut off ---------------------------------------------------------
 
 

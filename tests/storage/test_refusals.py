@@ -14,7 +14,7 @@ from tests.faulty_proxy import Fault, FaultyProxy
 from tests.s3_server import S3
 from tests.storage.conftest import SilentServer
 
-pytestmark = pytest.mark.usefixtures("client")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("client")]
 
 
 DOCUMENT = "firstfault/errors/a.pb"

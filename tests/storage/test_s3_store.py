@@ -17,7 +17,7 @@ from tests.s3_server import S3
 from tests.storage.conftest import Peer
 from tests.storage.store_suite import StoreTests
 
-pytestmark = pytest.mark.usefixtures("client")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("client")]
 
 
 class TestS3(StoreTests):

@@ -6,7 +6,11 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.s3_server import S3, listening
+
+pytestmark = pytest.mark.slow
 
 
 def test_only_this_machine_can_reach_it(s3: S3) -> None:

@@ -18,6 +18,8 @@ from flyteidl.core.errors_pb2 import ErrorDocument
 from firstfault.model import Kind, Origin, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
 
+pytestmark = pytest.mark.slow
+
 SECOND = 1_000_000_000
 WORKER = "run-n0-0-worker-1"
 ONE_FILE: dict[str, str] = {}

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import conftest
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLLECT = """
@@ -20,7 +24,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:xdist", "-p", "no:cachep
 
 def test_what_is_listed_exists() -> None:
     """Every file and folder in conftest's tables exists."""
-    places = {*conftest._SLOW, *conftest._FOLDERS["torch"], *conftest._FOLDERS["flyte"]}
+    places = {*conftest._FOLDERS["torch"], *conftest._FOLDERS["flyte"]}
     assert [place for place in sorted(places) if not (ROOT / "tests" / place).exists()] == []
 
 

@@ -28,6 +28,8 @@ from tests.recordings import recording_at
 from tests.s3_server import S3
 from tests.torch_agent import trainings
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 1.0
 SLACK_S = 30.0
 """What threads that wait for a processor may add."""

@@ -34,6 +34,8 @@ from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from tests.prefix import Prefix
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 60.0
 QUIET_S = 0.6
 """Longer than an agent may take to come back, where that is a moment."""

@@ -39,6 +39,8 @@ from tests.prefix import Prefix
 from tests.recordings import concluded, sealed
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
+pytestmark = pytest.mark.slow
+
 PATH = "T0/B0/not-for-the-log"
 LONG_S = 60.0
 

@@ -33,6 +33,8 @@ from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, re
 from tests.prefix import Prefix
 from tests.recordings import recording_at
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE_S = 30.0
 """How much longer than its deadline a recording may take on a busy machine; what hangs, hangs for longer."""
 LONG_S = 60.0

@@ -20,7 +20,10 @@ from firstfault_torch.capture import capture
 from tests.torch_agent.remote_failures import WAYS
 
 # Python 3.12 and later warn of a fork beside threads
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 RAY = """\x1b[36mray::train()\x1b[39m (pid=812, ip=10.0.0.7)
   File "/root/train.py", line 41, in train
     loss = step(batch)

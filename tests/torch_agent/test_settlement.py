@@ -19,7 +19,10 @@ from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlem
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 LONG_S = 60.0
 """A wait that is expected not to end."""

@@ -21,7 +21,10 @@ from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
 from firstfault_torch.node.channel import ask_for_stacks, register_stacks, write_unasked
 
 # Python 3.12 and later warn of a fork beside threads
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 LONG_S = 60.0
 SHORT_S = 0.5

@@ -29,7 +29,10 @@ from tests.nodes import forkserver
 from tests.waiting import until
 
 # Python 3.12 and later warn of a fork beside threads
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 ROUND = 1
 RANK = 1

@@ -44,6 +44,8 @@ from tests.nodes import forkserver
 from tests.prefix import Prefix
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _warn_again() -> Iterator[None]:

@@ -19,7 +19,7 @@ from torch.distributed import run
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault.cli import main
-from tests.cascades.cases import Way
+from lab.cascades.cases import Way
 from tests.nodes import forkserver
 from tests.processes import kill, left_of, running_of
 

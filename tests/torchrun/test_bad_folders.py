@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
-from tests.cascades.cases import Way
+from lab.cascades.cases import Way
 from tests.torchrun.nodes import LONGEST_S, run_job
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 CHOOSE = """

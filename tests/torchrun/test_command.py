@@ -15,7 +15,7 @@ from firstfault.cli import main
 from firstfault_start import handler
 from firstfault_torch.torchrun.agent import stand_in
 from firstfault_torch.torchrun.job import add_options, drop_invalid, options_of, set_variables
-from tests.cascades.cases import Way
+from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 
 NESTS = """

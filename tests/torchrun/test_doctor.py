@@ -15,6 +15,8 @@ import pytest
 
 from firstfault_torch.torchrun import doctor
 
+pytestmark = pytest.mark.slow
+
 NOT_HERE = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main(['doctor', '--json'])"
 DOCTOR = ("-m", "firstfault", "doctor", "--json")
 

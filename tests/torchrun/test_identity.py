@@ -16,7 +16,7 @@ from firstfault.attempts import read_attempt
 from firstfault_start import rank_of
 from firstfault_torch.torchrun.job import HOST as HOST_NAME
 from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
-from tests.cascades.cases import Way
+from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 
 DOCS = Path(__file__).parents[2] / "docs" / "torchrun.md"

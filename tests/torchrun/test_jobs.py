@@ -14,8 +14,8 @@ import pytest
 from firstfault import MultiErrorFileOutputReader
 from firstfault.conclude import Conclusion
 from firstfault.render.html import page
-from tests.cascades.cases import Case, Way
-from tests.cascades.programs import complaints_of, files_of, run_program
+from lab.cascades.cases import Case, Way
+from lab.cascades.programs import complaints_of, files_of, run_program
 from tests.torchrun.nodes import Job, run_job
 
 pytestmark = pytest.mark.jobs

@@ -20,6 +20,8 @@ from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 TRAINING = str(Path(__file__).parent / "faulty.py")
 RECORD = ("-m", "firstfault_torch.record")
 LONGEST_S = 120

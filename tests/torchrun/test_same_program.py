@@ -13,6 +13,8 @@ import pytest
 
 from tests.prefix import Prefix
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "program.py"
 RAISES = {
     "hook": ("ValueError", "told by the user's hook"),

@@ -1,6 +1,6 @@
 """A task in which each attempt, or each round, fails in the way that its inputs ask for; no process group.
 
-`tests/benchmarks/soak.py` runs it: each worker writes a mark and waits until the soak has looked at the processes.
+`lab/benchmarks/soak.py` runs it: each worker writes a mark and waits until the soak has looked at the processes.
 """
 
 import ctypes

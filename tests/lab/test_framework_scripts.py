@@ -1,0 +1,41 @@
+"""Trainings under frameworks as programs, started by ``firstfault torchrun``; ``make frameworks`` runs them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from firstfault import MultiErrorFileOutputReader
+from lab.cascades.cases import Way
+from tests.lab.test_frameworks import EXPECTED, RANK
+from tests.torchrun.nodes import run_job
+
+pytestmark = [
+    pytest.mark.jobs,
+    pytest.mark.skipif(os.environ.get("FIRSTFAULT_FRAMEWORKS") != "all", reason="make frameworks runs it"),
+]
+
+SCRIPT = Path(__file__).parents[2] / "lab" / "frameworks" / "script.py"
+CASES = [
+    ("lightning", "raise", "c10d"),
+    ("lightning", "exit", "static"),
+    ("transformers", "loader", "static"),
+    ("accelerate", "hang", "c10d"),
+    ("hydra", "raise", "static"),
+    ("fsdp", "kill", "c10d"),
+]
+
+
+@pytest.mark.parametrize(("framework", "fault", "rendezvous"), CASES)
+def test_a_script(framework: str, fault: str, rendezvous: str, tmp_path: Path) -> None:
+    """Both nodes end with the same lines about the rank that failed, and leave no process."""
+    job = run_job(tmp_path, [str(SCRIPT), framework, fault, str(RANK)], Way(rendezvous=rendezvous))
+    assert job.complaints() == [], [node.err for node in job.nodes]
+    category, headline = EXPECTED[framework][fault]
+    assert job.nodes[0].headline.startswith(headline)
+    for prefix in job.prefixes:
+        verdict = MultiErrorFileOutputReader(prefix).verdict()
+        assert verdict is not None
+        assert (verdict.ranks, verdict.category) == ((RANK,), category)
