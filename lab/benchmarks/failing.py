@@ -26,7 +26,7 @@ from flyteidl.core.literals_pb2 import LiteralMap
 
 from firstfault.layout import ERRORS, is_stock_error_file
 from firstfault.store import is_remote, open_store
-from firstfault.sync import run_sync
+from firstfault.utils.run_sync import run_sync
 from flytekitplugins.firstfault.local.pods import JobState, error_seen, job_state
 from tests.pods import started
 

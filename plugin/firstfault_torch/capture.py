@@ -26,7 +26,7 @@ from typing import Any
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.tracebacks import handler_above, is_library, original_of
 from firstfault.model import ExceptionInfo, FrameInfo, Kind, Origin, Place, Subject, WorkerError, Writer
-from firstfault.text import counted, parse_json
+from firstfault.utils.text import counted, parse_json
 from firstfault_torch.context import boot_id, versions
 from firstfault_torch.guard import caught
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from firstfault.model import NodeSetup, Place
 from firstfault.recorder.folder import NodeFolder
-from firstfault.text import parse_json
+from firstfault.utils.text import parse_json
 from firstfault_torch.budgets import READING_SETUP_S, UPLOAD_DEADLINE_S
 from firstfault_torch.guard import bounded, logger
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
-from firstfault.logs import logger_of
+from firstfault.utils.loggers import logger_of
 from firstfault_torch.budgets import ANSWER_S, GIVE_UP_POLL_S, HURRIED_S
 
 logger = logger_of("firstfault_torch")

@@ -18,7 +18,7 @@ from typing import Any
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.render.plain import json_report
 from firstfault.report import Report
-from firstfault.text import elide
+from firstfault.utils.text import elide
 from firstfault_torch.budgets import OTEL_S, WEBHOOK_S
 
 Stall = Mapping[str, Any]

@@ -33,7 +33,7 @@ from typing import Any
 from typing_extensions import Self
 
 from firstfault.errors import UsageError
-from firstfault.text import parse_json
+from firstfault.utils.text import parse_json
 from firstfault_torch.budgets import WATCHDOG_BLOCKED_S
 from firstfault_torch.guard import logger
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.lazy import lazy_names
+from firstfault.utils.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from firstfault.errors import FirstFaultError, StoreError, StrategyError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from firstfault.failed_attempts import FoundAttempt, attempts_below
+from firstfault.failure_listing import FoundAttempt, attempts_below
 from firstfault.store import open_store
-from firstfault.sync import run_sync
+from firstfault.utils.run_sync import run_sync
 from tests.readers.conftest import Attempt
 
 _OUTPUTS = (

@@ -19,7 +19,7 @@ from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.conclude import conclude
 from firstfault.model import Kind
-from firstfault.runs import MARK, begin_run
+from firstfault.run_folder import MARK, begin_run
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.readers.commands import Ran

@@ -18,7 +18,7 @@ import pytest
 from firstfault.layout import ERRORS, error_key_for
 from firstfault.model import Phase, Receipt, Writer
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder, Spool, Target
-from firstfault.recorder.left_behind import end_left_processes, left_processes
+from firstfault.recorder.orphans import end_left_processes, left_processes
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix

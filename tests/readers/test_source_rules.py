@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.logs import logger_of
+from firstfault.utils.loggers import logger_of
 
 DOORS = {
     "firstfault.wire": "each text of a document is cleaned when it is written, and of a stock file when it is read",
@@ -18,14 +18,14 @@ DOORS = {
 """Packages that remove secrets: when a document is written, and when foreign text is read. Both call `text.clean`."""
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
-    "firstfault.sync": "`attempted`: storage clients and strategies raise anything",
+    "firstfault.utils.run_sync": "`attempted`: storage clients and strategies raise anything",
     "firstfault_torch.agent.agent": "every error of torch's agent becomes the end of a round",
     "firstfault_torch.inprocess.wrap": "the call judges what the wrapped function raised, or was interrupted by",
     "firstfault.cli._main": "the exit code of an error of firstfault's own",
 }
 """Where any exception is caught and does not leave."""
 LOGGERS = {
-    "firstfault.logs": "makes the loggers whose lines begin with the name",
+    "firstfault.utils.loggers": "makes the loggers whose lines begin with the name",
     "firstfault.cli._main": "the lines of the storages' clients are switched off",
     "firstfault.recorder.server": "as above",
     "firstfault.store.fsspec_store": "as above",
@@ -56,7 +56,7 @@ def _redacts(module: ast.Module) -> bool:
     imported = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
     return any(
         node.module == "firstfault.credentials"
-        or (node.module == "firstfault.text" and alias.name in {"redact", "clean", "clean_end"})
+        or (node.module == "firstfault.utils.text" and alias.name in {"redact", "clean", "clean_end"})
         for node in imported
         for alias in node.names
     )
@@ -81,7 +81,7 @@ def _is_one_of(name: str, known: set[str]) -> bool:
 def test_secrets_are_removed_at_two_doors() -> None:
     """Only what writes a document and what reads foreign text removes secrets; each door is in use."""
     found = {name for name, module in _sources() if _redacts(module) and not name.startswith("firstfault.credentials")}
-    assert {name for name in found - {"firstfault.text"} if not _is_one_of(name, set(DOORS))} == set()
+    assert {name for name in found - {"firstfault.utils.text"} if not _is_one_of(name, set(DOORS))} == set()
     assert {door for door in DOORS for name in found if _is_one_of(name, {door})} == DOORS.keys()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.text import clean, clean_end, elide, one_line, printable, sentence_of
+from firstfault.utils.text import clean, clean_end, elide, one_line, printable, sentence_of
 
 _ANY_TEXT = st.text(st.characters(exclude_categories=()))
 

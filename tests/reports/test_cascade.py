@@ -19,7 +19,7 @@ from firstfault.report.words import State, ranks_text, short_names
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.text import duration
+from firstfault.utils.text import duration
 from tests.all_forms import FORMS
 from tests.reports.scenes import SCENES, report_on
 

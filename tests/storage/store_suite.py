@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
 from firstfault.store import Store
-from firstfault.sync import run_sync
+from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
+from firstfault.utils.run_sync import run_sync
 
 _NANO = 1_000_000_000
 _CLOCKS_MAY_DIFFER_S = 60

@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from firstfault.conclude import conclude
-from firstfault.failed_attempts import FailedAttempt, failed_attempts, grouped
+from firstfault.failure_listing import FailedAttempt, failed_attempts, grouped
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import DocumentRef, Phase, Seal, WorkerError
 from firstfault.report.words import first_line
@@ -184,7 +184,7 @@ def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no text")
 
     # of a sealed attempt the line is read, not made
-    monkeypatch.setattr("firstfault.failed_attempts.first_line", broken)
+    monkeypatch.setattr("firstfault.failure_listing.first_line", broken)
     _put(str(tmp_path / "b" / "0"), _sealed(_error()))
     bad = tmp_path / "a" / "0" / ERRORS
     bad.mkdir(parents=True)

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from firstfault.store import Store, open_store
-from firstfault.sync import run_sync
+from firstfault.utils.run_sync import run_sync
 from tests.s3_server import S3
 from tests.storage.conftest import Peer
 from tests.storage.store_suite import StoreTests
@@ -135,7 +135,7 @@ def test_inside_a_running_event_loop(s3_environ: S3, peer: Peer) -> None:
 FORK = """
 import os, sys
 import fsspec
-from firstfault.sync import run_sync
+from firstfault.utils.run_sync import run_sync
 from firstfault.store import open_store
 
 uri, key, secret, endpoint = sys.argv[1:]

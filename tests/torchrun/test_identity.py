@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.attempts import read_attempt
+from firstfault.attempt_data import read_attempt
 from firstfault_start import rank_of
 from firstfault_torch.torchrun.job import HOST as HOST_NAME
 from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who

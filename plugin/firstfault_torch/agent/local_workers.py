@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from firstfault.exceptions.stack_position import stood_at
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
 from firstfault.recorder.folder import tail_of
-from firstfault.recorder.left_behind import end_left_processes
+from firstfault.recorder.orphans import end_left_processes
 from firstfault_torch import budgets
 from firstfault_torch.agent.reporter import Death, Expiry, Observation, Reporter, Stop
 from firstfault_torch.agent.signals import guarded_in_main

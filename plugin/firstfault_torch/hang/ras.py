@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from firstfault.text import one_line
+from firstfault.utils.text import one_line
 from firstfault_torch.budgets import RAS_FIRST_S, RAS_S
 from firstfault_torch.guard import bounded, caught
 

@@ -13,7 +13,7 @@ from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
-from firstfault.text import one_line
+from firstfault.utils.text import one_line
 from firstfault.wire.documents import decode, encode
 
 _DOCUMENT, _FACTS = ".pb", ".json"

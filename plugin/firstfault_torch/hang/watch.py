@@ -20,7 +20,7 @@ from firstfault.exceptions.stack_position import with_source
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import ExpiredDeadline, RestartKind, RestartRecord, StackDump, Writer
 from firstfault.model.job import STALLS_OF_ROUND
-from firstfault.text import one_line
+from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.budgets import ASKING_S, HANG_ANSWER_S, HANG_LOOK_S, HANG_OTHERS_S, SOURCE_LINES_S, STORE_S
 from firstfault_torch.capture import ErrorClass, failure_record

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from firstfault.text import counted
+from firstfault.utils.text import counted
 from firstfault_torch.budgets import NCCL_ABORT_S
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
 from firstfault_torch.guard import begun, bounded, caught, guarded

@@ -24,7 +24,7 @@ from typing import Any
 
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
-from firstfault.text import parse_json
+from firstfault.utils.text import parse_json
 from firstfault_torch import budgets
 from firstfault_torch.guard import guarded
 

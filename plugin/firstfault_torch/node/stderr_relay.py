@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles
-from firstfault.recorder.left_behind import pass_on_late, write_stderr
+from firstfault.recorder.orphans import pass_on_late, write_stderr
 from firstfault_torch.budgets import GIVE_UP_POLL_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 

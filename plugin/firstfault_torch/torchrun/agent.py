@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
-from firstfault.runs import begin_run
+from firstfault.run_folder import begin_run
 from firstfault.store import split_name
 from firstfault_torch.agent.agent import Job, PeerFailedError, Prepared, results_of
 from firstfault_torch.budgets import LEAVING_FILES_S, TORCHRUN_STOP_S

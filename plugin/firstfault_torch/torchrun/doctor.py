@@ -19,9 +19,9 @@ from pathlib import Path
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
-from firstfault.sync import run_sync
+from firstfault.errors import StoreError
+from firstfault.utils.run_sync import run_sync
 from firstfault_start import ON
 from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_RECORDER_S, DOCTOR_STORAGE_S
 from firstfault_torch.context import WORKER_VARIABLE

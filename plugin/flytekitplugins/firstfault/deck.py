@@ -209,7 +209,7 @@ def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
 
 def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     """Return the earlier attempts, if they can be read in time."""
-    from firstfault.attempts import sibling_attempts  # noqa: PLC0415 - only a failure needs it
+    from firstfault.attempt_data import sibling_attempts  # noqa: PLC0415 - only a failure needs it
 
     identity = verdict.recording.identity
     if identity.attempt == 0 or verdict.conclusion is None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from firstfault.cli._support import EXIT, debug_option, echo, fail, uri_argument
-from firstfault.text import counted, one_line, printable
+from firstfault.utils.text import counted, one_line, printable
 
 if TYPE_CHECKING:
-    from firstfault.failed_attempts import FailedAttempt, FaultGroup
+    from firstfault.failure_listing import FailedAttempt, FaultGroup
 
 _SCHEMA = "firstfault.ls/v1"
 _SINCE = re.compile(r"(?P<number>\d{1,6})(?P<unit>[mhdw])")
@@ -56,7 +56,7 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
       firstfault ls --since 7d --group fingerprint s3://bucket/metadata/propeller
       firstfault ls --json .firstfault/runs | jq .first_line
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.failed_attempts import failed_attempts, grouped  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.failure_listing import failed_attempts, grouped  # noqa: PLC0415 - `--help` needs none of it
 
     attempts, count = failed_attempts(uri, since_ns=since, with_machines=by == "machine")
     if not count:

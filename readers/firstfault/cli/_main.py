@@ -19,7 +19,7 @@ from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, echo, fail, missing_package
 from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError, UsageError
-from firstfault.text import counted, parse_json, printable
+from firstfault.utils.text import counted, parse_json, printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -217,7 +217,7 @@ def prune(folder: Path, keep: int) -> int:
       firstfault prune
       firstfault prune --keep 5 /shared/runs
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.runs import PRUNED, runs_in  # noqa: PLC0415
+    from firstfault.run_folder import PRUNED, runs_in  # noqa: PLC0415
 
     removed, freed = 0, 0
     for name in ("", *PRUNED):
@@ -235,7 +235,7 @@ def prune(folder: Path, keep: int) -> int:
 
 def _kept(run: Path) -> str:
     """Return why a run is not removed; empty if it is."""
-    from firstfault.runs import may_go_on  # noqa: PLC0415 - as above
+    from firstfault.run_folder import may_go_on  # noqa: PLC0415 - as above
 
     foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())
     if foreign:

@@ -14,10 +14,10 @@ import click
 
 from firstfault.cli import _support as cli
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
-from firstfault.text import counted
+from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
-    from firstfault.attempts import ReadAttempt
+    from firstfault.attempt_data import ReadAttempt
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
@@ -115,7 +115,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     if recovered and (forms.as_markdown or forms.html):
         raise click.UsageError("--recovered prints text, or JSON with --json")
-    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
     uri = _uri(uri, last=last)
     try:
@@ -139,7 +139,7 @@ def _uri(uri: str | None, *, last: bool) -> str:
         return uri
     if not last:
         raise click.UsageError("Missing argument 'URI'; name the attempt's output prefix, or use --last")
-    from firstfault.runs import FOLDERS, began, runs_in  # noqa: PLC0415 - as above
+    from firstfault.run_folder import FOLDERS, began, runs_in  # noqa: PLC0415 - as above
 
     runs = [run for name in FOLDERS for run in runs_in(Path(name))]
     if not runs:
@@ -149,7 +149,7 @@ def _uri(uri: str | None, *, last: bool) -> str:
 
 def _of_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttempt:
     """Return what is on stdin: an error document, or a log of any size."""
-    from firstfault.attempts import read_document, read_logs  # noqa: PLC0415 - as above
+    from firstfault.attempt_data import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
 
     if sys.stdin is None or sys.stdin.isatty():
@@ -169,7 +169,7 @@ def _of_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttempt
 
 def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
     """Print an attempt in the wanted forms; `uri` and `strategy` are as the caller named them. Return the exit code."""
-    from firstfault.attempts import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
+    from firstfault.attempt_data import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
 
     conclusion = read.conclusion
     if conclusion is None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.errors import UsageError
 from firstfault.store import get_scheme
-from firstfault.text import printable
+from firstfault.errors import UsageError
+from firstfault.utils.text import printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

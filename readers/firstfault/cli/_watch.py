@@ -21,11 +21,11 @@ from firstfault.cli._support import (
     resolved,
     uri_argument,
 )
-from firstfault.logs import logger_of
-from firstfault.text import counted
+from firstfault.utils.loggers import logger_of
+from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
-    from firstfault.attempts import ReadAttempt
+    from firstfault.attempt_data import ReadAttempt
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
     from firstfault.output_reader import MultiErrorFileOutputReader
@@ -82,7 +82,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
       firstfault watch --follow s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault watch --timeout 3600 --json s3://bucket/metadata/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
     forms, options = Forms(**given), ReaderOptions(strategy, expected_nodes)
     deadline = time.monotonic() + timeout if timeout is not None else None
@@ -118,9 +118,9 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
 
 def _next_of(uri: str) -> str:
     """Return the output prefix of the attempt after this one."""
-    from firstfault.errors import UsageError  # noqa: PLC0415 - as above
     from firstfault.layout import attempt_of  # noqa: PLC0415
     from firstfault.store import join  # noqa: PLC0415
+    from firstfault.errors import UsageError  # noqa: PLC0415 - as above
 
     here = attempt_of(uri)
     if here is None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from firstfault.credentials.literals import HIDDEN
-from firstfault.logs import logger_of
+from firstfault.utils.loggers import logger_of
 
 REDACT_VARIABLE = "FIRSTFAULT_REDACT"
 TEXT_ENCODING = ("utf-8", "surrogatepass")

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from firstfault.toml import parse_toml
+from firstfault.utils.toml import parse_toml
 
 HIDDEN = "***"
 TABLE: dict[str, Any] = parse_toml(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))

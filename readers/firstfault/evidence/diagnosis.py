@@ -12,7 +12,7 @@ from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.texts import Pointer
 from firstfault.exceptions.tracebacks import first_cause, short_name
 from firstfault.layout import ErrorKey
-from firstfault.text import one_line
+from firstfault.utils.text import one_line
 
 ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}

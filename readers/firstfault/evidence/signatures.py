@@ -16,9 +16,9 @@ from typing import Any
 
 import re2
 
-from firstfault.errors import SignatureError
 from firstfault.model import CATEGORIES
-from firstfault.toml import parse_toml
+from firstfault.errors import SignatureError
+from firstfault.utils.toml import parse_toml
 
 SCHEMA = 1
 ANY_EXCEPTION = "*"

@@ -24,7 +24,7 @@ from firstfault.exceptions import tracebacks
 from firstfault.exceptions.stderr import bare_line, exception_of, last_line, last_printed, text_of_death, thrown
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
-from firstfault.text import sentence_of
+from firstfault.utils.text import sentence_of
 
 _READ = 20_000
 """Characters of a text that are read: its head and its tail."""

@@ -17,7 +17,7 @@ from firstfault.exceptions.stack_position import PROGRAM_ENDED, frames_of_crash,
 from firstfault.exceptions.tracebacks import RAISED, all_links, block_of, causes_of, original_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
-from firstfault.text import printable
+from firstfault.utils.text import printable
 
 _PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
 """What torch, its launcher and srun put before each line."""

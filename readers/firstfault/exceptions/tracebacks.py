@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from firstfault.model import ExceptionInfo, FrameInfo
-from firstfault.text import counted
+from firstfault.utils.text import counted
 
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""

@@ -25,9 +25,9 @@ from firstfault.job_logs.torchrun_folder import Worker, with_error_files, worker
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.reading.beside import joined
+from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
-from firstfault.text import one_line
+from firstfault.utils.text import one_line
 
 _Log: TypeAlias = "tuple[Path, str, Owner]"
 """A log, its name in references, and who wrote it."""

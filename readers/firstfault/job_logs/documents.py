@@ -19,7 +19,7 @@ from firstfault.job_logs.lines import TRACEBACK
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
 from firstfault.job_logs.words import HANDLED, Words, last_words, uncaught
 from firstfault.model.failure import CTRL_C, DIED, OF_LOGS
-from firstfault.text import clean, clean_end
+from firstfault.utils.text import clean, clean_end
 
 if TYPE_CHECKING:
     from firstfault.job_logs.book import Attempt, Stream

@@ -16,7 +16,7 @@ from firstfault.job_logs.lines import files_below
 from firstfault.model import CollectiveProgress, DocumentRef, Kind, Origin, Place, WorkerError, Writer
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.reading.assemble import Unreadable
-from firstfault.text import one_line, size
+from firstfault.utils.text import one_line, size
 from firstfault.wire.flight_recorder import parse_flight_recorder
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from firstfault.evidence.signatures import Pattern
 from firstfault.model.failure import signal_of_exit_code
-from firstfault.toml import parse_toml
+from firstfault.utils.toml import parse_toml
 
 
 class About(enum.Enum):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.tracebacks import exceptions_in
 from firstfault.job_logs.launchers import About, Told
 from firstfault.job_logs.owners import stamp_ns
-from firstfault.text import clean
+from firstfault.utils.text import clean
 
 if TYPE_CHECKING:
     from firstfault.job_logs.book import Attempt, Stream

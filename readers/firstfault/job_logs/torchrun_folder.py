@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from firstfault.job_logs.processes import MAX_TEXT, exception_in
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
 from firstfault.reading.assemble import Snapshot, Unreadable
-from firstfault.text import clean, one_line
+from firstfault.utils.text import clean, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from firstfault.text import size
-from firstfault.toml import parse_toml
+from firstfault.utils.text import size
+from firstfault.utils.toml import parse_toml
 
 ABOUT_CATEGORIES: dict[str, dict[str, str]] = parse_toml(
     Path(__file__).with_name("categories.toml").read_text(encoding="utf-8")

@@ -13,17 +13,17 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
-from firstfault.logs import logger_of
 from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch
 from firstfault.reading import listing as listings
+from firstfault.reading.additional_sources import joined
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
-from firstfault.reading.beside import joined
 from firstfault.store import ObjectInfo, ReadableStore
-from firstfault.sync import attempted, each, gathered
+from firstfault.errors import StoreUnavailableError
+from firstfault.utils.loggers import logger_of
+from firstfault.utils.run_sync import attempted, each, gathered
 
 logger = logger_of(__name__)
 

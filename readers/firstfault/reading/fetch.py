@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, join_name, roster_key_for
-from firstfault.logs import logger_of
 from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
 from firstfault.store import ObjectInfo, Page, ReadableStore, join, sort_by_name
-from firstfault.sync import each
+from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
+from firstfault.utils.loggers import logger_of
+from firstfault.utils.run_sync import each
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 

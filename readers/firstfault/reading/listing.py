@@ -22,7 +22,7 @@ from firstfault.layout import (
 )
 from firstfault.model import JobErrors, Phase, Reads, Unopened, WorkerError
 from firstfault.store import ObjectInfo, Page, ReadableStore
-from firstfault.sync import each, gathered
+from firstfault.utils.run_sync import each, gathered
 
 _STOCK = "error"
 """Flyte's own files sort behind this name, and before our folders."""

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt, Resources
 from firstfault.recorder import budgets
-from firstfault.text import parse_json
+from firstfault.errors import RecorderUnavailableError, StoreError
+from firstfault.utils.text import parse_json
 
 DOCUMENT = "document.pb"
 """In `NodeFolder.last_words`: the error document about the agent's death, without a time."""

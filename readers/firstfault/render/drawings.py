@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from firstfault.report.cascade import Cascade, Event
 from firstfault.report.words import State, short_names
-from firstfault.text import duration
+from firstfault.utils.text import duration
 
 _MS = 1_000_000
 _LANES = 32

@@ -29,7 +29,7 @@ from firstfault.report.cascade import Cascade, NodeState, RankState
 from firstfault.report.data import Report, log_lines, message_text, recovered_lines
 from firstfault.report.words import State, is_retried, line_of, ranks_text, short_names, short_pod, shown_time
 from firstfault.strategies import who
-from firstfault.text import elide, printable
+from firstfault.utils.text import elide, printable
 
 if TYPE_CHECKING:
     import jinja2

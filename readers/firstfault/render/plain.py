@@ -15,7 +15,7 @@ from firstfault.model import WorkerError
 from firstfault.report.answers import Fact
 from firstfault.report.data import Report, Section, Sections, log_lines, quoted_failures, sections_of, stack_lines
 from firstfault.report.words import PLAIN, State, few, ranks_text
-from firstfault.text import counted, elide, one_line, printable
+from firstfault.utils.text import counted, elide, one_line, printable
 from firstfault.wire.codecs import FieldTable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict

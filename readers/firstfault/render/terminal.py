@@ -17,7 +17,7 @@ from firstfault.render.plain import encodable, one_row
 from firstfault.report.cascade import Group
 from firstfault.report.data import Report, Sections, log_lines, quoted_failures, sections_of
 from firstfault.report.words import State, few
-from firstfault.text import elide, one_line, printable
+from firstfault.utils.text import elide, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

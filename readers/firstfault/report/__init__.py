@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.lazy import lazy_names
+from firstfault.utils.lazy_imports import lazy_names
 from firstfault.report.data import Report, report_of
 from firstfault.wire.json_schemas import from_json, to_json, verdict_to_dict
 

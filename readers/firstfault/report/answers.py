@@ -20,7 +20,7 @@ from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, explain_signal
 from firstfault.model.job import NodeSetup, Progress
 from firstfault.report import words
 from firstfault.report.cascade import Cascade, world_size
-from firstfault.text import counted, duration, one_line, size
+from firstfault.utils.text import counted, duration, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
 
 _FEW = 5

@@ -16,7 +16,7 @@ from firstfault.evidence.texts import message_of
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.job import unreported_nodes
 from firstfault.report.words import State, headline_parts, line_of, ranks_text
-from firstfault.text import counted, duration, printable
+from firstfault.utils.text import counted, duration, printable
 
 _FEW = 5
 _MS = 1_000_000

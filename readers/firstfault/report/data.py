@@ -19,7 +19,7 @@ from firstfault.report.answers import Answers, Case, Fact, JobIdentity, answers_
 from firstfault.report.cascade import cascade_of, clocks_text, coverage_text, followers_text
 from firstfault.report.words import State, engine_of, few, first_line, is_retried, line_of, ranks_text
 from firstfault.strategies import who
-from firstfault.text import counted, one_line, printable
+from firstfault.utils.text import counted, one_line, printable
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion

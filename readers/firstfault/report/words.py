@@ -14,7 +14,7 @@ from firstfault.model import Decision, JobErrors, Resources, Scope, Subject, Ver
 from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
 from firstfault.retry import ASKING
 from firstfault.strategies import sentence_about
-from firstfault.text import one_line, printable, size
+from firstfault.utils.text import one_line, printable, size
 from firstfault.wire.json_schemas import format_timestamp
 
 

@@ -31,7 +31,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, OF_LOGS, explain_end
-from firstfault.text import one_line, sentence_of
+from firstfault.utils.text import one_line, sentence_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -18,7 +18,7 @@ from firstfault.exceptions.stderr import exception_of, last_printed
 from firstfault.model import JobErrors, Reason, Scope, Suspect, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
 from firstfault.strategies import HEADLINE, headline_of, listed, sources_of, undetermined, verdict_for, victims_of, who
-from firstfault.text import one_line
+from firstfault.utils.text import one_line
 
 NAME = "evidence"
 MAX_SUSPECTS = 10

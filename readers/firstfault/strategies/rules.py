@@ -47,7 +47,7 @@ from firstfault.strategies._evidence_verdicts import (
     on_remaining,
     suspects_of,
 )
-from firstfault.text import duration, one_line
+from firstfault.utils.text import duration, one_line
 
 CONFIDENCES = ("low", "medium", "high")
 _MAX_OF_INTEREST = 16

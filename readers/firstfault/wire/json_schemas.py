@@ -14,7 +14,7 @@ from typing import Any
 
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Suspect, Verdict
-from firstfault.text import clean
+from firstfault.utils.text import clean
 from firstfault.wire.codecs import MAX_LINE
 
 SCHEMA = "firstfault.verdict/v1"

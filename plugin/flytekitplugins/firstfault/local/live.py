@@ -20,7 +20,7 @@ from firstfault.evidence.diagnosis import diagnose
 from firstfault.report.cascade import Cascade, RankState, cascade_of
 from firstfault.report.words import State, ranks_text
 from firstfault.strategies import DEFAULT_STRATEGY, undetermined
-from firstfault.text import printable
+from firstfault.utils.text import printable
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:

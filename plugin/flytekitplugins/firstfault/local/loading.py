@@ -20,9 +20,9 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.interaction.click_types import FlyteLiteralConverter
 from flytekit.tools.translator import get_serializable
 
-from firstfault.errors import UsageError
 from firstfault.store import join
-from firstfault.text import parse_json
+from firstfault.errors import UsageError
+from firstfault.utils.text import parse_json
 from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 
 TrainingTask = ElasticFunctionTask | PyTorchFunctionTask

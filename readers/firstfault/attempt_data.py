@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import IO
 
 from firstfault.conclude import Conclusion, failed
-from firstfault.errors import FirstFaultError
 from firstfault.layout import OUTPUTS, attempt_of
 from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.fetch import sorted_out
 from firstfault.report.data import AttemptSummary, summary_of
-from firstfault.runs import runs_in
+from firstfault.run_folder import runs_in
 from firstfault.store import is_remote, join, open_store
-from firstfault.sync import gathered, run_sync
-from firstfault.text import counted, one_line
+from firstfault.errors import FirstFaultError
+from firstfault.utils.run_sync import gathered, run_sync
+from firstfault.utils.text import counted, one_line
 from firstfault.wire.documents import decode
 
 JOB_LOGS_GROUP = "firstfault.job_logs"
