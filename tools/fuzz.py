@@ -19,6 +19,7 @@ from pathlib import Path
 import atheris
 
 with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["firstfault"]):
+    from firstfault.errors import BadDocumentError
     from firstfault.evidence.texts import classify
     from firstfault.layout import ErrorKey, RosterKey, error_key_for, roster_key_for
     from firstfault.model import DocumentRef, Phase, SentSignal
@@ -26,7 +27,6 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     from firstfault.render.html import page
     from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
     from firstfault.testing import make_error, make_presence
-    from firstfault.errors import BadDocumentError
     from firstfault.utils.text import clean, one_line, printable
     from firstfault.wire.documents import decode, decode_presence, encode, encode_presence, pack, unpack
     from firstfault.wire.json_schemas import from_json, restart_from_json

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
 from firstfault.model import JobErrors
 from firstfault.reading.assemble import Snapshot
@@ -14,7 +15,6 @@ from firstfault.reading.attempt import Patience, Request, look
 from firstfault.reading.listing import Wish
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
-from firstfault.errors import ObjectNotFoundError
 from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from string import Template
 from typing import TYPE_CHECKING, Any, Protocol
 
-from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.errors import UsageError
+from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault_torch.budgets import SETTLE_S, STOP_S, UPLOAD_DEADLINE_S
 from firstfault_torch.guard import caught
 

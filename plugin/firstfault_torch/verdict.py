@@ -15,11 +15,11 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from firstfault.errors import BadDocumentError, StoreError
 from firstfault.layout import ERROR_FILE, bundle_path
 from firstfault.model import Decision, DocumentRef, JobErrors, NodePresence, Origin, Phase, Seal, Verdict
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
-from firstfault.errors import BadDocumentError, StoreError
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import from_json, to_json
 from firstfault_torch import budgets

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from firstfault.conclude import Conclusion, failed
+from firstfault.errors import FirstFaultError
 from firstfault.layout import OUTPUTS, attempt_of
 from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
@@ -19,7 +20,6 @@ from firstfault.reading.fetch import sorted_out
 from firstfault.report.data import AttemptSummary, summary_of
 from firstfault.run_folder import runs_in
 from firstfault.store import is_remote, join, open_store
-from firstfault.errors import FirstFaultError
 from firstfault.utils.run_sync import gathered, run_sync
 from firstfault.utils.text import counted, one_line
 from firstfault.wire.documents import decode

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from firstfault import model
+from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, same_fault_again
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
-from firstfault.errors import FirstFaultError
 from firstfault.utils.loggers import logger_of
 from firstfault.wire.json_schemas import from_json
 

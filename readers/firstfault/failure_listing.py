@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from firstfault import layout
+from firstfault.errors import FirstFaultError, StoreError
 from firstfault.model import Decision, Seal, Verdict, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import read_document, read_listed, sorted_out
 from firstfault.report.words import first_line, short_pod
 from firstfault.store import ObjectInfo, Page, ReadableStore, Store, join, open_store
-from firstfault.errors import FirstFaultError, StoreError
 from firstfault.utils.run_sync import attempted, each, gathered, run_sync
 from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import from_json

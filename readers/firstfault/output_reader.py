@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.conclude import Conclusion, conclude, failed, strategy_of
+from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, Layout
 from firstfault.model import Decision, JobErrors, NodePresence, Origin, RestartRecord, Seal, Verdict, Writer
 from firstfault.reading.assemble import Snapshot
@@ -21,7 +22,6 @@ from firstfault.report.data import AttemptSummary, report_on, with_attempts
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import join, open_store
 from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
-from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.utils.run_sync import run_sync
 
 if TYPE_CHECKING:

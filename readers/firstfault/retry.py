@@ -11,11 +11,11 @@ import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from firstfault.errors import UsageError
 from firstfault.evidence.texts import is_unexplained_write
 from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
 from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
 from firstfault.model.job import Progress
-from firstfault.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

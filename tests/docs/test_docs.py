@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 
-from firstfault import decide, layout, retry
+from firstfault import decide, errors, layout, retry
 from firstfault.cli import EXIT
 from firstfault.cli._ls import _attempt_json, _group_json
 from firstfault.cli._main import COMMANDS_GROUP, group
@@ -28,7 +28,6 @@ from firstfault.report import verdict_to_dict
 from firstfault.report.words import State
 from firstfault.strategies import _BUILT_IN, ENTRY_POINT_GROUP, get_strategy, run_strategy, unregister_strategy
 from firstfault.testing import make_error, make_job
-from firstfault import errors
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.json_schemas import DECISION
 from firstfault_proto.v1 import errors_pb2

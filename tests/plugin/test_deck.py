@@ -20,11 +20,11 @@ from flytekit.bin.entrypoint import setup_execution
 from flytekit.core.mock_stats import MockStats
 from flytekit.deck.deck import TimeLineDeck
 
+from firstfault.errors import UsageError
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import NodePresence, Phase, Subject, WorkerError, Writer
 from firstfault.recorder.folder import NodeFolder
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.errors import UsageError
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.worker.recording import WorkerMonitor
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from firstfault.attempt_data import logs_of_run, sibling_attempts
+from firstfault.errors import AccessDeniedError
 from firstfault.layout import attempt_of
 from firstfault.model import JobErrors, Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.report.data import AttemptSummary, changes_between
 from firstfault.testing import make_error, make_presence
-from firstfault.errors import AccessDeniedError
 from tests.readers.conftest import Attempt
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Origin, Phase, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import ObjectInfo
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
-from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.readers.conftest import Attempt
 

@@ -18,11 +18,11 @@ import pytest
 
 from firstfault.cli import EXIT, main
 from firstfault.cli._main import COMMANDS_GROUP, group
+from firstfault.errors import AccessDeniedError
 from firstfault.model import Kind, Phase
 from firstfault.run_folder import MARK, begin_run
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import make_error, make_presence
-from firstfault.errors import AccessDeniedError
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from firstfault import strategies as registry
+from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
 from firstfault.model import JobErrors, Verdict
 from firstfault.store import Store, open_store
 from firstfault.testing import StrategyTests, make_error, make_job
-from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
 from tests.storage.store_suite import StoreTests
 
 _BUILT_IN = ("evidence", "earliest")

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstfault import MultiErrorFileOutputReader
+from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.layout import Layout, bundle_name, error_key_for, is_bundle, roster_key_for
 from firstfault.model import Verdict
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.testing import make_error, make_presence
-from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.wire.documents import encode, encode_presence, pack, unpack
 from lab.cascades.objects import Objects
 from tests.readers.conftest import Attempt

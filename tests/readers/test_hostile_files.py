@@ -16,11 +16,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from firstfault import model
+from firstfault.errors import BadDocumentError
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, ExceptionInfo, NodePresence, Phase, Suspect, Victims, WorkerError
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.errors import BadDocumentError
 from firstfault.wire import json_schemas
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, unpack
 from firstfault_proto.v1 import errors_pb2 as pb

@@ -14,13 +14,13 @@ from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
 
 from firstfault.conclude import Conclusion
+from firstfault.errors import BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, UsageError
 from firstfault.layout import error_key_for
 from firstfault.model import Decision, JobErrors, Kind, Origin, Verdict
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
 from firstfault.retry import RetryContext, decide, never
 from firstfault.strategies import get_strategy
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.errors import BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, UsageError
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.readers.conftest import Attempt
 from tests.seals import sealed

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from firstfault import model
+from firstfault.errors import ObjectNotFoundError, StoreUnavailableError
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout import ERRORS, ErrorKey, error_key_for
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import AggregationStrategy, Reads, get_strategy, reads, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.errors import ObjectNotFoundError, StoreUnavailableError
 from lab.cascades.objects import Objects, looked_at
 
 MANY = 600

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.layout import ERRORS, ROSTER
 from firstfault.model import Receipt
 from firstfault.recorder import server
@@ -25,7 +26,6 @@ from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder,
 from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.server import Uploads
 from firstfault.testing import make_error, make_presence
-from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
 from tests.processes import is_gone

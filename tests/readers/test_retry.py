@@ -10,6 +10,7 @@ import pytest
 
 from firstfault import retry
 from firstfault.conclude import conclude
+from firstfault.errors import UsageError
 from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.model import (
     CATEGORIES,
@@ -28,7 +29,6 @@ from firstfault.model import (
 from firstfault.model.failure import CTRL_C
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.errors import UsageError
 from firstfault.wire.json_schemas import from_json, to_json
 from tests.readers.scenes import STACK, own, stopped
 

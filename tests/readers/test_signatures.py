@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from firstfault.errors import SignatureError
 from firstfault.evidence import Role, built_in_signatures, classify, load_signatures
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.signatures import Pattern, Signature, parse_signatures
 from firstfault.testing import make_error, make_job
-from firstfault.errors import SignatureError
 
 PATIENCE_S = 30.0
 """A pattern that backtracks takes minutes."""

@@ -16,9 +16,6 @@ import stamina
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from firstfault.store import CLIENT_VARIABLE, is_remote, join, open_store, split_name
-from firstfault.store.fsspec_store import FsspecStore
-from firstfault.store.settings import build_storage_options
 from firstfault.errors import (
     AccessDeniedError,
     ObjectNotFoundError,
@@ -26,6 +23,9 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from firstfault.store import CLIENT_VARIABLE, is_remote, join, open_store, split_name
+from firstfault.store.fsspec_store import FsspecStore
+from firstfault.store.settings import build_storage_options
 from firstfault.utils.run_sync import run_sync
 
 

@@ -16,13 +16,13 @@ import pytest
 from firstfault.cli import EXIT
 from firstfault.cli._live import line_of
 from firstfault.cli._watch import _Progress
+from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.layout import LIVE, restart_record_name, watched_until_ms
 from firstfault.model import JobErrors, Kind, Phase, RestartKind, RestartRecord
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import make_error, make_presence
-from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.wire.json_schemas import restart_to_json
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt

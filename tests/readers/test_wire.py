@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstfault import model
+from firstfault.errors import BadDocumentError
 from firstfault.model import (
     CollectiveProgress,
     ExceptionInfo,
@@ -27,7 +28,6 @@ from firstfault.model import (
 )
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.errors import BadDocumentError
 from firstfault.wire.codecs import MAX_LINE_READ
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from firstfault.store import Store
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
+from firstfault.store import Store
 from firstfault.utils.run_sync import run_sync
 
 _NANO = 1_000_000_000

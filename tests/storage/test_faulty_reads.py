@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import stamina
 
+from firstfault.errors import StoreError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import CLIENT_VARIABLE, Store, listings, settings
 from firstfault.testing import make_error
-from firstfault.errors import StoreError
 from tests.faulty_proxy import FAULTS, FaultyProxy, faulty_proxy_before
 from tests.s3_server import S3
 

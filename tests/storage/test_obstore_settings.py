@@ -14,11 +14,11 @@ import obstore
 import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.store.obstore_settings import make_client
 from firstfault.store.obstore_store import ObstoreStore
-from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
 from tests.s3_server import S3
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from firstfault.store import Store, settings
 from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
+from firstfault.store import Store, settings
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.s3_server import S3
 from tests.storage.conftest import SilentServer

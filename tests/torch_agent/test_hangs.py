@@ -16,10 +16,10 @@ from typing import Any, cast
 import pytest
 
 from firstfault.cli import main
+from firstfault.errors import UsageError
 from firstfault.layout import LIVE, ROSTER, watched_name
 from firstfault.model import CollectiveProgress, ExpiredDeadline, Place, RestartKind, StackDump, WorkerError, Writer
 from firstfault.model.failure import Collective
-from firstfault.errors import UsageError
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from firstfault.errors import AccessDeniedError
 from firstfault.model import Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault.errors import AccessDeniedError
 from firstfault_torch.verdict import VERDICT, await_turn, retries_left, turn_of
 from tests.recordings import concluded, recording_at
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.timer import FileTimerClient
 
-from firstfault.recorder.folder import NodeFolder
 from firstfault.errors import UsageError
+from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import Watchdog, watchdog
 from firstfault_torch.agent.timers import TimerServer, open_timers, watchdog_of
 from firstfault_torch.watchdog import Timer, parse_line, timer_line

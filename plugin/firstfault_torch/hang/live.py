@@ -11,10 +11,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from firstfault.errors import FirstFaultError
 from firstfault.layout import LIVE, watched_until_ms
 from firstfault.recorder.folder import Recorder
 from firstfault.store import is_remote
-from firstfault.errors import FirstFaultError
 from firstfault_torch.budgets import ASKING_S
 from firstfault_torch.guard import caught
 

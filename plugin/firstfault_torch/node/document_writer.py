@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from firstfault.errors import FirstFaultError, ObjectNotFoundError, RecorderUnavailableError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import NodePresence, Receipt, WorkerError
 from firstfault.recorder.folder import NodeFolder, Recorder, Spool, SpooledDocument, Target
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.store import join, open_store
-from firstfault.errors import FirstFaultError, ObjectNotFoundError, RecorderUnavailableError
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
 from firstfault_torch.budgets import ENDING_RECORDER_S, RECEIPT_S, SPOOL_S, STOP_S

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
 from firstfault.model import Phase
 from firstfault.recorder.budgets import ROSTER_ANSWER_S
 from firstfault.recorder.folder import Recorder
-from firstfault.errors import FirstFaultError
 from firstfault.utils.text import parse_json
 from firstfault_torch import budgets
 from firstfault_torch.context import Recording

@@ -19,8 +19,8 @@ from pathlib import Path
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.store import is_remote, join, open_store
 from firstfault.errors import StoreError
+from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault_start import ON
 from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_RECORDER_S, DOCTOR_STORAGE_S

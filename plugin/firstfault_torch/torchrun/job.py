@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from firstfault.errors import UsageError
 from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
-from firstfault.errors import UsageError
 from firstfault_torch.budgets import FOLDER_S, FOLDER_TAKEN_S
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 
+from firstfault.errors import UsageError
 from firstfault.retry import RetryPolicy, as_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
-from firstfault.errors import UsageError
 from firstfault_torch import options
 from firstfault_torch.watchdog import Watchdog
 

@@ -22,8 +22,8 @@ from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from firstfault.model import WorkerError
 from firstfault.errors import UsageError
+from firstfault.model import WorkerError
 from firstfault_torch.agent.agent import job_of
 from firstfault_torch.capture import was_recoverable
 from firstfault_torch.compat.torch_agent import process_failure

@@ -14,10 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
-from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Seal
-from firstfault.model.job import pods_live
-from firstfault.store import open_store
 from firstfault.errors import (
     AccessDeniedError,
     BadDocumentError,
@@ -25,6 +21,10 @@ from firstfault.errors import (
     ObjectTooLargeError,
     StoreError,
 )
+from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
+from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Seal
+from firstfault.model.job import pods_live
+from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import decode
 from firstfault_torch import budgets

@@ -24,8 +24,8 @@ from flytekit.extend import IgnoreOutputs, TaskPlugins
 from flytekit.models.literals import LiteralMap
 from google.protobuf.json_format import MessageToDict
 
-from firstfault.model import Phase
 from firstfault.errors import UsageError
+from firstfault.model import Phase
 from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.options import Hang, Options  # noqa: F401 - the package's public names come from here
 from firstfault_torch.watchdog import Watchdog  # noqa: F401 - as above

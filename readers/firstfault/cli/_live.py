@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import LIVE, Layout, watched_name
 from firstfault.report.words import few
 from firstfault.store import ReadableStore, open_store
-from firstfault.errors import ObjectNotFoundError
 from firstfault.utils.text import duration, printable
 
 _LOOK_S = 5.0

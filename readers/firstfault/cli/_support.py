@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.store import get_scheme
 from firstfault.errors import UsageError
+from firstfault.store import get_scheme
 from firstfault.utils.text import printable
 
 if TYPE_CHECKING:

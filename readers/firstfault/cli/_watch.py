@@ -118,9 +118,9 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
 
 def _next_of(uri: str) -> str:
     """Return the output prefix of the attempt after this one."""
+    from firstfault.errors import UsageError  # noqa: PLC0415 - as above
     from firstfault.layout import attempt_of  # noqa: PLC0415
     from firstfault.store import join  # noqa: PLC0415
-    from firstfault.errors import UsageError  # noqa: PLC0415 - as above
 
     here = attempt_of(uri)
     if here is None:

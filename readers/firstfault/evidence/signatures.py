@@ -16,8 +16,8 @@ from typing import Any
 
 import re2
 
-from firstfault.model import CATEGORIES
 from firstfault.errors import SignatureError
+from firstfault.model import CATEGORIES
 from firstfault.utils.toml import parse_toml
 
 SCHEMA = 1

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from firstfault.evidence.signatures import Pattern
 from firstfault.errors import BadDocumentError
+from firstfault.evidence.signatures import Pattern
 
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
 from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
 from firstfault.model.job import nodes_done
@@ -21,7 +22,6 @@ from firstfault.reading import listing as listings
 from firstfault.reading.additional_sources import joined
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
 from firstfault.store import ObjectInfo, ReadableStore
-from firstfault.errors import StoreUnavailableError
 from firstfault.utils.loggers import logger_of
 from firstfault.utils.run_sync import attempted, each, gathered
 

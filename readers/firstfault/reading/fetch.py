@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, join_name, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
 from firstfault.store import ObjectInfo, Page, ReadableStore, join, sort_by_name
-from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.utils.loggers import logger_of
 from firstfault.utils.run_sync import each
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack

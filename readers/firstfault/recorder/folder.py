@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt, Resources
 from firstfault.recorder import budgets
-from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.utils.text import parse_json
 
 DOCUMENT = "document.pb"

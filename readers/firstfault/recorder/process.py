@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from firstfault.errors import RecorderUnavailableError
 from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
 from firstfault.recorder.folder import NodeFolder, Recorder
-from firstfault.errors import RecorderUnavailableError
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""

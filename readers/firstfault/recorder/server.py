@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from firstfault import model
+from firstfault.errors import BadDocumentError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model.failure import fatal_error
 from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
@@ -28,7 +29,6 @@ from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder,
 from firstfault.recorder.orphans import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
 from firstfault.store import Store, open_store
-from firstfault.errors import BadDocumentError
 from firstfault.utils.run_sync import attempted, run_sync
 from firstfault.utils.text import parse_json
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from firstfault import errors
 from firstfault.store.listings import ObjectInfo, Page, sort_by_name
 from firstfault.store.settings import describe_missing_credentials, describe_wrong_region
 from firstfault.store.uris import get_scheme, join
-from firstfault import errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self

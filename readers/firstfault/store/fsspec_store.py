@@ -15,6 +15,7 @@ from typing import Any
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 
+from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import listings, settings
 from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store, T
 from firstfault.store.listings import (
@@ -27,7 +28,6 @@ from firstfault.store.listings import (
 )
 from firstfault.store.settings import build_storage_options, describe_missing_credentials
 from firstfault.store.uris import join
-from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 
 FIRST_ANSWER_TIMEOUT_SECONDS = 8.0
 """For a storage's first response, seconds: Google's and Azure's clients retry for up to a minute."""

@@ -20,8 +20,8 @@ from flytekit.core.type_engine import TypeEngine
 from flytekit.interaction.click_types import FlyteLiteralConverter
 from flytekit.tools.translator import get_serializable
 
-from firstfault.store import join
 from firstfault.errors import UsageError
+from firstfault.store import join
 from firstfault.utils.text import parse_json
 from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 

@@ -20,10 +20,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from firstfault.errors import FirstFaultError
 from firstfault.layout import ERROR_FILE, is_stock_error_file
 from firstfault.model import DocumentRef, Seal, WorkerError
 from firstfault.store import open_store
-from firstfault.errors import FirstFaultError
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 

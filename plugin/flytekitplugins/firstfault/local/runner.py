@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.conclude import Conclusion
+from firstfault.errors import StoreError, UsageError
 from firstfault.model import Origin, Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
 from firstfault.run_folder import begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import get_strategy
-from firstfault.errors import StoreError, UsageError
 from firstfault_torch.agent.reporter import signal_name
 from firstfault_torch.context import TIME_LIMIT_VARIABLE
 from firstfault_torch.guard import caught
