@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from firstfault.render.flyte_message import flyte_message
 from firstfault.render.html import deck_html, page
-from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
+from firstfault.render.json_report import json_report
+from firstfault.render.markdown import markdown
 from firstfault.render.terminal import print_report
+from firstfault.render.text import terminal_text
 from firstfault.report import Report
 
 

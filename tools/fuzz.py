@@ -24,8 +24,11 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     from firstfault.layout import ErrorKey, RosterKey, error_key_for, roster_key_for
     from firstfault.model import DocumentRef, Phase, SentSignal
     from firstfault.output_reader import MultiErrorFileOutputReader
+    from firstfault.render.flyte_message import flyte_message
     from firstfault.render.html import page
-    from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
+    from firstfault.render.json_report import json_report
+    from firstfault.render.markdown import markdown
+    from firstfault.render.text import terminal_text
     from firstfault.testing import make_error, make_presence
     from firstfault.utils.text import clean, one_line, printable
     from firstfault.wire.documents import decode, decode_presence, encode, encode_presence, pack, unpack

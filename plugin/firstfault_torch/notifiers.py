@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.render.plain import json_report
+from firstfault.render.json_report import json_report
 from firstfault.report import Report
 from firstfault.utils.text import elide
 from firstfault_torch.budgets import OTEL_S, WEBHOOK_S

@@ -89,7 +89,7 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
 
 def load_what_concluding_needs() -> None:
     """Import it once the workers have started: they need not wait for it, and after a failure the disk may be gone."""
-    for name in ("conclude", "output_reader", "render.plain", "report"):
+    for name in ("conclude", "output_reader", "render.flyte_message", "report"):
         import_module(f"firstfault.{name}")
 
 
@@ -220,10 +220,10 @@ class NodeConclusion(NamedTuple):
 def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:
     """Return a conclusion of this node with its report, its ``error.pb``, and copies of what it rests on."""
     conclusion = concluded.conclusion
-    from firstfault.render.plain import flyte_message  # noqa: PLC0415 - loaded by `load_what_concluding_needs`
-    from firstfault.report.data import report_on  # noqa: PLC0415 - as above
+    from firstfault.render.flyte_message import flyte_message  # noqa: PLC0415 - loaded by `load_what_concluding_needs`
+    from firstfault.report.data import report_conclusion  # noqa: PLC0415 - as above
 
-    report = report_on(conclusion, uri=recording.output_prefix)
+    report = report_conclusion(conclusion, uri=recording.output_prefix)
     verdict, decision = report.verdict, report.decision
     seal = Seal(
         name="",

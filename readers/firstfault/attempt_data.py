@@ -17,7 +17,7 @@ from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.fetch import sorted_out
-from firstfault.report.data import AttemptSummary, summary_of
+from firstfault.report.data import AttemptSummary, summarize_attempt
 from firstfault.run_folder import runs_in
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import gathered, run_sync
@@ -245,7 +245,7 @@ def _concluded(number: int, conclusion: Conclusion) -> AttemptSummary:
     """Return the summary of a failed attempt; with a note alone if no document is readable."""
     job, verdict = conclusion.job, conclusion.verdict
     if job.failures or verdict.scope is not Scope.UNDETERMINED:
-        return summary_of(number, job, verdict, conclusion.decision)
+        return summarize_attempt(number, job, verdict, conclusion.decision)
     count = job.coverage.unreadable
     notes = [note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE)]
     if not count:

@@ -12,7 +12,7 @@ from firstfault.errors import FirstFaultError, StoreError
 from firstfault.model import Decision, Seal, Verdict, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import read_document, read_listed, sorted_out
-from firstfault.report.words import first_line, short_pod
+from firstfault.report.first_line import first_line, shorten_pod_name
 from firstfault.store import ObjectInfo, Page, ReadableStore, Store, join, open_store
 from firstfault.utils.run_sync import attempted, each, gathered, run_sync
 from firstfault.utils.text import one_line
@@ -204,7 +204,7 @@ def _summary(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision
         line,
         verdict.fingerprint,
         verdict.category,
-        short_pod(verdict.node or ""),
+        shorten_pod_name(verdict.node or ""),
         ranks=ranks,
         rank_hours=hours,
         retry=decision.retry,

@@ -16,9 +16,9 @@ from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Wish
-from firstfault.render.plain import flyte_message
+from firstfault.render.flyte_message import flyte_message
 from firstfault.report import Report
-from firstfault.report.data import AttemptSummary, report_on, with_attempts
+from firstfault.report.data import AttemptSummary, report_conclusion, with_attempts
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import join, open_store
 from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
@@ -177,7 +177,7 @@ class MultiErrorFileOutputReader:
         logs: Mapping[str, str] | None = None,
     ) -> Report:
         """Return the report on a conclusion of this reader; see `firstfault.report.report_of`."""
-        return with_attempts(report_on(conclusion, uri=self._uri, logs=logs), attempts)
+        return with_attempts(report_conclusion(conclusion, uri=self._uri, logs=logs), attempts)
 
     def verdict(self) -> Verdict | None:
         """Return the verdict; None if there is no error."""

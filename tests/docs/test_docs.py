@@ -23,9 +23,9 @@ from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.failure_listing import FailedAttempt, FaultGroup
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault.model.failure import SIGNALS
-from firstfault.render.plain import json_report
+from firstfault.render.json_report import json_report
 from firstfault.report import verdict_to_dict
-from firstfault.report.words import State
+from firstfault.report.states import State
 from firstfault.strategies import _BUILT_IN, ENTRY_POINT_GROUP, get_strategy, run_strategy, unregister_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES

@@ -11,9 +11,10 @@ import pytest
 from firstfault import model
 from firstfault.evidence.progress import progress_by_group, progress_in_text, waited_ns
 from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_source
-from firstfault.render.plain import json_report, terminal_text
-from firstfault.report import report_of
-from firstfault.report.words import first_line
+from firstfault.render.json_report import json_report
+from firstfault.render.text import terminal_text
+from firstfault.report import build_report
+from firstfault.report.first_line import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy
 from firstfault.strategies.rules import evidence
@@ -342,7 +343,7 @@ def test_a_report_has_the_deadline() -> None:
     """The report's facts and its JSON name scope, seconds and where the block began; the signal is the agent's."""
     job = make_job(_killed(1, _STEP), _stopped(0, _COLLECTIVE))
     verdict = evidence(job)
-    report = report_of(job, verdict, decide(verdict))
+    report = build_report(job, verdict, decide(verdict))
     root = json.loads(json_report(report))["root"]
     assert root["deadline"] == {"scope": "train step", "seconds": 30.0, "heartbeat": False, "since": "train.py:50"}
     text = terminal_text(report, verbose=True)

@@ -14,7 +14,7 @@ from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import CausedBy, NodePresence, Phase, Receipt, SentSignal, StackDump, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import round_of
-from firstfault.report import Report, report_of
+from firstfault.report import Report, build_report
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_proto.v1 import errors_pb2 as pb
@@ -155,7 +155,7 @@ def _seconds(part: str, text: str) -> float:
     began = time.thread_time()
     found = conclude(job)
     assert found is not None
-    report = report_of(job, found.verdict, found.decision, diagnosis=found.diagnosis)
+    report = build_report(job, found.verdict, found.decision, diagnosis=found.diagnosis)
     for form in ("message", "plain -v", "markdown", "json"):
         FORMS[form](report)
     return time.thread_time() - began

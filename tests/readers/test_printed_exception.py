@@ -14,8 +14,8 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stderr import last_printed, without_traceback
 from firstfault.exceptions.tracebacks import short_name
 from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Verdict, WorkerError, Writer
-from firstfault.report import report_of
-from firstfault.report.words import first_line
+from firstfault.report import build_report
+from firstfault.report.first_line import first_line
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
@@ -131,7 +131,7 @@ def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: 
     """Headline, place, category and fingerprint are those of the first cause of the last exception."""
     failure = _run(_PRINTING[way], tmp_path)
     verdict, line = _story(failure)
-    report = report_of(make_job(failure), verdict, decide(verdict))
+    report = build_report(make_job(failure), verdict, decide(verdict))
     assert verdict.headline.startswith("KeyError, rank 3 on worker-1: 'labels'; raised as ")
     assert verdict.headline.endswith("; printed before exit code 1")
     assert line.startswith("KeyError rank 3 worker-1 no retry: 'labels'")
@@ -243,7 +243,7 @@ def test_a_second_try(cut: int, tmp_path: Path) -> None:
     again = make_error(3, node="worker-1", message=twice, log_tail="".join(log[cut:]))
     for failure in (again, printed):
         verdict, _ = _story(failure)
-        report = report_of(make_job(failure), verdict, decide(verdict))
+        report = build_report(make_job(failure), verdict, decide(verdict))
         assert verdict.headline.startswith(
             "KeyError, rank 3 on worker-1: 'labels'; raised as TrainingError: training failed, then ValueError"
         )

@@ -13,16 +13,16 @@ from rich.console import Console
 from firstfault import model
 from firstfault.model import ExceptionInfo, FrameInfo, Kind, Phase, Scope, SentSignal, StackDump, Suspect
 from firstfault.render.html import page
-from firstfault.render.plain import terminal_text
 from firstfault.render.terminal import print_report
-from firstfault.report import Report, markdown, report_of
-from firstfault.report.data import summary_of, with_attempts
-from firstfault.report.words import first_line
+from firstfault.render.text import terminal_text
+from firstfault.report import Report, build_report, markdown
+from firstfault.report.data import summarize_attempt, with_attempts
+from firstfault.report.first_line import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
-from tests.reports.scenes import HARD_SCENES, cascade, process, report_on
+from tests.reports.scenes import HARD_SCENES, cascade, process, report_conclusion
 
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
@@ -35,7 +35,7 @@ _FRAMES = (
 def _usual(**root: Any) -> Report:
     """Return the report on two nodes of two ranks: rank 3 raises, one loses it, two are stopped."""
     root = {"exception": ExceptionInfo("KeyError", "'labels'", frames=_FRAMES), **root}
-    return report_on(cascade(process(3, 0, **root)))
+    return report_conclusion(cascade(process(3, 0, **root)))
 
 
 def _printed(report: Report, width: int = 80, *, verbose: bool = False, **options: Any) -> str:
@@ -64,11 +64,11 @@ def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
 def test_what_there_is_room_for() -> None:
     """Further groups are counted; the first reason and the changes of attempts are shown; -v has all groups."""
     failures = [make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error") for rank in range(9)]
-    many, one = report_on(make_job(*failures)), _usual()
+    many, one = report_conclusion(make_job(*failures)), _usual()
     assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(many))
     assert "more groups" not in _printed(many, verbose=True)
     assert f"Why      {one.verdict.why[0]}\n" in _printed(one, 160)
-    own = summary_of(1, one.job, one.verdict, one.decision)
+    own = summarize_attempt(1, one.job, one.verdict, one.decision)
     again = with_attempts(one, (replace(own, number=0), own))
     assert "Attempts attempt 0 to 1: the same fault again" in _printed(again, 160)
     assert "Attempts" not in _printed(one)
@@ -102,7 +102,7 @@ def test_restarts_that_were_recovered_from_are_counted() -> None:
     """Terminal, pipe and Markdown list 20 of them with -v, the page 50, and all count the others."""
     recovered = make_error(1, node="w-0", exception="OSError", message="full", round=0)
     one = _usual()
-    report = report_of(replace(one.job, history=(recovered,) * 60), one.verdict, one.decision)
+    report = build_report(replace(one.job, history=(recovered,) * 60), one.verdict, one.decision)
     title, line = "Recovered from, by restarts within this attempt", "round 0: rank 1 on w-0: OSError: full"
     for text, shown, more in (
         (_printed(report, verbose=True), 20, 40),
@@ -123,7 +123,7 @@ def test_stacks_of_suspects() -> None:
     verdict = replace(
         run_strategy(get_strategy("evidence"), job), scope=Scope.UNDETERMINED, root=None, suspects=(Suspect("so", 0),)
     )
-    report = report_of(job, verdict, decide(verdict))
+    report = build_report(job, verdict, decide(verdict))
     assert "Where it stood: rank 0\n  in recv\n" in _printed(report, verbose=True)
     assert "in recv" not in _printed(report)
 
@@ -211,15 +211,17 @@ def test_markup_is_text(verbose: bool) -> None:
 _LONG_LINE, _DEEP = FrameInfo("t.py", 1, "f", "x" * 1_000_000), " " * 500
 _BAD = {
     **HARD_SCENES,
-    "nothing at all": lambda: report_on(model.JobErrors(), verdict=model.Verdict(Scope.UNDETERMINED, *[""] * 5)),
+    "nothing at all": lambda: report_conclusion(
+        model.JobErrors(), verdict=model.Verdict(Scope.UNDETERMINED, *[""] * 5)
+    ),
     "code of 1 MB": lambda: _usual(exception=ExceptionInfo("KeyError", "", frames=(_LONG_LINE,))),
     "deep code": lambda: _usual(
         exception=ExceptionInfo("KeyError", f"{_DEEP}x", frames=_FRAMES, notes=(f"{_DEEP}y", "\t" * 99 + "z")),
         log_tail=f"{_DEEP}step",
     ),
     "no frames": lambda: _usual(exception=ExceptionInfo("KeyError", "")),
-    "an agent": lambda: report_on(make_job(make_error(None, node="", exception=None))),
-    "a node without a report": lambda: report_on(
+    "an agent": lambda: report_conclusion(make_job(make_error(None, node="", exception=None))),
+    "a node without a report": lambda: report_conclusion(
         make_job(
             roster=(make_presence(Phase.JOINED, node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2))
         )
@@ -285,7 +287,7 @@ def test_many_groups_in_plain_lines() -> None:
     """Twenty groups are lines of their own and the others are counted; with -v all of them are."""
     kinds = [f"{chr(65 + at // 26)}{chr(65 + at % 26)}Error" for at in range(60)]
     failures = (make_error(rank, at_ms=rank, exception=kind) for rank, kind in enumerate(kinds))
-    report = report_on(make_job(*failures))
+    report = report_conclusion(make_job(*failures))
     groups = [line for line in terminal_text(report).splitlines() if line.startswith("group: ")]
     assert len(groups) == 21
     assert re.fullmatch(r"group: and \d+ more", groups[-1])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from firstfault.model import ExceptionInfo, FrameInfo, Kind, Scope, SentSignal, Unopened, Verdict, WorkerError
-from firstfault.render.plain import terminal_text
-from firstfault.report import report_of
+from firstfault.render.text import terminal_text
+from firstfault.report import build_report
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, STACK, count, died, done, own, stopped, victim, waited
@@ -202,7 +202,7 @@ def test_stacks_to_compare() -> None:
     other = stopped(3, STACK.format("/app/data.py", "fetch"))
     job = done(gave_up(1), victim(2, 6050), STUCK, other)
     verdict = evidence(job)
-    text = terminal_text(report_of(job, verdict, decide(verdict)), verbose=True)
+    text = terminal_text(build_report(job, verdict, decide(verdict)), verbose=True)
     assert verdict.scope is Scope.UNDETERMINED
     assert "; rank 0 was at train.py:12 in load; rank 3 was at data.py:12 in fetch" in text
     assert "where it stood: rank 0:" in text

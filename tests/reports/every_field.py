@@ -11,8 +11,8 @@ from typing import Any
 from firstfault import model
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.model.failure import TERMINATED
-from firstfault.report import Report, report_of
-from firstfault.report.data import AttemptSummary, summary_of, with_attempts
+from firstfault.report import Report, build_report
+from firstfault.report.data import AttemptSummary, summarize_attempt, with_attempts
 from firstfault.testing import START_NS
 
 _NAMES = {**vars(model), **vars(typing), "AttemptSummary": AttemptSummary}
@@ -124,7 +124,7 @@ def report_full_of(text: str, root: str = "raised", scope: model.Scope = model.S
         sources=((first.documents[0].name,),),
     )
     decision: model.Decision = filled(model.Decision, text)
-    own = summary_of(1, job, verdict, decision)
+    own = summarize_attempt(1, job, verdict, decision)
     attempts = (AttemptSummary(0, note=text), own, AttemptSummary(2, note=text))
     uri = "s3://bucket/metadata/f00/n0/data/1"
-    return with_attempts(report_of(job, verdict, decision, uri=uri, diagnosis=diagnose(job)), attempts)
+    return with_attempts(build_report(job, verdict, decision, uri=uri, diagnosis=diagnose(job)), attempts)

@@ -30,8 +30,8 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.failure import CTRL_C
-from firstfault.report import Report, report_of
-from firstfault.report.data import AttemptSummary, summary_of, with_attempts
+from firstfault.report import Report, build_report
+from firstfault.report.data import AttemptSummary, summarize_attempt, with_attempts
 from firstfault.retry import RetryContext, decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import START_NS, make_error, make_job, make_presence
@@ -153,7 +153,7 @@ def job_of(
     return make_job(*failures, roster=(*snapshot.pop("roster", ()), *roster), **snapshot)
 
 
-def report_on(
+def report_conclusion(
     job: JobErrors,
     *,
     strategy: str = "evidence",
@@ -164,7 +164,7 @@ def report_on(
 ) -> Report:
     """Return the report on an attempt, by the default strategy and policy."""
     verdict = verdict or run_strategy(get_strategy(strategy), job)
-    return with_attempts(report_of(job, verdict, decide(verdict, None, context), uri=uri), attempts)
+    return with_attempts(build_report(job, verdict, decide(verdict, None, context), uri=uri), attempts)
 
 
 def cascade(root: WorkerError) -> JobErrors:
@@ -175,7 +175,7 @@ def cascade(root: WorkerError) -> JobErrors:
 
 def _of_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
-        return report_on(cascade(process(3, 0, raised(exception, message), category=category, **fields)))
+        return report_conclusion(cascade(process(3, 0, raised(exception, message), category=category, **fields)))
 
     return scene
 
@@ -186,7 +186,7 @@ def _death(signal: str, exit_code: int, **fields: Any) -> Callable[[], Report]:
         if not signal:
             message = f"rank 3 exited with code {exit_code} by itself, without an exception"
         root = process(3, 0, None, signal=signal, exit_code=exit_code, writer=Writer.AGENT, message=message, **fields)
-        return report_on(cascade(root))
+        return report_conclusion(cascade(root))
 
     return scene
 
@@ -199,7 +199,7 @@ def _agent(category: str, message: str, kind: str) -> Callable[[], Report]:
         root = replace(root, place=place, code=f"SYSTEM:{category}", origin=Origin.SYSTEM, kind=Kind.RECOVERABLE)
         told = f"the agent of {_NODES[1]} failed: {category}"
         job = job_of(root, stopped(0, 420, told), stopped(1, 433, told), victim(2, 60), victim(3, 61))
-        return report_on(job, strategy="earliest")
+        return report_conclusion(job, strategy="earliest")
 
     return scene
 
@@ -211,7 +211,7 @@ def _hang() -> Report:
     ahead = CollectiveProgress("default_pg", "gloo:all_reduce", 120, 119)
     behind = CollectiveProgress("default_pg", "gloo:all_reduce", 119, 119)
     dump = StackDump(4203, 3, _STACK)
-    return report_on(
+    return report_conclusion(
         job_of(
             process(0, 0, error, collectives=(ahead,), category="user_code"),
             process(1, 4, error, collectives=(ahead,), category="user_code"),
@@ -223,12 +223,12 @@ def _hang() -> Report:
 
 def _same_everywhere() -> Report:
     error = raised("KeyError", "'learning_rate'", frames=(FrameInfo("/root/config.py", 9, "load", "return raw[key]"),))
-    return report_on(job_of(*(process(rank, rank * 3.0, error, category="user_code") for rank in range(4))))
+    return report_conclusion(job_of(*(process(rank, rank * 3.0, error, category="user_code") for rank in range(4))))
 
 
 def _lost_node() -> Report:
     job = job_of(victim(0, 5), victim(1, 6), done=(Phase.FAILED, Phase.JOINED))
-    return report_on(job, context=RetryContext(pods_alive=False))
+    return report_conclusion(job, context=RetryContext(pods_alive=False))
 
 
 def _told_to_go(node: int, at_ms: float) -> WorkerError:
@@ -251,17 +251,17 @@ def _interrupted() -> Report:
     keys = {"category": "interrupted", "code": CTRL_C, "signal": "SIGINT", "kind": Kind.NON_RECOVERABLE}
     root = replace(_told_to_go(1, 0), **keys, origin=Origin.USER, message=f"{_NODES[1]} was interrupted (SIGINT)")
     told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGINT"
-    return report_on(job_of(root, stopped(0, 420, told), stopped(1, 433, told)))
+    return report_conclusion(job_of(root, stopped(0, 420, told), stopped(1, 433, told)))
 
 
 def _terminated() -> Report:
     told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"
     others = (stopped(0, 700, told), stopped(1, 702, told), stopped(2, 40, TERMINATED), stopped(3, 41, TERMINATED))
-    return report_on(job_of(_told_to_go(1, 0), *others))
+    return report_conclusion(job_of(_told_to_go(1, 0), *others))
 
 
 def _all_terminated() -> Report:
-    return report_on(
+    return report_conclusion(
         job_of(_told_to_go(0, 90), _told_to_go(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)))
     )
 
@@ -269,7 +269,7 @@ def _all_terminated() -> Report:
 def _deadlock() -> Report:
     timeout = "Timed out waiting 60000ms for recv operation to complete"
     error = raised("RuntimeError", timeout, frames=(*_OWN, _REDUCE))
-    return report_on(job_of(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4))))
+    return report_conclusion(job_of(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4))))
 
 
 _UNKNOWN = {"category": "unknown", "code": "USER:Unknown", "message": "nothing was said", "exit_code": 1}
@@ -329,7 +329,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "hang": _hang,
         "signal": _death("SIGSEGV", -11),
         "exit": _death("", 3, category="exit"),
-        "stopped": lambda: report_on(
+        "stopped": lambda: report_conclusion(
             job_of(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"
         ),
         "preemption": _terminated,
@@ -337,7 +337,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "node_lost": _lost_node,
         "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
         "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
-        "unknown": lambda: report_on(job_of(process(3, 0, None, **_UNKNOWN)), strategy="earliest"),
+        "unknown": lambda: report_conclusion(job_of(process(3, 0, None, **_UNKNOWN)), strategy="earliest"),
     }
 )
 """A report for each category."""
@@ -345,7 +345,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
 
 def _nothing_but_a_node() -> Report:
     verdict = replace(undetermined(make_job(), "evidence"), node=_NODES[1])
-    return report_on(make_job(), verdict=verdict, uri="")
+    return report_conclusion(make_job(), verdict=verdict, uri="")
 
 
 _POD = "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{}"
@@ -366,33 +366,33 @@ def messages(count: int) -> Report:
         )
         for rank in range(count)
     )
-    return report_on(make_job(*failures), strategy="earliest")
+    return report_conclusion(make_job(*failures), strategy="earliest")
 
 
 def _one_long_line() -> Report:
-    return report_on(cascade(process(3, 0, raised("ValueError", "x" * 1_000_000))))
+    return report_conclusion(cascade(process(3, 0, raised("ValueError", "x" * 1_000_000))))
 
 
 def _long_names() -> Report:
     node = "a-very-long-execution-name-that-kubernetes-still-takes-worker-12"
     uri = f"s3://a-bucket-with-a-long-name-eu-central-1/metadata/propeller/project-development-{'f' * 40}/n0/data/0"
     kind = "lib.module.UnsupportedTensorLayoutForCollectiveOperationError"
-    return report_on(make_job(make_error(12_345, node=node, exception=raised(kind, "boom"))), uri=uri)
+    return report_conclusion(make_job(make_error(12_345, node=node, exception=raised(kind, "boom"))), uri=uri)
 
 
 def _no_times() -> Report:
-    return report_on(job_of(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4))))
+    return report_conclusion(job_of(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4))))
 
 
 def _three_attempts() -> Report:
-    first = report_on(cascade(process(3, 0, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
-    now = report_on(cascade(process(3, 9_000, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
+    first = report_conclusion(cascade(process(3, 0, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
+    now = report_conclusion(cascade(process(3, 9_000, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
     attempts = (
-        summary_of(0, first.job, first.verdict, first.decision),
+        summarize_attempt(0, first.job, first.verdict, first.decision),
         AttemptSummary(1, note="could not be read: access denied"),
-        summary_of(2, now.job, now.verdict, now.decision),
+        summarize_attempt(2, now.job, now.verdict, now.decision),
     )
-    return report_on(now.job, attempts=attempts)
+    return report_conclusion(now.job, attempts=attempts)
 
 
 def nodes_of(count: int, *, lost: int | None = None, name: str = _POD) -> Report:
@@ -417,7 +417,7 @@ def nodes_of(count: int, *, lost: int | None = None, name: str = _POD) -> Report
         phase, ranks = Phase.JOINED if node == lost else Phase.FAILED, tuple(range(8 * node, 8 * node + 8))
         roster.append(make_presence(phase, node=name.format(node), group_rank=node, nodes=count, ranks=ranks))
     context = RetryContext(pods_alive=False) if lost is not None else None
-    return report_on(make_job(*failures, roster=tuple(roster)), context=context)
+    return report_conclusion(make_job(*failures, roster=tuple(roster)), context=context)
 
 
 HARD_SCENES: dict[str, Callable[[], Report]] = _kept(

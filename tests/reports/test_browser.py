@@ -11,12 +11,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from firstfault.render.html import deck_html, page
-from firstfault.render.plain import json_report
+from firstfault.render.json_report import json_report
 from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import keep_screenshot, page_of, until
 from tests.reports.every_field import report_full_of
-from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, PAGE_SCENES, SCOPE_SCENES, report_on
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, PAGE_SCENES, SCOPE_SCENES, report_conclusion
 
 pytestmark = pytest.mark.slow
 
@@ -233,7 +233,7 @@ def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
     job = make_job(
         *(make_error(n, message=f"{n} {text}", fingerprint=print_.format(0 if one_fault else n)) for n in range(5_000))
     )
-    assert len(page(report_on(job, strategy="earliest")).encode()) < _LARGEST
+    assert len(page(report_conclusion(job, strategy="earliest")).encode()) < _LARGEST
 
 
 # --- 64 nodes of 8 ranks ----------------------------------------------------------------------------------------------

@@ -13,15 +13,16 @@ from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import JobErrors, Phase, SentSignal, Subject, Unopened, Verdict, Victims, WorkerError, Writer
 from firstfault.render.drawings import Timeline, node_map, timeline_of
 from firstfault.report import Report, flyte_message
-from firstfault.report.cascade import Cascade, Event, cascade_of
-from firstfault.report.data import AttemptSummary, changes_between, summary_of, with_attempts
-from firstfault.report.words import State, ranks_text, short_names
+from firstfault.report.cascade import Cascade, Event, build_cascade
+from firstfault.report.data import AttemptSummary, changes_between, summarize_attempt, with_attempts
+from firstfault.report.formatting import format_ranks, shorten_names
+from firstfault.report.states import State
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.utils.text import duration
 from tests.all_forms import FORMS
-from tests.reports.scenes import SCENES, report_on
+from tests.reports.scenes import SCENES, report_conclusion
 
 _MS = 1_000_000
 _CHARACTER = 7.4
@@ -35,7 +36,7 @@ def _verdict(job: JobErrors) -> Verdict:
 
 
 def _cascade(job: JobErrors, **verdict: Any) -> Cascade:
-    return cascade_of(job, replace(_verdict(job), **verdict), diagnose(job))
+    return build_cascade(job, replace(_verdict(job), **verdict), diagnose(job))
 
 
 def _peer(rank: int, at_ms: float = 9, text: str = "Connection closed by peer", **fields: Any) -> WorkerError:
@@ -115,7 +116,7 @@ def test_a_verdict_without_its_documents_has_ranks_too() -> None:
     """If a sealed verdict's documents are gone, the report still has the ranks that the verdict names."""
     verdict = _verdict(make_job(make_error(3, node="w-1")))
     verdict = replace(verdict, root=None, victims=Victims(2, ((0, "lost its peer"), (1, "stopped"))))
-    ranks = cascade_of(make_job(), verdict, diagnose(make_job())).ranks
+    ranks = build_cascade(make_job(), verdict, diagnose(make_job())).ranks
     assert [(item.rank, item.state) for item in ranks] == [(0, State.VICTIM), (1, State.VICTIM), (3, State.ROOT)]
     assert ranks[0].line == "lost its peer"
 
@@ -207,7 +208,7 @@ def test_a_death_may_have_been_before_it_was_noticed() -> None:
 def _killed(*victims: tuple[int, float]) -> Report:
     """Return the report on rank 3's SIGKILL, noticed late, and on victims that failed some milliseconds later."""
     peers = [_peer(rank, at_ms, monotonic_ns=10**12 + int(at_ms * _MS), **_BOOT) for rank, at_ms in victims]
-    return report_on(make_job(_death(3), *peers))
+    return report_conclusion(make_job(_death(3), *peers))
 
 
 def test_an_unknown_order_is_not_shown() -> None:
@@ -228,7 +229,7 @@ def test_many_ranks_whose_time_says_nothing() -> None:
     stuck = "[Rank 0] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
     abort = {"exception": None, "signal": "SIGABRT", "exit_code": -6, "writer": Writer.AGENT, "log_tail": stuck}
     job = make_job(*(make_error(n, node=f"worker-{n}", world_size=40, at_ms=n, **abort) for n in range(40)))
-    report = report_on(job)
+    report = report_conclusion(job)
     assert (report.verdict.category, len(report.verdict.ranks)) == ("hang", 40)
     assert timeline_of(report.cascade) is None
     assert "worker-39" in FORMS["page"](report)
@@ -271,7 +272,7 @@ def test_a_damaged_start_is_no_start() -> None:
     """An incarnation that is no time, or of a clock that was not set, neither breaks a report nor begins the job."""
     for incarnation in (2**63, 31_000, 2**43):
         entry = make_presence(incarnation=incarnation)
-        report = report_on(make_job(make_error(3, incarnation=incarnation), roster=(entry,)))
+        report = report_conclusion(make_job(make_error(3, incarnation=incarnation), roster=(entry,)))
         assert (report.identity.started_ns, report.identity.seconds) == (None, None)
         assert "started" not in flyte_message(report)
 
@@ -282,7 +283,7 @@ def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
     failures = [make_error(None, node=f"w-{n}", group_rank=n, subject=Subject.AGENT, at_ms=n) for n in range(size - 1)]
     roster = tuple(make_presence(node=f"w-{n}", group_rank=n, nodes=size) for n in range(size - 1))
     silent = make_presence(Phase.JOINED, node=f"w-{size - 1}", group_rank=size - 1, nodes=size)
-    drawn = node_map(report_on(make_job(*failures, roster=(*roster, silent))).cascade)
+    drawn = node_map(report_conclusion(make_job(*failures, roster=(*roster, silent))).cascade)
     assert drawn is not None
     assert State.FINISHED not in {cells.state for cells in drawn.cells}
     assert sum(cells.path.count("M") for cells in drawn.cells) == size
@@ -336,7 +337,7 @@ def test_one_time_has_no_time_line() -> None:
 )
 def test_ranks_as_text(ranks: tuple[int, ...], limit: int, text: str) -> None:
     """Consecutive ranks are a range, and ranks over the limit are counted."""
-    assert ranks_text(ranks, limit) == text
+    assert format_ranks(ranks, limit) == text
 
 
 _DURATIONS = "1 us, 143 us, 1.5 ms, 31 ms, 1.2 s, 42 s, 119 s, 10 min, 120 min, 2 h, 48 h, 2 d"
@@ -364,7 +365,7 @@ def test_durations() -> None:
 )
 def test_short_names(names: list[str], short: list[str] | None) -> None:
     """The common prefix of all nodes is left out, except for the word before the number; None: nothing is."""
-    assert list(short_names(names).values()) == (names if short is None else short)
+    assert list(shorten_names(names).values()) == (names if short is None else short)
 
 
 # --- what is not known ------------------------------------------------------------------------------------------------
@@ -381,9 +382,9 @@ def test_short_names(names: list[str], short: list[str] | None) -> None:
 )
 def test_what_is_unknown_is_said(fields: dict[str, Any], unknown: str) -> None:
     """The answers list what is not known, also if the root cause is certain; a failed agent has no rank."""
-    assert unknown in report_on(make_job(make_error(**fields))).answers.unknown
+    assert unknown in report_conclusion(make_job(make_error(**fields))).answers.unknown
     agent = make_error(None, node="w-1", subject=Subject.AGENT, writer=Writer.AGENT, category="platform")
-    assert report_on(make_job(agent)).answers.where == "the agent on w-1"
+    assert report_conclusion(make_job(agent)).answers.where == "the agent on w-1"
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
@@ -392,7 +393,7 @@ def test_what_is_unknown_is_said(fields: dict[str, Any], unknown: str) -> None:
 def _attempt(number: int, **fields: Any) -> AttemptSummary:
     job = make_job(make_error(**{"rank": 3, "node": f"f-n0-{number}-worker-1", **fields}))
     verdict = _verdict(job)
-    return summary_of(number, job, verdict, decide(verdict))
+    return summarize_attempt(number, job, verdict, decide(verdict))
 
 
 _AGAIN, _OTHER = "the same fault again, on the same rank", "another fault of the same category (user_code)"
@@ -435,7 +436,7 @@ def test_an_unreadable_attempt_hides_no_change() -> None:
 
 def test_attempts_stand_in_order() -> None:
     """The report sorts attempts by number, and tells how the one after it ended."""
-    report = report_on(make_job(make_error()), attempts=(_attempt(2), _attempt(0), _attempt(1)))
+    report = report_conclusion(make_job(make_error()), attempts=(_attempt(2), _attempt(0), _attempt(1)))
     assert [attempt.number for attempt in report.attempts] == [0, 1, 2]
     assert report.answers.fate == "was retried: attempt 2 failed too"
     saved = with_attempts(report, (_attempt(0), AttemptSummary(1, note="succeeded")))

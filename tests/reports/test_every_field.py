@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from firstfault.model import Coverage, JobErrors, Scope
-from firstfault.report import Report, report_of
+from firstfault.report import Report, build_report
 from firstfault.retry import decide
 from firstfault.strategies import undetermined
 from tests.all_forms import FORMS
@@ -183,5 +183,5 @@ def test_a_note_is_said_once(form: str) -> None:
     """What could not be read is one line of a report, not one of each part."""
     job = JobErrors(coverage=Coverage(None, 0, unreadable=2, notes=("not readable: e1x", "not readable: e1y")))
     verdict = undetermined(job, "evidence")
-    drawn = FORMS[form](report_of(job, verdict, decide(verdict)))
+    drawn = FORMS[form](build_report(job, verdict, decide(verdict)))
     assert (drawn.count("e1x"), drawn.count("e1y")) == (1, 1)

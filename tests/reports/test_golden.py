@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from firstfault.model import CATEGORIES, Scope
-from firstfault.render.plain import flyte_message, json_report, markdown, terminal_text
+from firstfault.render.flyte_message import flyte_message
+from firstfault.render.json_report import json_report
+from firstfault.render.markdown import markdown
+from firstfault.render.text import terminal_text
 from firstfault.report import Report
-from firstfault.report.words import State
+from firstfault.report.states import State
 from tests.all_forms import printed
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES
 

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault import model
-from firstfault.render.plain import terminal_text
-from firstfault.report import Report, flyte_message, markdown, report_of
-from firstfault.report.data import sections_of
-from firstfault.report.words import FLYTE, PLAIN, FaultOwner, engine_of, first_line, words_on
+from firstfault.render.text import terminal_text
+from firstfault.report import Report, build_report, flyte_message, markdown
+from firstfault.report.data import build_sections
+from firstfault.report.engine_words import FLYTE, PLAIN, find_engine_words
+from firstfault.report.fault_owner import FaultOwner, describe_fault_owner
+from firstfault.report.first_line import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
@@ -39,7 +41,7 @@ def _verdict(*failures: model.WorkerError, strategy: str = "earliest", **snapsho
 
 def _message(verdict: model.Verdict, decision: model.Decision = _NO, uri: str = _URI) -> str:
     """Return the message on a verdict without other data."""
-    return flyte_message(report_of(make_job(), verdict, decision, uri=uri))
+    return flyte_message(build_report(make_job(), verdict, decision, uri=uri))
 
 
 # --- the first line -------------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ _GIB = 1024**3
 def _shown(**fields: Any) -> Report:
     """Return the report on one failure of rank 3, pid 99."""
     failure = make_error(**{"rank": 3, "pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields})
-    return report_of(make_job(), _verdict(failure), _NO, uri=_URI)
+    return build_report(make_job(), _verdict(failure), _NO, uri=_URI)
 
 
 def _thread(kind: str, text: str) -> dict[str, Any]:
@@ -270,13 +272,13 @@ def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
 )
 def test_when_a_stack_is_shown(fields: dict[str, Any], shown: list[str]) -> None:
     """A stack is shown if it is the root's own and the root has no traceback."""
-    assert list(sections_of(_shown(**fields)).stack.lines) == shown
+    assert list(build_sections(_shown(**fields)).stack.lines) == shown
 
 
 def test_the_lines_of_a_log() -> None:
     """They are not empty; a progress bar has its last state, and long lines are cut."""
     log = "step 1\n\n" + "10%\r20%\r\x1b[1m30%\x1b[0m\r\n" + "x" * 500 + "\n"
-    assert sections_of(_shown(log_tail=log)).log.lines == ("step 1", "30%", f"{'x' * 197}...")
+    assert build_sections(_shown(log_tail=log)).log.lines == ("step 1", "30%", f"{'x' * 197}...")
 
 
 def test_a_short_message_leaves_room_for_stack_and_log() -> None:
@@ -294,7 +296,7 @@ def test_a_short_message_leaves_room_for_stack_and_log() -> None:
 
 def _recorded(name: str) -> Report:
     """Return the report on a recorded cascade of the lab."""
-    return scenes.report_on(load(RECORDED / f"{name}.zip").job)
+    return scenes.report_conclusion(load(RECORDED / f"{name}.zip").job)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_who_is_a_victim(name: str, followers: str) -> None:
 
 def test_a_suspect_is_no_victim() -> None:
     """A second rank that failed by itself is listed under "failed too", not under the victims."""
-    rows = {fact.name: fact for fact in sections_of(_recorded("two-ranks-rank0-of4")).details}
+    rows = {fact.name: fact for fact in build_sections(_recorded("two-ranks-rank0-of4")).details}
     assert [line[:7] for line in rows["victims"].lines] == ["rank 2:", "rank 3:"]
     assert (rows["failed too"].value, rows["failed too"].lines) == (
         "1",
@@ -338,7 +340,7 @@ def test_a_group_of_exceptions_says_what_is_in_it() -> None:
     )
     text = "unhandled errors in a TaskGroup (1 sub-exception)"
     group = replace(scenes.raised("ExceptionGroup", text), members=(leaf,))
-    report = scenes.report_on(scenes.job_of(scenes.process(3, 0, group)))
+    report = scenes.report_conclusion(scenes.job_of(scenes.process(3, 0, group)))
     assert report.first_line.startswith("ValueError rank 3 worker-1 no retry: shard 3 is empty")
     assert report.answers.what == f"ValueError: shard 3 is empty; raised as ExceptionGroup: {text}"
     assert report.answers.code == "data.py:12 in load"
@@ -363,7 +365,7 @@ def test_the_place_is_that_of_the_thread_that_failed(failure: model.WorkerError)
     """If a thread is why its process crashed, or stands still, the report leads to its line, not the main one's."""
     job = readers.done(readers.waited(0), failure, readers.stopped(1))
     verdict = run_strategy(get_strategy("evidence"), job)
-    answers = report_of(job, verdict, decide(verdict)).answers
+    answers = build_report(job, verdict, decide(verdict)).answers
     assert (verdict.ranks, answers.code, answers.source) == ((3,), "data.py:12 in decode", "lib.decode(sample)")
     assert answers.steps[0].text.endswith("data.py:12 in decode")
 
@@ -373,7 +375,7 @@ def test_one_document_without_rank_and_node() -> None:
     stock = make_error(
         None, node="", writer=model.Writer.STOCK, exception=None, message="Trace:\n\nMessage:\n\nValueError: bad"
     )
-    report = scenes.report_on(make_job(stock))
+    report = scenes.report_conclusion(make_job(stock))
     assert report.verdict.scope is model.Scope.UNDETERMINED
     assert report.answers.where == "not known: its document names no rank and no node"
     assert report.answers.fault_owner is FaultOwner.UNKNOWN
@@ -391,7 +393,7 @@ def _report(engine: str, *, category: str = "", logs: dict[str, str] | None = No
     place = {"node": "w-1", "namespace": "team", **place}
     job = make_job(make_error(3, engine=engine, category=category, **place, **fields))
     verdict = run_strategy(get_strategy("earliest"), job)
-    return report_of(job, verdict, decide(verdict), logs=logs)
+    return build_report(job, verdict, decide(verdict), logs=logs)
 
 
 _EVENTS = "--field-selector involvedObject.name=w-1"
@@ -406,7 +408,7 @@ def test_the_engine_is_the_documents(name: str, engine: object) -> None:
     """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine."""
     assert _report(name).engine is engine
     job = make_job(roster=(make_presence(node="w-0", engine=name),))
-    assert engine_of(job, run_strategy(get_strategy("earliest"), job)) is engine
+    assert find_engine_words(job, run_strategy(get_strategy("earliest"), job)) is engine
 
 
 @pytest.mark.parametrize(
@@ -437,7 +439,7 @@ def test_a_command_has_no_text_of_a_document(text: str) -> None:
 @pytest.mark.parametrize("category", model.CATEGORIES)
 def test_the_advice(category: str) -> None:
     """Advice without Kubernetes names no pod."""
-    (_, plain), (_, flyte) = words_on(category, PLAIN), words_on(category, FLYTE)
+    (_, plain), (_, flyte) = describe_fault_owner(category, PLAIN), describe_fault_owner(category, FLYTE)
     assert "pod" not in plain
     assert not {"{", "}"} & set(plain + flyte)
 

@@ -15,15 +15,16 @@ from jsonschema import Draft202012Validator
 
 from firstfault.conclude import conclude
 from firstfault.model import Kind, NodeSetup, Origin, Phase, Scope, Subject, Writer
-from firstfault.render.plain import json_report
+from firstfault.render.json_report import json_report
 from firstfault.report import Report
-from firstfault.report.data import AttemptSummary, report_of, sections_of
-from firstfault.report.words import FaultOwner, State
+from firstfault.report.data import AttemptSummary, build_report, build_sections
+from firstfault.report.fault_owner import FaultOwner
+from firstfault.report.states import State
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import from_json
 from tests.all_forms import FORMS
-from tests.reports.scenes import SCENES, report_on
+from tests.reports.scenes import SCENES, report_conclusion
 
 _NOBODYS = {FaultOwner.UNKNOWN, FaultOwner.TRANSIENT, FaultOwner.NONE}
 _OWNERS = [owner.value for owner in FaultOwner if owner not in _NOBODYS]
@@ -47,8 +48,8 @@ def test_words_of_the_engine(name: str) -> None:
     found = conclude(replace(job, failures=tuple(failures), roster=tuple(roster), seals=()))
     if found is None:
         return  # a scene without documents
-    made = report_of(found.job, found.verdict, found.decision)
-    texts = [made.first_line, *(fact.line for fact in (*sections_of(made).answers, *sections_of(made).details))]
+    made = build_report(found.job, found.verdict, found.decision)
+    texts = [made.first_line, *(fact.line for fact in (*build_sections(made).answers, *build_sections(made).details))]
     texts += [made.answers.category, *found.verdict.why]
     words = r"\b(tasks?|pods?|budget|kubectl|Flyte(?!RecoverableException)\w*)\b"
     assert [text for text in texts if re.search(words, text)] == []
@@ -61,7 +62,7 @@ def test_words_of_the_engine(name: str) -> None:
 def test_printers_keep_words_and_order(name: str) -> None:
     """Message, plain lines and Markdown have the facts in the report's order, each in the report's words."""
     report = SCENES[name]()
-    parts = sections_of(report)
+    parts = build_sections(report)
     facts = [fact.line for fact in (*parts.answers, *parts.details) if len(fact.line) < 200]
     for form in ("plain", "message"):
         lines = iter(_FORMS[form](report).splitlines())
@@ -80,7 +81,7 @@ def test_an_undetermined_failure_is_nobodys_fault(name: str) -> None:
     """Of any scene whose root cause is not known, no form says that code or infrastructure is at fault."""
     report = SCENES[name]()
     if report.verdict.scope is not Scope.UNDETERMINED:
-        report = report_on(report.job, verdict=undetermined(report.job, "evidence"))
+        report = report_conclusion(report.job, verdict=undetermined(report.job, "evidence"))
     _nobodys_fault(report)
     assert report.decision.origin is Origin.UNKNOWN
 
@@ -89,9 +90,9 @@ def test_an_undetermined_failure_is_nobodys_fault(name: str) -> None:
 def test_a_recoverable_error_is_nobodys_fault(category: str) -> None:
     """An error that its code raised as recoverable, and whose retry succeeded, is no failure of the code."""
     raised = make_error(3, kind=Kind.RECOVERABLE, origin=Origin.USER, category=category)
-    first = report_on(make_job(raised))
+    first = report_conclusion(make_job(raised))
     attempts = (AttemptSummary(0, first.verdict, first.decision), AttemptSummary(1, note="succeeded"))
-    report = replace(report_on(make_job(raised), attempts=attempts), number=0)
+    report = replace(report_conclusion(make_job(raised), attempts=attempts), number=0)
     assert report.answers.fault_owner is FaultOwner.TRANSIENT
     _nobodys_fault(report)
 
@@ -128,7 +129,7 @@ def _jobs(draw: st.DrawFn) -> Report:
     if expected is not None:
         complete = job.coverage.complete and expected <= job.coverage.reported
         job = replace(job, coverage=replace(job.coverage, expected=expected, complete=complete))
-    return report_on(replace(job, settled=draw(st.booleans())))
+    return report_conclusion(replace(job, settled=draw(st.booleans())))
 
 
 @given(_jobs())
@@ -167,7 +168,7 @@ def test_what_terminated_the_pods_is_not_claimed(terminated_ms: tuple[float, ...
         make_error(None, at_ms=at_ms, node=f"w-{node}", group_rank=node, **agent)
         for node, at_ms in enumerate(terminated_ms)
     ]
-    assert any(said in sentence for sentence in report_on(make_job(*failures)).answers.unknown)
+    assert any(said in sentence for sentence in report_conclusion(make_job(*failures)).answers.unknown)
 
 
 # --- the JSON ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from firstfault.render.html import page, source_lines
 from firstfault.report.data import AttemptSummary
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import page_of
-from tests.reports.scenes import PAGE_SCENES, report_on
+from tests.reports.scenes import PAGE_SCENES, report_conclusion
 
 _PARTS = {
     "rank": ["traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
@@ -75,7 +75,7 @@ def test_a_mark_that_does_not_fit_marks_nothing(marked: tuple[int, int]) -> None
     """A damaged mark neither repeats nor hides a part of the line; of many equal frames only the last one is open."""
     frame = FrameInfo("/job/walk.py", 7, "walk", "walk(node)", ("def walk(node):", "    walk(node)"), 6, marked)
     raised = ExceptionInfo("RecursionError", "deep", frames=(frame,) * 40)
-    shown = page(report_on(make_job(make_error(3, exception=raised))))
+    shown = page(report_conclusion(make_job(make_error(3, exception=raised))))
     assert shown.count('<details class="ff-own"') == 40
     assert shown.index('<details class="ff-own" open>') == shown.rindex('<details class="ff-own"')
     assert source_lines(frame) == [(6, "def walk(node):", "", ""), (7, "    walk(node)", "", "")]
@@ -120,7 +120,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
 def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
     """An error on a later page of the table, and a text in another attempt's tab, are shown when they are chosen."""
     error = make_error(3, message="\u0130" * 6 + " error in shard 3", exception="ValueError")
-    grown = open_page(page(report_on(make_job(error))))
+    grown = open_page(page(report_conclusion(make_job(error))))
     grown.fill("#ff-search", "shard 3")
     assert grown.locator("#ff-found button").count() >= 1
     opened = open_page(page_of("a-thousand-messages"))

@@ -18,7 +18,7 @@ from firstfault.conclude import conclude
 from firstfault.failure_listing import FailedAttempt, failed_attempts, grouped
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import DocumentRef, Phase, Seal, WorkerError
-from firstfault.report.words import first_line
+from firstfault.report.first_line import first_line
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal

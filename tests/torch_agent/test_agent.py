@@ -30,7 +30,7 @@ from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.layout import error_key_for
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.report.words import first_line
+from firstfault.report.first_line import first_line
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode

@@ -18,8 +18,8 @@ from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.tracebacks import first_cause
 from firstfault.model import DocumentRef, WorkerError
-from firstfault.report import report_of
-from firstfault.report.words import first_line
+from firstfault.report import build_report
+from firstfault.report.first_line import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
@@ -326,7 +326,7 @@ def test_the_report_tells_the_first_cause(way: str) -> None:
     """First line, headline, code and the next step name the first cause and its line; the wrapper comes second."""
     job = make_job(_failure((_ALL | OTHER_WAYS)[way], TypeError("3 columns")))
     verdict = run_strategy(get_strategy("evidence"), job)
-    report = report_of(job, verdict, decide(verdict))
+    report = build_report(job, verdict, decide(verdict))
     assert first_line(verdict, report.decision).startswith("TypeError rank 3 worker-1 no retry: 3 columns")
     assert verdict.headline.startswith("TypeError, rank 3 on worker-1: 3 columns")
     assert report.answers.what.startswith("TypeError: 3 columns")

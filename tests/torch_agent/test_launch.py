@@ -29,8 +29,8 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.conclude import Conclusion
 from firstfault.layout import ROSTER
 from firstfault.model import Phase
-from firstfault.render.plain import flyte_message
-from firstfault.report.words import first_line
+from firstfault.render.flyte_message import flyte_message
+from firstfault.report.first_line import first_line
 from firstfault.wire.documents import decode_presence, unpack
 from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, launch, run, watchdog
 from firstfault_torch.agent.agent import ReportingAgent

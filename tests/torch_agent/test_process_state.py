@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure, Verdict
-from firstfault.report import report_of
-from firstfault.report.words import FaultOwner
+from firstfault.report import build_report
+from firstfault.report.fault_owner import FaultOwner
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
@@ -141,7 +141,7 @@ def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
     assert system.full == ()
     job = make_job(make_error(3, exception="RuntimeError", message=str(caught.value), system=system))
     verdict = run_strategy(get_strategy("evidence"), job)
-    report = report_of(job, verdict, decide(verdict))
+    report = build_report(job, verdict, decide(verdict))
     assert (verdict.category, report.answers.fault_owner) == ("storage", FaultOwner.EITHER)
     assert "may have been full" in report.answers.fate_reason
 
@@ -198,7 +198,7 @@ def test_the_report_shows_what_was_recorded() -> None:
     system = SystemState((_FULL, FileSystem("/", _GIB, 2 * _GIB)), (("RLIMIT_AS", 4 * _GIB), ("RLIMIT_NOFILE", 9)), 7)
     job = make_job(make_error(3, exception="OSError", message="[Errno 28] No space left on device", system=system))
     verdict = run_strategy(get_strategy("evidence"), job)
-    facts = {fact.name: fact.value for fact in report_of(job, verdict, decide(verdict)).facts}
+    facts = {fact.name: fact.value for fact in build_report(job, verdict, decide(verdict)).facts}
     assert facts["disk"] == "0 B of 100.0 GiB free at /data"
     assert facts["limits"] == "RLIMIT_AS 4.0 GiB, 7 of 9 files open"
 

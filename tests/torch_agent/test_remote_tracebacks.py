@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from firstfault.exceptions.tracebacks import REMOTE, chain, format_exception, original_of, own_frames, with_remote
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
-from firstfault.render.plain import flyte_message
-from firstfault.report import report_of
+from firstfault.render.flyte_message import flyte_message
+from firstfault.report import build_report
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
@@ -55,7 +55,7 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
     exception = _raised(way)
     job = make_job(make_error(3, node="worker-1", exception=exception, message=exception.message))
     verdict = run_strategy(get_strategy("evidence"), job)
-    report = report_of(job, verdict, decide(verdict))
+    report = build_report(job, verdict, decide(verdict))
     message = flyte_message(report)
     assert verdict.headline == f"{kind}, rank 3 on worker-1: {text}"
     assert message.startswith(f"{kind} rank 3 worker-1 no retry: {text}")

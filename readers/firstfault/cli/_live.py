@@ -10,7 +10,7 @@ from typing import Any
 
 from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import LIVE, Layout, watched_name
-from firstfault.report.words import few
+from firstfault.report.formatting import shorten_list
 from firstfault.store import ReadableStore, open_store
 from firstfault.utils.text import duration, printable
 
@@ -91,4 +91,4 @@ def line_of(nodes: Sequence[Mapping[str, Any]]) -> str:
     stand = not any(rates.values())
     late = sorted((most - int(node["least"]), str(node["node"]), node["behind"]) for node in nodes if stand)
     told = [f"rank {rank} ({printable(name)}) by {fewer:,}" for fewer, name, rank in reversed(late) if fewer]
-    return "; ".join([*parts, *([f"behind: {', '.join(few(told, _BEHIND))}"] if told else [])])
+    return "; ".join([*parts, *([f"behind: {', '.join(shorten_list(told, _BEHIND))}"] if told else [])])

@@ -199,11 +199,11 @@ def _print(report: Report, forms: Forms) -> None:
             cli.write_file(forms.html, page(report))
             click.echo(f"report: {forms.html}", err=forms.as_json or forms.as_markdown)
     if forms.as_json:
-        from firstfault.render.plain import json_report  # noqa: PLC0415 - as above
+        from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
         click.echo(json_report(report))
     elif forms.as_markdown:
-        from firstfault.render.plain import markdown  # noqa: PLC0415 - as above
+        from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
 
         cli.echo(markdown(report).rstrip("\n"))
     elif not forms.html:

@@ -179,14 +179,14 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
         console.width = console.width or _COLUMNS  # COLUMNS=0: a terminal without a size
         print_report(report, console, verbose=verbose)
     else:
-        from firstfault.render.plain import terminal_text  # noqa: PLC0415 - `--help` needs none of it
+        from firstfault.render.text import terminal_text  # noqa: PLC0415 - `--help` needs none of it
 
         echo(terminal_text(report, verbose=verbose))
 
 
 def echo(text: str) -> None:
     """Print to stdout; escape characters that its encoding does not have."""
-    from firstfault.render.plain import encodable  # noqa: PLC0415 - as above
+    from firstfault.render.plain_lines import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
 

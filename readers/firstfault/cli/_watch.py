@@ -261,7 +261,7 @@ class _Progress:
             self.note("decided, and corrected by later documents")
 
     def _print(self, conclusion: Conclusion) -> None:
-        from firstfault.render.plain import json_report  # noqa: PLC0415 - as above
+        from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
         report = self.reader.report(conclusion)
         if self._as_json:

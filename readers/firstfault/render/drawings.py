@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from firstfault.report.cascade import Cascade, Event
-from firstfault.report.words import State, short_names
+from firstfault.report.formatting import shorten_names
+from firstfault.report.states import State
 from firstfault.utils.text import duration
 
 _MS = 1_000_000
@@ -115,7 +116,7 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
         return _histogram(timed, untimed) if timed else None
     bounds = [_bounds(event) for event in timed]
     scale = _Scale(min(0, *(low for low, _ in bounds)), max(_MS, *(high for _, high in bounds)))
-    short = short_names(node.name for node in cascade.nodes)
+    short = shorten_names(node.name for node in cascade.nodes)
     lanes = tuple(_lane(index, event, scale, short) for index, event in enumerate(timed))
     height = int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM)
     return Timeline(height, scale.ticks(), scale.x(0), untimed, lanes)

@@ -23,11 +23,16 @@ from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import chain, format_exception, own_frames, runs
 from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
 from firstfault.render.drawings import node_map, timeline_of
-from firstfault.render.plain import json_report, markdown
-from firstfault.report.answers import JobIdentity
+from firstfault.render.json_report import json_report
+from firstfault.render.markdown import markdown
 from firstfault.report.cascade import Cascade, NodeState, RankState
 from firstfault.report.data import Report, log_lines, message_text, recovered_lines
-from firstfault.report.words import State, is_retried, line_of, ranks_text, short_names, short_pod, shown_time
+from firstfault.report.engine_words import is_retried
+from firstfault.report.first_line import shorten_pod_name
+from firstfault.report.formatting import format_ranks, format_time, shorten_names
+from firstfault.report.headline import summarize_failure
+from firstfault.report.job_identity import JobIdentity
+from firstfault.report.states import State
 from firstfault.strategies import who
 from firstfault.utils.text import elide, printable
 
@@ -101,18 +106,20 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=harmless,
     )
-    environment.filters.update(ranks=ranks_text, who=who, line=line_of, sentence=sentence, is_retried=is_retried)
+    environment.filters.update(
+        ranks=format_ranks, who=who, line=summarize_failure, sentence=sentence, is_retried=is_retried
+    )
     environment.filters.update(runs=runs, source_lines=source_lines, traceback=format_exception)
     environment.filters["quoted"] = partial(elide, limit=_QUOTE)
-    environment.filters["shown_time"] = lambda time_ns: shown_time(time_ns) if time_ns is not None else ""
+    environment.filters["shown_time"] = lambda time_ns: format_time(time_ns) if time_ns is not None else ""
     return environment
 
 
 def _shown(report: Report) -> dict[str, Any]:
     """Return what the template shows: the report, shortened lists, drawings, and the script's data."""
     verdict, cascade, name = report.verdict, report.cascade, report.verdict.node or ""
-    short = short_names(node.name for node in cascade.nodes)
-    pod = short_pod(name)
+    short = shorten_names(node.name for node in cascade.nodes)
+    pod = shorten_pod_name(name)
     where = report.answers.where.replace(name, pod) if name else report.answers.where
     raised = verdict.root.exception if verdict.root is not None else None
     groups, first = cascade.groups[:_ROWS], _foremost(cascade) // PAGE_SIZE * PAGE_SIZE
@@ -149,7 +156,7 @@ def _shown(report: Report) -> dict[str, Any]:
         "line": timeline_of(cascade),
         "events": cascade.events[:_ROWS],
         "groups": groups,
-        "shortened": [group for group in groups if len(ranks_text(group.ranks)) > _RANKS],
+        "shortened": [group for group in groups if len(format_ranks(group.ranks)) > _RANKS],
         "examples": list(itertools.islice(_examples(cascade), _EXAMPLES)),
         "evidence": [(why, [numbered[name] for name in names if name in numbered]) for why, names in verdict.reasons],
         "nodes": sorted(cascade.nodes, key=lambda node: problems.get(node.state, 3))[:_ROWS],
@@ -206,7 +213,7 @@ def _data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
                 _within(group.what, room),
                 _within(group.line, room),
                 group.count,
-                ranks_text(group.ranks, _RANKS),
+                format_ranks(group.ranks, _RANKS),
                 group.first.later if group.first is not None else "",
             ]
             for group in cascade.groups

@@ -13,10 +13,11 @@ from rich.text import Text
 from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import WorkerError
-from firstfault.render.plain import encodable, one_row
+from firstfault.render.plain_lines import encodable, to_one_row
 from firstfault.report.cascade import Group
-from firstfault.report.data import Report, Sections, log_lines, quoted_failures, sections_of
-from firstfault.report.words import State, few
+from firstfault.report.data import Report, Sections, build_sections, log_lines, quoted_failures
+from firstfault.report.formatting import shorten_list
+from firstfault.report.states import State
 from firstfault.utils.text import elide, one_line, printable
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ _WIDTH = 80
 def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
     """Print a report, folded to the terminal's width, in one screen unless `verbose`; quoted texts cannot steer it."""
     printer = _Printer(console)
-    parts = sections_of(report)
+    parts = build_sections(report)
     if verbose:
         _print_all(printer, report, parts)
         printer.flush()
@@ -103,9 +104,9 @@ def _print_screen(printer: _Printer, report: Report, parts: Sections, limits: Ma
     _print_next(printer, texts, parts.commands.lines[: limits["commands"]])
     if has_more:
         printer.beside(more)
-    printer.labelled("Unknown", few(answers.unknown, limits["Unknown"], _COUNTED))
+    printer.labelled("Unknown", shorten_list(answers.unknown, limits["Unknown"], _COUNTED))
     printer.labelled("Job", [report.identity.brief(report.engine)] if limits["Job"] else [])
-    printer.labelled("Attempts", few(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1])
+    printer.labelled("Attempts", shorten_list(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1])
     printer.gap()
     _print_code(printer, report, parts, limits["Code"])
     _print_groups(printer, report, limits["Failed"])
@@ -311,7 +312,7 @@ class _Printer:
             self.beside(command)
             return
         rows, used = [""], 0
-        for character in self._clean(one_row(command)):
+        for character in self._clean(to_one_row(command)):
             cells = cell_len(character)
             if used + cells >= self.width:
                 rows.append("")
@@ -322,7 +323,7 @@ class _Printer:
 
     def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
         room = max(self.width - max(len(head), len(hang)), 1)
-        for index, row in enumerate(self._cells(one_row(text)).wrap(self._console, room, overflow="fold")):
+        for index, row in enumerate(self._cells(to_one_row(text)).wrap(self._console, room, overflow="fold")):
             shown = Text(hang) if index else Text().append(head, head_style or None)
             shown.append(row.plain, style or None).rstrip()
             self.rows.append(shown)

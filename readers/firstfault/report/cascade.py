@@ -15,10 +15,11 @@ from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import message_of
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.job import unreported_nodes
-from firstfault.report.words import State, headline_parts, line_of, ranks_text
+from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks
+from firstfault.report.headline import headline_parts, summarize_failure
+from firstfault.report.states import State
 from firstfault.utils.text import counted, duration, printable
 
-_FEW = 5
 _MS = 1_000_000
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""
@@ -100,8 +101,8 @@ class Group:
         return self.line or self.what
 
     def head(self, limit: int = 0) -> str:
-        """Return its mark, size, state and ranks: "s 2 stopped by its agent, ranks 1-2"; `limit`: as `ranks_text`."""
-        ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {ranks_text(self.ranks, limit)}" if self.ranks else ""
+        """Return its mark, size, state and ranks: "s 2 stopped by its agent, ranks 1-2"; `limit`: as `format_ranks`."""
+        ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}" if self.ranks else ""
         parts = [f"{self.state.mark} {self.count} {self.state.value}", ranks or "".join(self.nodes[:1])]
         return ", ".join(filter(None, parts))
 
@@ -166,12 +167,12 @@ class Cascade:
         for item in self.ranks:
             found[item.node or "node not known"][item.state].append(item.rank)
         return {
-            node: "; ".join(f"{state.mark} {ranks_text(ranks)} {state.value}" for state, ranks in states.items())
+            node: "; ".join(f"{state.mark} {format_ranks(ranks)} {state.value}" for state, ranks in states.items())
             for node, states in found.items()
         }
 
 
-def cascade_of(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascade:
+def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascade:
     """Return what happened to every rank and node of an attempt; the diagnosis is in the order of its failures."""
     origin = _origin_of(job, verdict)
     from_root = origin is not None and origin is verdict.root
@@ -343,11 +344,11 @@ def _groups_of(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> lis
 def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Group:
     first = events[0]
     ranks = {event.failure.rank for event in events if event.failure.rank is not None} | unopened
-    what, line = printable(message_of(first.failure).what), line_of(first.failure)
+    what, line = printable(message_of(first.failure).what), summarize_failure(first.failure)
     if first.state is State.ROOT and first.failure.stopped_by_agent:
         # the reason for stopping it is not its fault
         what, line = headline_parts(verdict)
-    elif first.state is State.STOPPED and len({line_of(event.failure) for event in events}) > 1:
+    elif first.state is State.STOPPED and len({summarize_failure(event.failure) for event in events}) > 1:
         line = f"{first.failure.sent_signals[0].signal}, sent by their agents after the failure"
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
     count = len(events) + len(unopened)
@@ -383,7 +384,7 @@ def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Se
         if failure.rank is not None:
             local = failure.place.local_rank
             local = local if local is not None else places.get(failure.rank, ("", None))[1]
-            line = line_of(failure)
+            line = summarize_failure(failure)
             known[failure.rank] = RankState(
                 failure.rank, event.state, failure.node, local, later=event.later, line=line
             )
@@ -503,7 +504,11 @@ def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
     if untimed:
         said.append(f"{len(untimed)} of {len(cascade.events)} have no recorded time")
     if unknown:
-        whose = ", ".join(sorted(unknown)) if len(unknown) <= _FEW and "" not in unknown else f"{len(unknown)} nodes"
+        whose = (
+            ", ".join(sorted(unknown))
+            if len(unknown) <= MAX_LISTED_ITEMS and "" not in unknown
+            else f"{len(unknown)} nodes"
+        )
         clock = "clock" if len(unknown) == 1 else "clocks"
         said.append(f"the {clock} of {whose} could not be checked")
     if max(widths, default=0) > _MS:

@@ -15,9 +15,16 @@ from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import own_frames, place_of
 from firstfault.layout import Layout, attempt_of
 from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
-from firstfault.report.answers import Answers, Case, Fact, JobIdentity, answers_on, facts_of, identity_of, raw_facts
-from firstfault.report.cascade import cascade_of, clocks_text, coverage_text, followers_text
-from firstfault.report.words import State, engine_of, few, first_line, is_retried, line_of, ranks_text
+from firstfault.report.answers import Answers, build_answers
+from firstfault.report.cascade import build_cascade, clocks_text, coverage_text, followers_text
+from firstfault.report.case import Case
+from firstfault.report.engine_words import find_engine_words, is_retried
+from firstfault.report.facts import Fact, list_facts, list_raw_facts
+from firstfault.report.first_line import first_line
+from firstfault.report.formatting import format_ranks, shorten_list
+from firstfault.report.headline import summarize_failure
+from firstfault.report.job_identity import JobIdentity, identify_job
+from firstfault.report.states import State
 from firstfault.strategies import who
 from firstfault.utils.text import counted, one_line, printable
 
@@ -95,7 +102,7 @@ class Report(Case):
         return next(iter(changes_between(pair)), "")
 
 
-def report_of(  # noqa: PLR0913 - keywords
+def build_report(  # noqa: PLR0913 - keywords
     job: JobErrors,
     verdict: Verdict,
     decision: Decision,
@@ -109,17 +116,17 @@ def report_of(  # noqa: PLR0913 - keywords
     The local files in `logs`, by node, replace the engine's commands. Without a diagnosis of the job it is computed.
     """
     diagnosis = diagnosis or diagnose(job)
-    cascade = cascade_of(job, verdict, diagnosis)
-    case = Case(job, verdict, decision, cascade, engine_of(job, verdict), uri, logs or {})
+    cascade = build_cascade(job, verdict, diagnosis)
+    case = Case(job, verdict, decision, cascade, find_engine_words(job, verdict), uri, logs or {})
     # the number is in the output prefix or in the documents
     here = attempt_of(uri) if uri else None
     numbers = [here[1]] if here is not None else [place.attempt for place in job.places if place.incarnation]
     return Report(
         *(job, verdict, decision, cascade, case.engine, uri, case.logs),
-        answers=answers_on(case),
-        facts=tuple(facts_of(case)),
-        raw=tuple(raw_facts(verdict)),
-        identity=identity_of(case),
+        answers=build_answers(case),
+        facts=tuple(list_facts(case)),
+        raw=tuple(list_raw_facts(verdict)),
+        identity=identify_job(case),
         followers=followers_text(verdict, cascade, diagnosis.clocks),
         clocks=clocks_text(cascade, diagnosis.clocks),
         coverage=coverage_text(verdict, cascade),
@@ -127,10 +134,10 @@ def report_of(  # noqa: PLR0913 - keywords
     )
 
 
-def report_on(conclusion: Conclusion, *, uri: str, logs: Mapping[str, str] | None = None) -> Report:
-    """Return `report_of` what was concluded."""
+def report_conclusion(conclusion: Conclusion, *, uri: str, logs: Mapping[str, str] | None = None) -> Report:
+    """Return `build_report` what was concluded."""
     job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
-    return report_of(job, verdict, decision, uri=uri, logs=logs, diagnosis=conclusion.diagnosis)
+    return build_report(job, verdict, decision, uri=uri, logs=logs, diagnosis=conclusion.diagnosis)
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------
@@ -146,7 +153,7 @@ def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
     return replace(report, attempts=ordered, answers=answers)
 
 
-def summary_of(number: int, job: JobErrors, verdict: Verdict, decision: Decision) -> AttemptSummary:
+def summarize_attempt(number: int, job: JobErrors, verdict: Verdict, decision: Decision) -> AttemptSummary:
     """Return the summary of an attempt that failed."""
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
     return AttemptSummary(number, verdict, decision, nodes=tuple(sorted(nodes - {""})))
@@ -177,7 +184,7 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str]:
         yield f"{'another fault: ' if is_known else ''}{other.category} after {one.category}"
     if one.ranks and other.ranks:
         noun = "rank" if len(other.ranks) == 1 else "ranks"
-        moved = f"on {noun} {ranks_text(other.ranks, _RANKS)} after {ranks_text(one.ranks, _RANKS)}"
+        moved = f"on {noun} {format_ranks(other.ranks, _RANKS)} after {format_ranks(one.ranks, _RANKS)}"
         yield f"on the same {noun}" if one.ranks == other.ranks else moved
     if one.root is None or other.root is None:
         return
@@ -257,7 +264,7 @@ class Sections:
     raw: Section
 
 
-def sections_of(report: Report) -> Sections:
+def build_sections(report: Report) -> Sections:
     """Return the parts of a report."""
     verdict, root = report.verdict, report.verdict.root
     frames = own_frames(root.exception) if root is not None and root.exception is not None else ()
@@ -340,7 +347,7 @@ def _victims(report: Report) -> Iterator[Fact]:
         yield _listed("victims", report.followers, after, max(count, len(after)))
     besides = [item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}]
     if besides:
-        yield _listed("failed too", ranks_text([rank for rank, _ in besides], 60), besides, len(besides))
+        yield _listed("failed too", format_ranks([rank for rank, _ in besides], 60), besides, len(besides))
 
 
 def _listed(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
@@ -415,8 +422,8 @@ def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
     recorded = {record.number for record in job.restarts if record.kind is RestartKind.ROUND}
     lines = [restart_line(record) for record in job.restarts if record.restart]
     others = (failure for failure in job.history if failure.place.round not in recorded)
-    lines += [f"round {item.place.round}: {who(item)}: {line_of(item)}" for item in others]
-    return few(lines, limit)
+    lines += [f"round {item.place.round}: {who(item)}: {summarize_failure(item)}" for item in others]
+    return shorten_list(lines, limit)
 
 
 def restart_line(record: RestartRecord) -> str:
@@ -443,7 +450,7 @@ def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) ->
     hours = sum(each * (record.world_size_before or 0) for each, record in zip(seconds, stalls, strict=True)) / 3600
     places = Counter(record.headline for record in stalls)
     told = [f"{counted(number, 'time')} {place}" for place, number in places.most_common()]
-    return "; ".join([f"{sum(seconds):.0f} s in all, {hours:.2f} hours of all ranks", *few(told, _STALLED)])
+    return "; ".join([f"{sum(seconds):.0f} s in all, {hours:.2f} hours of all ranks", *shorten_list(told, _STALLED)])
 
 
 def _restarted(record: RestartRecord) -> str:

@@ -15,8 +15,9 @@ import pytest
 from firstfault import model
 from firstfault.layout import error_key_for
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.render.plain import flyte_message, markdown
-from firstfault.report import report_of
+from firstfault.render.flyte_message import flyte_message
+from firstfault.render.markdown import markdown
+from firstfault.report import build_report
 from firstfault.retry import decide
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
 from firstfault.wire.json_schemas import from_json, to_json, verdict_to_dict
@@ -205,7 +206,7 @@ class StrategyTests:
         """The verdict gives a decision, a bounded ASCII message for Flyte, and Markdown without control characters."""
         verdict = run_strategy(self._under_test(), job)
         decision = decide(verdict)
-        report = report_of(job, verdict, decision)
+        report = build_report(job, verdict, decision)
         message = flyte_message(report)
         assert message.isascii()
         assert len(message) < _LONGEST_MESSAGE

@@ -168,24 +168,24 @@ def _progress() -> Iterator[tuple[Tell, Look]]:
 
 def _report(result: RunResult, attempt: Attempt) -> Report | None:
     """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
-    from firstfault.report.data import report_on, with_attempts  # noqa: PLC0415 - as above
+    from firstfault.report.data import report_conclusion, with_attempts  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
     if conclusion is None:
         return None
     logs = {log.stem: shown(log) for log in attempt.logs}
-    report = report_on(conclusion, uri=shown(attempt.prefix), logs=logs)
+    report = report_conclusion(conclusion, uri=shown(attempt.prefix), logs=logs)
     return with_attempts(report, [_summary(other) for other in result.attempts])
 
 
 def _summary(attempt: Attempt) -> AttemptSummary:
-    from firstfault.report.data import AttemptSummary, summary_of  # noqa: PLC0415 - as above
+    from firstfault.report.data import AttemptSummary, summarize_attempt  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
     if conclusion is None:
         note = "succeeded" if attempt.status == "succeeded" else f"{attempt.status}, without an error document"
         return AttemptSummary(attempt.number, note=note, seconds=attempt.total_seconds)
-    summary = summary_of(attempt.number, conclusion.job, conclusion.verdict, conclusion.decision)
+    summary = summarize_attempt(attempt.number, conclusion.job, conclusion.verdict, conclusion.decision)
     return replace(summary, seconds=attempt.total_seconds)
 
 

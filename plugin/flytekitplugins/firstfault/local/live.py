@@ -17,8 +17,9 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.report.cascade import Cascade, RankState, cascade_of
-from firstfault.report.words import State, ranks_text
+from firstfault.report.cascade import Cascade, RankState, build_cascade
+from firstfault.report.formatting import format_ranks
+from firstfault.report.states import State
 from firstfault.strategies import DEFAULT_STRATEGY, undetermined
 from firstfault.utils.text import printable
 from firstfault_torch.guard import guarded
@@ -52,7 +53,8 @@ def _row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, Text]:
     process = f"pid {pod.process.pid}" if code is None else f"exited with {code}"
     row = Text(f"  {printable(pod.name)}  {process}", overflow="fold")
     told = [
-        Text(f"{mark} {ranks_text(numbers)} {name}", _STYLES.get(mark, "")) for (mark, name), numbers in states.items()
+        Text(f"{mark} {format_ranks(numbers)} {name}", _STYLES.get(mark, ""))
+        for (mark, name), numbers in states.items()
     ]
     line = Text("; ").join(told or [Text("no ranks yet")])
     between = "  " if row.cell_len + 2 + line.cell_len <= width else "\n    "
@@ -150,9 +152,9 @@ class LiveView:
         async for job in reader.follow(_PAUSE_S):
             conclusion = reader.conclude_from(job)
             if conclusion is not None:
-                self._cascade = cascade_of(job, conclusion.verdict, conclusion.diagnosis)
+                self._cascade = build_cascade(job, conclusion.verdict, conclusion.diagnosis)
             else:
-                self._cascade = cascade_of(job, undetermined(job, DEFAULT_STRATEGY), diagnose(job))
+                self._cascade = build_cascade(job, undetermined(job, DEFAULT_STRATEGY), diagnose(job))
 
     def _tick(self) -> None:
         with _looking():

@@ -1,0 +1,95 @@
+"""The text that Flyte shows for a failed attempt."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from firstfault.render.plain_lines import (
+    MAX_FACT_CHARACTERS,
+    MAX_LOG_LINES,
+    MAX_STACK_LINES,
+    MESSAGE_TITLE,
+    encodable,
+    indent,
+    plain_row,
+)
+from firstfault.report.data import Report, Section, Sections, build_sections
+from firstfault.report.facts import Fact
+from firstfault.report.formatting import shorten_list
+from firstfault.utils.text import elide, one_line, printable
+
+_MESSAGE = 16_000
+"""Characters; Flyte keeps the first and last 50 KB of a text."""
+_SENTENCES = 8
+_FRAMES = 12
+_FRAME = 200
+_COMMAND = 2_000
+_LEAST = 200
+"""Characters that a quoted text has room for in any case."""
+
+
+def flyte_message(report: Report) -> str:
+    """Return the text that Flyte shows for a failed attempt: below 16 KB, with its first line repeated at the end.
+
+    It is ASCII, one fact a line, without columns: Flyte's panel is about 40 characters wide, its lists show the
+    beginning of the first line, and Flyte cuts a long text in its middle.
+    """
+    parts, line = build_sections(report), report.first_line
+    facts = [line, "", *_message_facts(parts.answers), *_message_code(parts.code)]
+    details = ["", *_message_facts(parts.details)]
+    tail = ["", *_message_end(parts), "", line]
+    room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
+    stack = "\n".join(shorten_list(parts.stack.lines, MAX_STACK_LINES, "... {} more lines"))
+    quoted = ((parts.stack.title, stack), (parts.log.title, "\n".join(parts.log.lines[-MAX_LOG_LINES:])))
+    blocks = [_message_block(f"{title.lower()}:", text, max(room // 3, _LEAST)) for title, text in quoted if text]
+    room -= sum(len(block) + 2 for block in blocks)
+    if parts.message.lines:
+        blocks.insert(0, _message_block(MESSAGE_TITLE, parts.message.text, max(room, _LEAST)))
+    apart = itertools.chain.from_iterable(("", block) for block in blocks)
+    text = "\n".join([*facts, *apart, *details, *tail])
+    if len(text) <= _MESSAGE:
+        return text
+    half = _MESSAGE // 2 - 50
+    head, end = text[:half].rpartition("\n")[0], text[-half:].partition("\n")[2]  # whole lines of both ends
+    return f"{head}\n... {len(text) - len(head) - len(end)} characters left out ...\n{end}"
+
+
+def _message_facts(facts: Iterable[Fact]) -> Iterator[str]:
+    """Yield the facts, one a line; of the sentences on what is not known only the first ones."""
+    for name, of_name in itertools.groupby(facts, lambda fact: fact.name):
+        shown = list(of_name)
+        yield from map(_ascii_row, shorten_list([fact.line for fact in shown], _SENTENCES, f"{name}: and {{}} more"))
+        yield from (f"  {_ascii_row(line)}" for fact in shown for line in fact.lines)
+
+
+def _message_code(code: Section) -> Iterator[str]:
+    if code.lines:
+        yield from ("", f"{code.title.lower()}:")
+    if len(code.lines) > _FRAMES:
+        yield f"  ... {len(code.lines) - _FRAMES} more frames"
+    yield from (f"  {_ascii_row(line, _FRAME)}" for line in code.lines[-_FRAMES:])
+
+
+def _message_end(parts: Sections) -> Iterator[str]:
+    """Yield what stands at the end, which Flyte keeps: the evidence, and commands to copy."""
+    yield from map(
+        _ascii_row, shorten_list([f"why: {line}" for line in parts.evidence.lines], _SENTENCES, "why: and {} more")
+    )
+    if parts.commands.lines:
+        yield from ("", f"{parts.commands.title.lower()}:")
+        yield from (one_line(encodable(command, "ascii"), _COMMAND) for command in parts.commands.lines)
+
+
+def _message_block(title: str, text: str, limit: int) -> str:
+    """Return a quoted text below its title, at most `limit` characters."""
+    # first cut, then indented: a cut begins a line too
+    text = printable(encodable(text, "ascii"))
+    room = limit - len(title)
+    while len(shown := indent(elide(text, room))) + len(title) + 1 > limit and room:
+        room = max(room - max(len(shown) + len(title) + 1 - limit, 1), 0)
+    return f"{title}\n{shown}"
+
+
+def _ascii_row(text: str, limit: int = MAX_FACT_CHARACTERS) -> str:
+    return plain_row(encodable(text, "ascii"), limit)

@@ -1,0 +1,129 @@
+"""The report as JSON, an object of the schema firstfault.verdict/v1 (docs/schemas)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from firstfault.exceptions.stderr import exception_of
+from firstfault.exceptions.tracebacks import first_cause, own_frames
+from firstfault.model import WorkerError
+from firstfault.report.data import Report, log_lines, stack_lines
+from firstfault.report.engine_words import PLAIN
+from firstfault.report.states import State
+from firstfault.utils.text import elide
+from firstfault.wire.codecs import FieldTable
+from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
+from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict
+
+_JSON_FRAMES = 50
+_JSON_LINES = 200
+_TEXTS = {"file", "function", "group"}
+"""Fields that are never null."""
+
+
+def json_report(report: Report, longest: int | None = None, *, decided: bool = True) -> str:
+    """Return a report as one line, an object of the schema ``firstfault.verdict/v1`` (docs/schemas).
+
+    Of each message at most `longest` characters are kept. If it is not `decided`, it says that it is preliminary.
+    """
+    answers, identity, root = report.answers, report.identity, report.verdict.root
+    by_state: dict[str, list[int]] = {}
+    for item in report.cascade.ranks:
+        if item.state is not State.ROOT:
+            by_state.setdefault(item.state.slug, []).append(item.rank)
+    document = {
+        "schema": SCHEMA,
+        **({} if decided else {"decided": False}),
+        "verdict": verdict_to_dict(replace(report.verdict, message=_kept(report.verdict.message, longest))),
+        "decision": DECISION.write(report.decision),
+        "first_line": report.first_line,
+        "root": _root(report, root, longest) if root is not None else None,
+        "what": answers.what,
+        "fault": answers.fault_owner.value,
+        "where": answers.where,
+        "retry": f"{answers.fate}; {answers.fate_reason}",
+        "next": [{"text": step.text, "command": step.command or None} for step in answers.steps],
+        "unknown": list(answers.unknown),
+        "victims_by_state": by_state,
+        "sources": [list(names) for _, names in report.verdict.reasons] if report.engine.cites else None,
+        "followers": report.followers or None,
+        "clocks": report.clocks or None,
+        "attempt": report.number,
+        "attempts": [
+            {
+                "number": attempt.number,
+                "outcome": attempt.outcome,
+                "failed": attempt.verdict is not None,
+                "retry": attempt.decision.retry if attempt.decision is not None else None,
+                "seconds": attempt.seconds,
+            }
+            for attempt in report.attempts
+        ],
+        "changes": list(report.changes),
+        "uri": report.uri or None,
+        "execution": identity.execution or None,
+        "versions": dict(identity.versions),
+        "job": {
+            "task": identity.task or None,
+            "image": identity.image or None,
+            "started": format_timestamp(identity.started_ns),
+            "seconds": identity.seconds,
+            "collectives": identity.progress.collectives or None,
+            "training_seconds": identity.progress.seconds or None,
+            "ranks": identity.ranks,
+            "nodes": identity.nodes,
+            "gpu_model": identity.gpu_model or None,
+            "gpus": identity.gpus,
+            "source": identity.source_url or None,
+            "commit": identity.commit or None,
+        },
+    }
+    return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+
+
+def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
+    raised = exception_of(root)
+    exception = first_cause(raised) if raised is not None else None
+    frames = own_frames(raised) if raised is not None else ()
+    innermost = _fields(FRAME, frames[-1]) if frames else {}
+    place = {**_fields(PLACE, root.place), "pod": root.node or None, "pid": root.place.pid or None}
+    if report.engine is PLAIN:
+        place |= {"pod": None, "machine": place["machine"] or place["host"]}
+    return {
+        "type": exception.type if exception is not None else None,
+        "message": _kept(exception.message, longest) if exception is not None else None,
+        **{name: innermost.get(name) for name in ("file", "line", "function", "source")},
+        "frames": [
+            {
+                **_fields(FRAME, frame),
+                "context_line": frame.context_line or None,
+                "marked": frame.marked if frame.marked[1] else None,
+            }
+            for frame in frames[-_JSON_FRAMES:]
+        ],
+        "stack": stack_lines(root)[:_JSON_LINES],
+        "log": log_lines(root)[-_JSON_LINES:],
+        "exit_code": root.exit_code,
+        "signal": root.signal or None,
+        **place,
+        "time": format_timestamp(root.timestamp_ns),
+        "memory": _fields(RESOURCES, root.resources),
+        "deadline": _fields(EXPIRED, root.expired) if root.expired is not None else None,
+        "last_collective": _fields(PROGRESS, root.collectives[0]) if root.collectives else None,
+        "threads": [
+            {"name": thread.thread, "type": thread.exception.type, "message": _kept(thread.exception.message, longest)}
+            for thread in root.thread_failures
+        ],
+    }
+
+
+def _fields(table: FieldTable, part: Any) -> dict[str, Any]:
+    """Return the fields of a part by their names in JSON; null for an empty text that may be missing."""
+    found = {field.json: getattr(part, field.name) for field in table.fields if field.json}
+    return {name: None if value == "" and name not in _TEXTS else value for name, value in found.items()}
+
+
+def _kept(text: str, longest: int | None) -> str:
+    return text if longest is None else elide(text, longest)

@@ -1,0 +1,100 @@
+"""The report as Markdown, for a bug report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from firstfault.render.plain_lines import MAX_GROUPS
+from firstfault.report.data import Report, Section, build_sections
+from firstfault.report.facts import Fact
+from firstfault.report.formatting import format_ranks, shorten_list
+from firstfault.utils.text import counted, elide, printable
+
+_DETAILS = {"clocks", "confidence"}
+_TEXT = 20_000
+_QUOTED = 40
+"""Lines of a stack or a log."""
+_HOME = re.compile(r"/(?:home|Users)/[\w.-]+(?=/)|/root(?=/)")
+"""A home folder, which tells a person's name."""
+_CELL = 160
+_LINE = 500
+_ESCAPED = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "\\`*_{}[]<>()|!~&"},
+        # a space of no width: where Markdown is pasted, "@team" calls people and "#7" links an issue, escaped or not
+        "@": "@\u200b",
+        "#": "\\#\u200b",
+    }
+)
+
+
+def markdown(report: Report) -> str:
+    """Return the report as Markdown, in the order of the page: answers, the job, traceback, log, failures, evidence.
+
+    Quoted texts are escaped, or in code blocks that they cannot end.
+    """
+    text = "\n".join(_markdown_lines(report)) + "\n"
+    return _HOME.sub("~", text) if report.engine.cites else text
+
+
+def _markdown_lines(report: Report) -> Iterator[str]:
+    parts = build_sections(report)
+    yield from (f"## {_escaped(report.answers.what)}", "", *_markdown_answers(report))
+    if parts.commands.lines:
+        yield from ("", *_fenced("\n".join(map(printable, parts.commands.lines)), "console"))
+    if job := report.identity.parts(report.engine):
+        yield from ("", _escaped("; ".join(job)))
+    yield from _listed(parts.changes, parts.changes.lines)
+    stack, log = "\n".join(parts.stack.lines[:_QUOTED]), "\n".join(parts.log.lines[-_QUOTED:])
+    quoted = ((parts.stack, stack), (parts.message, elide(parts.message.text, _TEXT)), (parts.log, log))
+    for part, text in quoted:
+        if text:
+            yield from ("", f"### {part.title}", "", *_fenced(text))
+    yield from _markdown_groups(report)
+    if report.followers:
+        yield from ("", f"Victims: {_escaped(report.followers)}")
+    yield from _listed(parts.evidence, shorten_list(parts.evidence.lines, MAX_GROUPS))
+    yield from _listed(parts.recovered, parts.recovered.lines)
+    besides = [fact for fact in parts.details if fact.name in {f"{report.engine.nodes} reported", *_DETAILS}]
+    facts = [*report.facts, *besides, *([Fact("read from", report.uri)] if report.uri else [])]
+    yield from ("", "### Facts", "", *(f"- {_escaped(fact.name)}: {_escaped(fact.value)}" for fact in facts))
+
+
+def _markdown_answers(report: Report) -> Iterator[str]:
+    answers = report.answers
+    yield f"- **Where:** {_escaped(answers.where)}" + (f", {_escaped(answers.code)}" if answers.code else "")
+    yield f"- **Retried:** it {_escaped(answers.fate)}. {_escaped(answers.fate_reason)}"
+    yield f"- **Kind:** {answers.fault_owner.value}; {_escaped(answers.category)}"
+    yield from (f"- **Look at next:** {_escaped(step.text)}" for step in answers.steps[:1])
+    if answers.unknown:
+        yield f"- **Not known:** {_escaped('; '.join(answers.unknown[:MAX_GROUPS]))}"
+
+
+def _markdown_groups(report: Report) -> Iterator[str]:
+    groups = report.cascade.groups
+    if groups:
+        yield from ("", "### Who failed", "", "| State | Processes | Ranks | What it said |", "|---|---|---|---|")
+    for group in groups[:MAX_GROUPS]:
+        ranks = format_ranks(group.ranks, 60)
+        yield f"| {group.state.value} | {group.count} | {ranks} | {_escaped(group.said[:_CELL])} |"
+    if len(groups) > MAX_GROUPS:
+        yield f"| | | | and {counted(len(groups) - MAX_GROUPS, 'more group')} |"
+
+
+def _listed(part: Section, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield from ("", f"### {part.title}", "", *(f"- {_escaped(line)}" for line in lines))
+
+
+def _fenced(text: str, language: str = "text") -> Iterator[str]:
+    """Yield a code block with a fence longer than any run of backquotes in it."""
+    text, fence = printable(text), "```"
+    while fence in text:
+        fence += "`"
+    yield from (f"{fence}{language}", text, fence)
+
+
+def _escaped(text: str) -> str:
+    """Return one line in which nothing is Markdown or HTML."""
+    return " ".join(elide(printable(text), _LINE).split()).translate(_ESCAPED)

@@ -1,0 +1,65 @@
+"""What a report is about, and what several of its parts derive from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from firstfault.model import Decision, JobErrors, Scope, Subject, Verdict
+from firstfault.model.failure import FROM_OUTSIDE
+from firstfault.report.cascade import Cascade
+from firstfault.report.engine_words import EngineWords
+
+_AT_ONCE_NS = 10_000_000_000
+"""Kubernetes terminates the pods of a deleted job within seconds; their clocks may differ too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a report is about."""
+
+    job: JobErrors
+    verdict: Verdict
+    decision: Decision
+    cascade: Cascade
+    engine: EngineWords
+    """The words for what ran the job."""
+    uri: str
+    """Of the attempt's documents; empty: not known."""
+    logs: Mapping[str, str]
+    """Local log files by node; they replace the engine's commands."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is only one document, and it names no rank and no node: it is known what failed, not where."""
+        return self.verdict.scope is Scope.UNDETERMINED and len(self.job.failures) == 1 and self.verdict.node is None
+
+
+def find_machine(job: JobErrors, verdict: Verdict) -> str:
+    """Return the machine of the verdict's node, from its process or from any entry of that node; empty: not known."""
+    if verdict.root is not None and verdict.root.place.machine:
+        return verdict.root.place.machine
+    return next((place.machine for place in reversed(job.places) if place.node == verdict.node and place.machine), "")
+
+
+@dataclass(frozen=True, slots=True)
+class TerminatedNodes:
+    """How many of a job's nodes were terminated from outside."""
+
+    count: int
+    expected: int | None
+    at_once: bool
+
+    @property
+    def are_all(self) -> bool:
+        """Whether all nodes of a job with several nodes were terminated: perhaps a person aborted the job."""
+        return self.count > 1 and self.count == self.expected
+
+
+def count_terminated_nodes(job: JobErrors) -> TerminatedNodes:
+    """Count the nodes whose agents got a signal from outside."""
+    agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category in FROM_OUTSIDE]
+    times = [item.timestamp_ns for item in agents]
+    known = [time for time in times if time is not None]
+    at_once = bool(known) and len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS
+    return TerminatedNodes(len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected, at_once)

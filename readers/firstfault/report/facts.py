@@ -1,0 +1,138 @@
+"""Facts about the root cause: where it was, how it ended, what was counted there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from firstfault.model import Verdict, WorkerError
+from firstfault.model.failure import explain_signal
+from firstfault.report.case import Case, find_machine
+from firstfault.report.engine_words import EngineWords
+from firstfault.report.formatting import MAX_LISTED_ITEMS, format_time, shorten_list
+from firstfault.utils.text import counted, one_line, size
+from firstfault.wire.json_schemas import format_timestamp
+
+_COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}
+"""Limits that are not sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that is known: "exit code", "-9 (SIGKILL)"."""
+
+    name: str
+    value: str
+    lines: tuple[str, ...] = ()
+    """What stands below it: the victims one by one."""
+
+    @property
+    def line(self) -> str:
+        """Both: "exit code: -9"."""
+        return f"{self.name}: {self.value}"
+
+
+def list_facts(case: Case) -> Iterator[Fact]:
+    """Yield the facts about the root cause: its place, its end, its time, and what the machine counted."""
+    verdict, root, engine = case.verdict, case.verdict.root, case.engine
+    when = "not recorded"
+    if verdict.timestamp_ns is not None:
+        when = format_time(verdict.timestamp_ns)
+    elif any(event.failure.timestamp_ns is not None for event in case.cascade.events):
+        when = "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
+    if root is None:
+        found = ((engine.node, verdict.node), ("machine", find_machine(case.job, verdict)), ("time", when))
+        yield from (Fact(name, value) for name, value in found if value)
+        return
+    yield from _place_facts(root, engine)
+    if engine.cites and root.documents:
+        yield Fact("lines", ", ".join(document.name for document in root.documents))
+    yield from _end_facts(root)
+    yield Fact("time", when)
+    if root.place.restart_count:
+        yield Fact("restarts before", str(root.place.restart_count))
+    if root.expired is not None:
+        since = "last ping" if root.expired.heartbeat else "begun"
+        at = f"; {since} at {root.expired.since}" if root.expired.since else ""
+        yield Fact("deadline", f"{root.expired.text}{at}")
+    if (cause := root.caused_by) is not None:
+        rank = f"rank {cause.rank}" if cause.rank is not None else ""
+        yield Fact("stopped after a failure of", " on ".join(filter(None, [rank, cause.node])) or "another node")
+    yield from _counted_facts(root)
+
+
+def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
+    place = root.place
+    if place.rank is not None:
+        yield Fact("rank", f"{place.rank}{'' if place.local_rank is None else f' (local_rank {place.local_rank})'}")
+    if root.node:
+        yield Fact(engine.node, root.node)
+    if place.machine and place.machine != root.node:
+        yield Fact("machine", place.machine)
+    elif place.host and place.host != root.node:
+        yield Fact("host", place.host)
+    if place.gpu:
+        yield Fact("gpu", place.gpu)
+
+
+def _end_facts(root: WorkerError) -> Iterator[Fact]:
+    if root.exit_code is not None and not root.stopped_by_agent:
+        yield Fact("exit code", str(root.exit_code))
+    by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
+    if by_agent is not None:
+        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.reason}")
+    elif root.signal and root.expired is not None:
+        yield Fact("signal", f"{root.signal}, sent by its agent for a deadline")
+    elif root.signal:
+        explained = explain_signal(root.signal, root.resources)
+        yield Fact("signal", f"{root.signal}: {explained}" if explained else root.signal)
+
+
+def _counted_facts(root: WorkerError) -> Iterator[Fact]:
+    """Yield what was counted where the root cause was: dead threads, memory, disk, limits, collectives."""
+    threads = []
+    for failure in root.thread_failures:
+        text = one_line(failure.exception.message)
+        threads.append(
+            f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
+        )
+    yield from (Fact("thread", text) for text in shorten_list(threads, MAX_LISTED_ITEMS))
+    disks = [disk.text for disk in root.system.full or root.system.file_systems]
+    limits = [
+        f"{root.system.open_files} of {limit} files open"
+        if name == "RLIMIT_NOFILE" and root.system.open_files is not None
+        else f"{name} {limit if name in _COUNTS else size(limit)}"
+        for name, limit in root.system.limits
+    ]
+    for name, texts in (("memory", list(_memory(root))), ("disk", disks), ("limits", limits)):
+        if texts:
+            yield Fact(name, ", ".join(texts))
+    collectives = []
+    for progress in root.collectives:
+        number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
+        completed = f", {progress.completed} completed" if progress.completed is not None else ""
+        collectives.append(f"{number}{completed} (group {progress.group})")
+    yield from (Fact("last collective", text) for text in shorten_list(collectives, MAX_LISTED_ITEMS))
+
+
+def _memory(root: WorkerError) -> Iterator[str]:
+    found = root.resources
+    limit = f" of {size(found.memory_limit_bytes)}" if found.memory_limit_bytes is not None else ""
+    if found.memory_peak_bytes is not None:
+        yield f"peak {size(found.memory_peak_bytes)}{limit}"
+    if found.memory_used_bytes is not None:
+        yield f"in use {size(found.memory_used_bytes)}" + ("" if found.memory_peak_bytes is not None else limit)
+    elif found.memory_peak_bytes is None and limit:
+        yield f"limit {size(found.memory_limit_bytes or 0)}"
+    if found.oom_kill is not None:
+        yield f"{counted(found.oom_kill, 'OOM kill')} counted" if found.oom_kill else "no OOM kill counted"
+
+
+def list_raw_facts(verdict: Verdict) -> Iterator[Fact]:
+    """Yield what few people need: process ids, exact times, digests."""
+    found = [("time", format_timestamp(verdict.timestamp_ns))]
+    if (root := verdict.root) is not None:
+        found += [("pid", str(root.place.pid or "")), ("address", root.place.ip)]
+        found += [("boot id", root.boot_id), ("round", str(root.place.round))]
+    found += [("fingerprint", verdict.fingerprint), ("rule", verdict.rule), ("documents", str(verdict.document_count))]
+    yield from (Fact(name, value) for name, value in found if value)

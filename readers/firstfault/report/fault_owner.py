@@ -1,0 +1,27 @@
+"""Whose fault a root cause is: the code's, which its author fixes, or the platform's."""
+
+from __future__ import annotations
+
+import enum
+
+from firstfault.model.failure import ABOUT_CATEGORIES
+from firstfault.report.engine_words import EngineWords
+
+
+class FaultOwner(str, enum.Enum):
+    """Whose fault it is: the code's, which its author fixes, or the platform's."""
+
+    CODE = "failed (your code)"
+    INFRASTRUCTURE = "crashed (infrastructure)"
+    EITHER = "your code or infrastructure"
+    """Memory, disk, native code, waiting and a lost pod depend on the code and on what the platform gives it."""
+    TRANSIENT = "recoverable, as your code raised it"
+    NONE = "no fault: it was interrupted"
+    UNKNOWN = "not known whose fault"
+
+
+def describe_fault_owner(category: str, engine: EngineWords) -> tuple[FaultOwner, str]:
+    """Return whose fault a root cause is, and what to do first; an unknown category gets the words of "unknown"."""
+    about = ABOUT_CATEGORIES.get(category, ABOUT_CATEGORIES["unknown"])
+    advice = about["advice"].format(log=engine.log, events=engine.events, nodes=engine.nodes)
+    return FaultOwner[about["owner"].upper()], advice

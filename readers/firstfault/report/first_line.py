@@ -1,0 +1,103 @@
+"""The first line of a report, the most important facts within 55 characters."""
+
+from __future__ import annotations
+
+import re
+
+from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.model import Decision, Scope, Verdict
+from firstfault.model.failure import ABOUT_CATEGORIES
+from firstfault.report.engine_words import is_retried
+from firstfault.report.formatting import format_ranks
+from firstfault.report.headline import headline_parts, split_fault
+from firstfault.retry import ASKING
+from firstfault.utils.text import one_line, printable
+
+_ANSWER = 51
+"""Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error: SYSTEM::``."""
+_LENGTH = 89
+_NODE_TAIL = 10
+"""Characters of a long name that there is always room for."""
+_FEW = 3
+_RANKS = 10
+"""Characters."""
+_POD_OF_FLYTE = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
+"""Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica, its number."""
+_GENERIC = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
+"""Names of exceptions that say nothing by themselves."""
+_NAMES = {
+    "AgentLost": "agent lost",
+    "NoErrorFile": "no error file",
+    "Silent": "no last words",
+}
+"""Plainer words for some names."""
+_CUDA = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")
+"""What the first words of the line say already."""
+
+
+def first_line(verdict: Verdict, decision: Decision) -> str:
+    """Return a line of less than 90 characters; the first 51 say what, which rank, which pod, and retry or not."""
+    fate = "retry" if is_retried(decision) else "retry spent" if decision.is_spent else "no retry"
+    subject = _subject(verdict)
+    node = _spaced(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
+    name, text = split_fault(verdict)
+    what = one_line(_spaced(_what(verdict, name)), _ANSWER - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
+    answer = " ".join(part for part in (what if what != subject else "", subject) if part)
+    room = _ANSWER - len(answer) - len(fate) - 2
+    if len(node) > room:  # the end is kept, because pods' names differ there
+        node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less would not identify it
+    answer = " ".join(part for part in (answer, node, fate) if part)
+    detail = one_line(_spaced(_detail(verdict, name, text)), max(_LENGTH - len(answer) - 2, 0))
+    return f"{answer}: {detail}" if detail else answer
+
+
+def shorten_pod_name(name: str) -> str:
+    """Return the end of a pod's name, behind execution, node and attempt: "worker-1"; any other name as it is."""
+    match = _POD_OF_FLYTE.fullmatch(name)
+    return match["pod"] if match is not None else name
+
+
+def _subject(verdict: Verdict) -> str:
+    if verdict.scope is Scope.UNDETERMINED:
+        return "undetermined"
+    count = len(verdict.ranks)
+    if count > 1 and verdict.root is not None and verdict.root.place.world_size == count:
+        return f"all {count} ranks"
+    if count > 1:
+        text = format_ranks(verdict.ranks, _RANKS)
+        return f"ranks {text}" if count <= _FEW and len(text) <= _RANKS else f"{count} ranks"
+    return f"rank {verdict.ranks[0]}" if verdict.ranks else ""
+
+
+def _what(verdict: Verdict, name: str) -> str:
+    """Return what happened, in the words of the field."""
+    if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
+        return name
+    about = ABOUT_CATEGORIES.get(verdict.category, {})
+    if name in _GENERIC:
+        name = about.get("short_of_generic", name)
+    if verdict.category == "recoverable" and name in ASKING:
+        return verdict.category
+    return about.get("short") or _NAMES.get(name, name)
+
+
+def _detail(verdict: Verdict, name: str, text: str) -> str:
+    """Return what there is room for behind the answer, without the words that it has already."""
+    root = verdict.root
+    if root is None or verdict.scope is Scope.UNDETERMINED or name == "OOM-killed":
+        return text
+    if root.expired is not None and root.exception is None:
+        return headline_parts(verdict)[1].rpartition(" in ")[0] or text  # a line has no room for the function
+    if verdict.category == "hang" and (stood := where_it_stood(root).frame):
+        return f"at {stood}"
+    if "short" in ABOUT_CATEGORIES.get(verdict.category, {}):
+        text = _CUDA.sub("", text)
+    text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
+    if root.signal == "SIGKILL":
+        text = text.removeprefix("killed, ")
+    return text.removeprefix("terminated ").strip("()") if verdict.category == "preemption" else text
+
+
+def _spaced(text: str) -> str:
+    """Return one line of printable ASCII, its words one space apart."""
+    return " ".join(printable(text.encode("ascii", "backslashreplace").decode("ascii")).split())

@@ -1,0 +1,57 @@
+"""Lists and times as text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from firstfault.wire.json_schemas import format_timestamp
+
+MAX_LISTED_ITEMS = 5
+"""Suspects, threads or collectives that a report lists one by one."""
+
+
+def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
+    """Return ascending ranks as ranges, "0-2, 5, 8-63"; those that do not fit in `limit` characters are counted."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    text = ", ".join(parts)
+    if not limit or len(text) <= limit:
+        return text
+    shown = 0
+    while shown < len(parts) and len(", ".join(parts[: shown + 1])) <= limit - len(" and 99999 more"):
+        shown += 1
+    left = len(ranks) - sum(high - low + 1 for low, high in runs[:shown])
+    return f"{', '.join(parts[:shown])} and {left} more" if shown else f"{len(ranks)} ranks"
+
+
+def shorten_names(names: Iterable[str]) -> dict[str, str]:
+    """Return short names without the parts that all share: "worker-2" for "job-worker-2.cluster.local"."""
+    known = [name for name in dict.fromkeys(names) if name]
+    if len(known) <= 1:
+        return {name: name for name in known}
+    if len({name.partition(".")[2] for name in known}) == 1:  # a domain that all hosts share
+        parts = [name.partition(".")[0].split("-") for name in known]
+    else:
+        parts = [name.split("-") for name in known]
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    # the part that tells them apart is often a number, which says nothing alone
+    shared = max(min(sum(1 for _ in alike), *(len(part) - 2 for part in parts)), 0)
+    return {name: "-".join(part[shared:]) for name, part in zip(known, parts, strict=True)}
+
+
+def shorten_list(lines: Sequence[str], limit: int, more: str = "and {} more") -> list[str]:
+    """Return the first `limit` lines, and a count of the others; if it is one other, the line itself."""
+    left = len(lines) - limit
+    return [*lines[:limit], more.format(left)] if left > 1 else list(lines)
+
+
+def format_time(nanoseconds: int) -> str:
+    """Return a moment since the Unix epoch as people write it, to the millisecond: "2026-11-14 22:13:20.000 UTC"."""
+    text = format_timestamp(nanoseconds) or ""
+    return f"{text[:10]} {text[11:23]} UTC"

@@ -1,0 +1,67 @@
+"""One line about a verdict or a failure."""
+
+from __future__ import annotations
+
+import re
+
+from firstfault.evidence.texts import message_of
+from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
+from firstfault.strategies import sentence_about
+from firstfault.utils.text import one_line, size
+
+_LINE = 200
+_LONG = 400
+_NEAR_THE_LIMIT = 0.9
+_NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
+_LOST = "the agent died and "
+"""The beginning of the text about an agent that left no report: the name of the fault tells it already."""
+
+
+def headline_parts(verdict: Verdict) -> tuple[str, str]:
+    """Return a verdict's headline in two parts: the fault in one or two words, and a sentence about it."""
+    root, headline = verdict.root, verdict.headline
+    begin, cut, _ = headline.rpartition("...")
+    whole = one_line(verdict.message, _LONG)
+    if cut and headline.endswith("...") and whole.startswith(begin):
+        headline = whole  # before it was cut
+    what = message_of(root).what if root is not None else ""
+    if what and headline.startswith(f"{what},"):
+        return what, headline[len(what) :].partition(": ")[2]
+    name, _, text = headline.partition(": ")
+    return _NOT_IN_PARENTHESES.split(name, maxsplit=1)[0], text
+
+
+def split_fault(verdict: Verdict) -> tuple[str, str]:
+    """Return the fault in one or two words, and all that is known about it: the whole message, not only its line."""
+    root = verdict.root
+    name, text = headline_parts(verdict)
+    if root is None or verdict.scope is Scope.UNDETERMINED:
+        return name, text
+    if verdict.category == "host_oom" and root.signal == "SIGKILL":
+        return "OOM-killed", _memory_text(root.resources)
+    if verdict.category == "node_lost" and text.startswith(_LOST):
+        return "agent lost", f"it {text.removeprefix(_LOST)}"
+    said = message_of(root)
+    return name, said.whole if name == said.what and (said.text or said.exception is not None) else text
+
+
+def summarize_failure(failure: WorkerError) -> str:
+    """Return what happened to a process in one line, without its name."""
+    if failure.stopped_by_agent and not failure.crashed_while_stopped:
+        sent = failure.sent_signals[0]
+        return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
+    what, text = message_of(failure).what, sentence_about(failure)
+    if failure.subject is Subject.AGENT and failure.exception is None:
+        what, text = text or failure.code, ""  # its text tells what it is
+    return one_line(f"{what}: {text}" if text and text != what else what, _LINE)
+
+
+def _memory_text(found: Resources) -> str:
+    """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
+    peak, limit = found.memory_peak_bytes or found.memory_used_bytes, found.memory_limit_bytes
+    if peak is None or limit is None:
+        return "by the kernel's OOM killer"
+    used, most = size(peak), size(limit)
+    number, _, unit = used.partition(" ")
+    text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
+    return text if peak >= _NEAR_THE_LIMIT * limit else f"its machine had no memory left; it used {text}"

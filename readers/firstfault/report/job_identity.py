@@ -1,0 +1,125 @@
+"""What ran, on what, and for how long."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from firstfault.layout import execution_of
+from firstfault.model.job import NodeSetup, Progress
+from firstfault.report.cascade import world_size
+from firstfault.report.case import Case
+from firstfault.report.engine_words import EngineWords
+from firstfault.report.formatting import format_time
+from firstfault.utils.text import counted, duration
+
+_MS = 1_000_000
+_NS = 1_000_000_000
+_FIRST_NS = 1_577_836_800 * _NS
+"""The year 2020: no job started before."""
+_LONGEST_NS = 4_102_444_800 * _NS
+"""The year 2100."""
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """What ran, on what, and for how long. Empty, 0 or None: not known."""
+
+    task: str = ""
+    """Its full name."""
+    execution: str = ""
+    """Name of Flyte's execution."""
+    image: str = ""
+    started_ns: int | None = None
+    """When its first agent started, nanoseconds since the Unix epoch."""
+    seconds: float | None = None
+    """From then to the root cause, or to the last failure if the root cause has no time."""
+    progress: Progress = field(default_factory=Progress)
+    """Of the last round."""
+    ranks: int = 0
+    nodes: int = 0
+    gpu_model: str = ""
+    gpus: int = 0
+    """Of the nodes that say it."""
+    all_gpus: bool = False
+    """Whether every node says it."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Of packages."""
+    source_url: str = ""
+    """Where its source code can be read: "https://github.com/org/repo/blob/<commit>"."""
+    source_root: str = ""
+    """The folder that this address stands for."""
+
+    @property
+    def commit(self) -> str:
+        """The commit of its source code; empty if the address names none."""
+        found = _COMMIT.search(self.source_url)
+        return found[0] if found else ""
+
+    def _size(self, engine: EngineWords) -> str:
+        ranks = counted(self.ranks, "rank") if self.ranks else ""
+        return " on ".join(filter(None, [ranks, counted(self.nodes, engine.node) if self.nodes else ""]))
+
+    @property
+    def _after(self) -> str:
+        return f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+
+    @property
+    def trained(self) -> str:
+        """Return how far the last round came: "40,312 collectives, 3 h of training"; empty if it is not known."""
+        calls, seconds = self.progress.collectives, self.progress.seconds
+        return f"{calls:,} collectives, {duration(int(seconds * _NS))} of training" if calls else ""
+
+    def brief(self, engine: EngineWords) -> str:
+        """Return what ran in few words; the rest is the same for every attempt of it."""
+        gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
+        parts = (self.task or self.execution, self._size(engine), gpus, self._after, self.trained)
+        return ", ".join(filter(None, parts))
+
+    def parts(self, engine: EngineWords) -> tuple[str, ...]:
+        """Return what is known, in the order in which a person asks for it."""
+        start = f"started {format_time(self.started_ns)[:19]} UTC" if self.started_ns is not None else ""
+        parts = (
+            self.task,
+            f"execution {self.execution}" if self.execution else "",
+            self.image,
+            f"commit {self.commit[:7]}" if self.commit else "",
+            ", ".join(filter(None, [start, self._after])),
+            self._size(engine),
+            ": ".join(filter(None, [counted(self.gpus, "GPU") if self.gpus and self.all_gpus else "", self.gpu_model])),
+            ", ".join(f"{name} {version}" for name, version in self.versions),
+        )
+        return tuple(filter(None, parts))
+
+
+def identify_job(case: Case) -> JobIdentity:
+    """Return what ran, as far as the documents and the output prefix tell."""
+    job, verdict, places = case.job, case.verdict, case.job.places
+    times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
+    ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
+    # a clock that was not set yet, or a damaged entry, is not a start
+    longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
+    started = [start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest]
+    started_ns = min(started, default=None)
+    took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1
+    setups = {entry.place.node: entry.setup for entry in job.roster if entry.setup != NodeSetup()}
+    first = next(iter(setups.values()), NodeSetup())
+    versions = verdict.root.versions if verdict.root is not None else ()
+    hosts = len({place.node for place in places})
+    return JobIdentity(
+        task=first.task,
+        execution=execution_of(case.uri) or "",
+        image=first.image,
+        started_ns=started_ns,
+        seconds=took_ns / _NS if took_ns >= 0 else None,
+        progress=job.progress,
+        ranks=world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
+        nodes=hosts if case.engine.reporter else verdict.coverage.expected or len(case.cascade.nodes),
+        gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
+        gpus=sum(setup.gpus for setup in setups.values()),
+        all_gpus=len(setups) == verdict.coverage.expected,
+        versions=versions or next((failure.versions for failure in job.failures if failure.versions), ()),
+        source_url=first.source_url,
+        source_root=first.source_root,
+    )

@@ -1,0 +1,84 @@
+"""What to do next: advice, and commands to copy."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.model import JobErrors, Scope
+from firstfault.model.failure import CTRL_C, FROM_OUTSIDE
+from firstfault.report.case import Case, find_machine
+from firstfault.report.fault_owner import describe_fault_owner
+from firstfault.report.formatting import shorten_list
+
+_LOGS = 4
+"""Nodes whose logs are named if the root cause is not known."""
+_OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
+"""Categories whose cause may be the machine."""
+_WITH_EVENTS = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}
+"""Categories whose cause the platform's events show better than the log."""
+_UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something to do next."""
+
+    text: str
+    command: str = ""
+    """A shell command; empty if there is none."""
+
+
+def find_next_steps(case: Case, code: str) -> Iterator[Step]:
+    """Yield the advice, then commands that show more; `code` is the place in the program, "train.py:41 in step"."""
+    job, verdict, engine = case.job, case.verdict, case.engine
+    advice = _advice(case, code)
+    yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
+    # the pods of a job share their namespace
+    places = [*([verdict.root.place] if verdict.root is not None else []), *job.places]
+    namespace = next((place.namespace for place in places if place.namespace), "")
+    machine = find_machine(job, verdict) if verdict.category in _OF_MACHINES else ""
+    if command := engine.kubectl("describe node {}", machine):
+        yield Step("its machine's events", command)
+    # the root cause's node, else the suspects', else those that failed
+    named = [verdict.node] if verdict.node else [suspect.node for suspect in verdict.suspects]
+    nodes = dict.fromkeys(named or [failure.node for failure in job.failures])
+    for node in [node for node in nodes if node][:_LOGS]:
+        if node in case.logs:
+            yield Step(engine.log, f"less {shlex.quote(case.logs[node])}")
+        elif log := engine.kubectl("logs {}", node, namespace):
+            if verdict.category in _WITH_EVENTS:
+                events = "get events --field-selector involvedObject.name={}"
+                yield Step(engine.events, engine.kubectl(events, node, namespace))
+            yield Step(engine.log, log)
+    if case.uri:
+        yield Step("more", f"firstfault show {shlex.quote(case.uri)}")
+
+
+def _advice(case: Case, code: str) -> str:
+    verdict, root = case.verdict, case.verdict.root
+    _, advice = describe_fault_owner(verdict.category, case.engine)
+    if verdict.is_at_time_limit:
+        return "raise the time limit, or continue from a checkpoint"
+    if verdict.code == CTRL_C:
+        return "continue from a checkpoint, if it should run on"
+    if case.is_alone:
+        return f"read the text below: {advice}"
+    if verdict.scope is Scope.UNDETERMINED:
+        return f"{_UNDETERMINED_ADVICE}; all were at" if code else "; ".join([_UNDETERMINED_ADVICE, *_stood(case.job)])
+    if root is not None and where_it_stood(root).returned:
+        return "find out why it made fewer steps than the others, such as fewer batches or an early return"
+    if verdict.category == "hang" and not code:
+        return "it did not answer: look at its node, its GPU and the storage that it reads from"
+    if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
+        return "see what kills processes on its node: the node's events and the kernel's log"
+    return advice
+
+
+def _stood(job: JobErrors) -> list[str]:
+    """Return where ranks stood outside of collectives: "rank 0 was at train.py:12 in load"."""
+    stood = ((failure.rank, where_it_stood(failure)) for failure in job.failures if failure.rank is not None)
+    away = [(rank, where.doing) for rank, where in stood if where.stood is Stood.ELSEWHERE and where.frame]
+    return shorten_list([f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS)

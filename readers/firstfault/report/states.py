@@ -1,0 +1,30 @@
+"""States of ranks and nodes in a report."""
+
+from __future__ import annotations
+
+import enum
+
+
+class State(str, enum.Enum):
+    """What happened to a rank or a node; reports show the value."""
+
+    ROOT = "root cause"
+    SUSPECT = "suspect"
+    VICTIM = "victim"
+    STOPPED = "stopped by its agent"
+    UNCLEAR = "failed, cause or victim"
+    UNREPORTED = "sent no report"
+    FINISHED = "finished"
+
+    @property
+    def mark(self) -> str:
+        """One ASCII character: reports never tell states apart by colour alone."""
+        return _MARKS[self]
+
+    @property
+    def slug(self) -> str:
+        """The name in style sheets and filters."""
+        return self.name.lower()
+
+
+_MARKS = dict(zip(State, "X!vs~?+", strict=True))

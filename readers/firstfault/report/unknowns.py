@@ -1,0 +1,109 @@
+"""What is not known about a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from firstfault.evidence.texts import message_of
+from firstfault.model import JobErrors, Scope, Subject, Verdict, WorkerError
+from firstfault.model.failure import CTRL_C
+from firstfault.report.case import Case, count_terminated_nodes, find_machine
+from firstfault.report.engine_words import EngineWords
+from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks, shorten_list
+from firstfault.report.states import State
+from firstfault.utils.text import counted
+
+_RANKS = 60
+"""Characters."""
+_FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
+
+
+def list_unknowns(case: Case) -> Iterator[str]:
+    """Yield sentences on what is not known, the most important first."""
+    verdict, cascade, engine = case.verdict, case.cascade, case.engine
+    if verdict.scope is Scope.UNDETERMINED and len(case.job.failures) == 1:
+        yield "where it failed: its document names no rank and no node"
+    elif verdict.scope is Scope.UNDETERMINED:
+        yield "which rank failed first: none stands out from the others"
+    elif verdict.confidence != "high":
+        yield "whether this failure came first: the lines on why speak for it, but do not prove it"
+    suspects = [f"whether {suspect.name} failed first: {suspect.why}" for suspect in verdict.suspects]
+    yield from shorten_list(suspects, MAX_LISTED_ITEMS, "and {} more suspects")
+    if not verdict.settled:
+        yield f"what the other {engine.nodes} report: waiting for them timed out"
+    yield from _unknown_of_nodes(verdict, engine)
+    if missing := [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]:
+        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {format_ranks(missing, _RANKS)}"
+        yield f"what happened to {ranks}: no report"
+    if verdict.scope is not Scope.UNDETERMINED:
+        yield from _unknown_of_root(case)
+    if engine.cites and (
+        unknown := [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
+    ):
+        ranks = format_ranks(sorted(rank for rank in unknown if rank is not None), _RANKS)
+        which = f"rank {ranks}" if len(unknown) == 1 else f"ranks {ranks}"
+        yield f"from a log alone, where {which} stood: firstfault in the job would have recorded it"
+    unclear = {event.failure.node for event in cascade.events if event.bounds is None and event.at_ns is not None}
+    if unclear:
+        yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
+
+
+def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
+    coverage = verdict.coverage
+    if coverage.unreadable:
+        yield f"what is in {counted(coverage.unreadable, 'document')} that could not be read"
+    yield from coverage.notes
+    if coverage.expected is None:
+        yield f"how many {engine.nodes} took part: no document says it"
+    elif coverage.expected > coverage.reported and not coverage.notes:
+        missing = coverage.expected - coverage.reported
+        yield f"what happened on {missing} of {coverage.expected} {engine.nodes}: no report"
+
+
+def _unknown_of_root(case: Case) -> Iterator[str]:
+    """Yield what is not known about this kind of fault, even if the root cause is certain."""
+    verdict, root, engine = case.verdict, case.verdict.root, case.engine
+    if verdict.category == "hang" and (root is None or root.expired is None):
+        yield "when the hang began: no process recorded it"
+    elif verdict.timestamp_ns is None:
+        yield "when the root cause happened: no time was recorded"
+    is_of_a_node = verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node
+    # without pods a node is a machine
+    if is_of_a_node and engine.has_kubectl and not find_machine(case.job, verdict):
+        yield f"on which machine {verdict.node} ran: its {engine.node} has no NODE_NAME"
+    if verdict.category == "node_lost":
+        yield "why the node or its agent is gone: it left no report"
+    if verdict.category == "preemption" and not verdict.is_at_time_limit:
+        yield _why_terminated(case.job, engine)
+    if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code != CTRL_C:
+        yield "what sent SIGINT: its launcher was not in the foreground of a terminal"
+    if root is not None:
+        yield from _unknown_of_exit(root)
+
+
+def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
+    """Return what may have terminated a node, by how many of the job's nodes were terminated, and when.
+
+    From inside, an abort, a time limit, a drain and an eviction are the same signal.
+    """
+    found = count_terminated_nodes(job)
+    if found.are_all:
+        when = "at once, as by an abort or a time limit" if found.at_once else "but not at once"
+        return (
+            f"who ended the job: all {found.count} {engine.nodes} were terminated{' ' if found.at_once else ', '}{when}"
+        )
+    if found.expected is None or found.expected == 1 or not found.count:
+        return "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
+    one = f"{found.count} of {found.expected} {engine.nodes} {'was' if found.count == 1 else 'were'} terminated"
+    return f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an abort"
+
+
+def _unknown_of_exit(root: WorkerError) -> Iterator[str]:
+    if message_of(root).text or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
+        return
+    is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
+    if root.signal in _FROM_OUTSIDE and not is_oom:
+        no_oom = ", and no OOM kill was counted" if root.signal == "SIGKILL" and root.resources.oom_kill == 0 else ""
+        yield f"which process sent {root.signal}: not its agent{no_oom}"
+    elif not root.signal and root.exit_code is not None:
+        yield "why it exited: it raised no exception"
