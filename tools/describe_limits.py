@@ -5,39 +5,45 @@
 
 from __future__ import annotations
 
-from firstfault.recorder import budgets as recorder
-from firstfault.recorder.budgets import Limit
-from firstfault_torch import budgets as pod
+from firstfault.recorder import time_limits as recorder
+from firstfault.recorder.time_limits import Limit
+from firstfault_torch import time_limits as pod
 
 KUBERNETES_GRACE_S = 30.0
 """From SIGTERM to SIGKILL, unless the pod says otherwise."""
-UNTIL_STOPPED = (pod.MAIN_THREAD_S, pod.ASKING_S, pod.ASKING_S, pod.STOP_S, pod.TERMINATED_UPLOADS_S)
+UNTIL_STOPPED = (
+    pod.MAIN_THREAD_TIMEOUT_SECONDS,
+    pod.WORKER_QUERY_TIMEOUT_SECONDS,
+    pod.WORKER_QUERY_TIMEOUT_SECONDS,
+    pod.STOP_GRACE_SECONDS,
+    pod.TERMINATED_UPLOADS_TIMEOUT_SECONDS,
+)
 """What a terminated agent waits for, one after the other, until its workers are stopped and reported."""
 UNTIL_PUBLISHED = (
-    pod.TERMINATED_READING_S,
-    pod.TERMINATED_PREVIOUS_S,
-    pod.TERMINATED_CONCLUDING_S,
-    pod.TERMINATED_PUBLISH_S,
-    pod.HURRIED_S,
+    pod.TERMINATED_READ_TIMEOUT_SECONDS,
+    pod.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS,
+    pod.TERMINATED_CONCLUDE_TIMEOUT_SECONDS,
+    pod.TERMINATED_PUBLISH_TIMEOUT_SECONDS,
+    pod.SHUTDOWN_CALL_TIMEOUT_SECONDS,
 )
 """Then, in the node that concludes, until the verdict is published; the last one is the deck."""
 AFTER_PUBLISHING = (
-    pod.LEAVING_FILES_S,
-    pod.LEAVING_SLACK_S,
-    pod.NOTIFIERS_S,
-    pod.NOW_S,
-    recorder.KILLED_S,
-    recorder.RECORDER_END_S,
-    recorder.KILLED_S,
+    pod.HANDOVER_TIMEOUT_SECONDS,
+    pod.HANDOVER_SLACK_SECONDS,
+    pod.NOTIFIERS_TIMEOUT_SECONDS,
+    pod.EXIT_STEP_TIMEOUT_SECONDS,
+    recorder.KILLED_PROCESS_TIMEOUT_SECONDS,
+    recorder.RECORDER_EXIT_GRACE_SECONDS,
+    recorder.KILLED_PROCESS_TIMEOUT_SECONDS,
 )
 """Then until the process exits."""
-CONCLUDES_FOR_ALL = (*UNTIL_STOPPED, pod.TERMINATED_SETTLE_S, *UNTIL_PUBLISHED, *AFTER_PUBLISHING)
+CONCLUDES_FOR_ALL = (*UNTIL_STOPPED, pod.TERMINATED_SETTLE_SECONDS, *UNTIL_PUBLISHED, *AFTER_PUBLISHING)
 """All waits of a terminated node that concludes for all, from SIGTERM to its exit."""
 CONCLUDES_ALONE = (
     *UNTIL_STOPPED,
-    pod.TERMINATED_SETTLE_S,
-    pod.TERMINATED_VERDICT_S,
-    pod.TERMINATED_PUBLISHED_S,
+    pod.TERMINATED_SETTLE_SECONDS,
+    pod.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS,
+    pod.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS,
     *UNTIL_PUBLISHED,
 )
 """All waits of a terminated node that gets no verdict from another one, from SIGTERM until it has published its own."""

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from firstfault.model import NodeSetup, Place
 from firstfault.recorder.folder import NodeFolder
 from firstfault.utils.text import parse_json
-from firstfault_torch.budgets import READING_SETUP_S, UPLOAD_DEADLINE_S
 from firstfault_torch.guard import bounded, logger
+from firstfault_torch.time_limits import NODE_SETUP_TIMEOUT_SECONDS, UPLOAD_DEADLINE_SECONDS
 
 RECORDING_VARIABLE = "FIRSTFAULT_RECORDING"
 """How a worker gets the `Recording` of its node: as JSON."""
@@ -98,7 +98,7 @@ class Recording:
 
     strategy: str
     identity: Identity
-    upload_deadline_seconds: float = UPLOAD_DEADLINE_S
+    upload_deadline_seconds: float = UPLOAD_DEADLINE_SECONDS
     round: int = 0
     incarnation: int = 0
     group_world_size: int = 0
@@ -235,7 +235,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 def setup_of_node(identity: Identity) -> NodeSetup:
     """Return what this node runs; files that do not answer within 0.25 s are left out."""
     known = NodeSetup(task=identity.task, image=identity.image)
-    return bounded(partial(_with_files, known), READING_SETUP_S, "reading what this node runs") or known
+    return bounded(partial(_with_files, known), NODE_SETUP_TIMEOUT_SECONDS, "reading what this node runs") or known
 
 
 def _with_files(known: NodeSetup) -> NodeSetup:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from firstfault.layout import ERROR_FILE
 from firstfault.model import Decision, ExceptionInfo, JobErrors, Seal, Verdict
 from firstfault.store import join
-from firstfault_torch.budgets import PUBLISH_S, TERMINATED_PUBLISH_S
 from firstfault_torch.context import Identity, Recording
 from firstfault_torch.guard import logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
+from firstfault_torch.time_limits import PUBLISH_TIMEOUT_SECONDS, TERMINATED_PUBLISH_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
@@ -166,7 +166,7 @@ class PlainEngine:
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
         if not verdict.durable:
             hurried = leaving_now or (give_up is not None and give_up.is_set())
-            seconds = TERMINATED_PUBLISH_S if hurried else PUBLISH_S
+            seconds = TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else PUBLISH_TIMEOUT_SECONDS
             durable = put_on_node(ERROR_FILE, verdict.document, verdict.recording, seconds)
             return replace(verdict, durable=durable)
         return verdict

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
 from firstfault.utils.loggers import logger_of
-from firstfault_torch.budgets import ANSWER_S, GIVE_UP_POLL_S, HURRIED_S
+from firstfault_torch.time_limits import (
+    BACKGROUND_RESULT_TIMEOUT_SECONDS,
+    SHUTDOWN_CALL_TIMEOUT_SECONDS,
+    SHUTDOWN_POLL_SECONDS,
+)
 
 logger = logger_of("firstfault_torch")
 
@@ -63,7 +67,7 @@ def bounded(  # noqa: PLR0913 - keywords
     doing: str,
     give_up: threading.Event | None = None,
     *,
-    hurried_seconds: float = HURRIED_S,
+    hurried_seconds: float = SHUTDOWN_CALL_TIMEOUT_SECONDS,
     local: bool = False,
 ) -> T | None:
     """Return what `call` returns; None if it raises, or does not end within `seconds` or soon after `give_up` is set.
@@ -80,14 +84,14 @@ def bounded(  # noqa: PLR0913 - keywords
         try:
             _start(lambda: results.append(call()), done, doing, local=local)
             while give_up is not None and not give_up.is_set() and time.monotonic() < deadline:
-                if done.wait(GIVE_UP_POLL_S):
+                if done.wait(SHUTDOWN_POLL_SECONDS):
                     break
             hurried = give_up is not None and give_up.is_set()
             left = max(deadline - time.monotonic(), 0)
             done.wait(min(left, hurried_seconds) if hurried else left)
         except BaseException:
             # a signal handler raised here: wait a moment more for a call that is almost done
-            done.wait(max(min(deadline - time.monotonic(), HURRIED_S), 0))
+            done.wait(max(min(deadline - time.monotonic(), SHUTDOWN_CALL_TIMEOUT_SECONDS), 0))
             raise
     return results[0] if results else None
 
@@ -127,7 +131,7 @@ class NonBlocking(Generic[T]):
     `call`, which asks another machine that may be frozen.
     """
 
-    def __init__(self, call: Callable[[], T], default: T, seconds: float = ANSWER_S) -> None:
+    def __init__(self, call: Callable[[], T], default: T, seconds: float = BACKGROUND_RESULT_TIMEOUT_SECONDS) -> None:
         self._call = call
         self._default = default
         self._seconds = seconds

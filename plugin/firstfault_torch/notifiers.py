@@ -19,7 +19,7 @@ from firstfault.exceptions.tracebacks import format_exception
 from firstfault.render.json_report import json_report
 from firstfault.report import Report
 from firstfault.utils.text import elide
-from firstfault_torch.budgets import OTEL_S, WEBHOOK_S
+from firstfault_torch.time_limits import OTEL_TIMEOUT_SECONDS, WEBHOOK_TIMEOUT_SECONDS
 
 Stall = Mapping[str, Any]
 """What `docs/platform.md` tells of a stall."""
@@ -75,7 +75,7 @@ def post(about: Report | Stall) -> None:
     headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}
     try:
         request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - the scheme was checked
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_S) as answer:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_TIMEOUT_SECONDS) as answer:
             answer.read(1)
     except urllib.error.HTTPError as error:
         error.close()
@@ -140,7 +140,7 @@ def send_record(about: Report | Stall) -> None:
     )
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
     resource = Resource({"service.name": _NAME}).merge(OTELResourceDetector().detect())
-    exporter = OTLPLogExporter(timeout=OTEL_S)
+    exporter = OTLPLogExporter(timeout=OTEL_TIMEOUT_SECONDS)
     sent = exporter.export([ReadableLogRecord(record, resource, InstrumentationScope(_NAME))])
     if sent is not LogRecordExportResult.SUCCESS:
         raise OSError("the OTLP endpoint did not take the record")

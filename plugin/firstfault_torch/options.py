@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
-from firstfault_torch.budgets import SETTLE_S, STOP_S, UPLOAD_DEADLINE_S
 from firstfault_torch.guard import caught
+from firstfault_torch.time_limits import SETTLE_SECONDS, STOP_GRACE_SECONDS, UPLOAD_DEADLINE_SECONDS
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -136,11 +136,11 @@ class Options:
 
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause."""
-    settle_seconds: float = SETTLE_S
+    settle_seconds: float = SETTLE_SECONDS
     """Longest wait for the other nodes' reports after a failure on this node."""
-    upload_deadline_seconds: float = UPLOAD_DEADLINE_S
+    upload_deadline_seconds: float = UPLOAD_DEADLINE_SECONDS
     """Longest time a failing process waits for its error document to be durable."""
-    stop_seconds: float = STOP_S
+    stop_seconds: float = STOP_GRACE_SECONDS
     """Time for workers to end after SIGTERM before they are killed."""
     terminated_stop_seconds: float | None = None
     """The same after a signal to the launcher, when the scheduler's own time limit counts; None: `stop_seconds`."""

@@ -27,7 +27,7 @@ from firstfault.conclude import RestartContext, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
-from firstfault_torch import budgets, verdict
+from firstfault_torch import time_limits, verdict
 from firstfault_torch.agent.agent import Job, RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
@@ -111,7 +111,7 @@ def recording_of(engine: Engine, options: Options) -> Recording:
         identity=engine.identity(),
         upload_deadline_seconds=options.upload_deadline_seconds,
         incarnation=time.time_ns() // 1_000_000,
-        ip=bounded(node_address, budgets.NAME_SERVICE_S, "looking up the node's address") or "",
+        ip=bounded(node_address, time_limits.NAME_SERVICE_TIMEOUT_SECONDS, "looking up the node's address") or "",
     )
 
 
@@ -137,7 +137,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             sealed = verdict_on(end, pod)
             _report(sealed, engine)
             seconds = options.stop_seconds
-            end_what_workers_left(recording, min(seconds, budgets.NOW_S) if signals.gave_up.is_set() else seconds)
+            end_what_workers_left(
+                recording, min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS) if signals.gave_up.is_set() else seconds
+            )
             failed = NodeFailedError(end.error, end.report, sealed)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's store
             traceback.clear_frames(failed.error.__traceback__)
@@ -208,7 +210,7 @@ def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
         if found is not None:
             return _published(found, pod)
     copies, seconds = end.report.copies, pod.options.settle_seconds
-    hurried = verdict.Wait(min(seconds, budgets.TERMINATED_SETTLE_S), is_hurried=True)
+    hurried = verdict.Wait(min(seconds, time_limits.TERMINATED_SETTLE_SECONDS), is_hurried=True)
     wait = hurried if pod.give_up.is_set() else verdict.Wait(seconds, give_up=pod.give_up)
     if not is_shared:
         copies = {**copies, **_lost_first(end)}
@@ -264,14 +266,14 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
     others: list[Callable[[], object]] = []
     if sealed.bundle:
         path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.recording.identity.is_folder_shared)}"
-        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, budgets.LEAVING_FILES_S))
+        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, time_limits.HANDOVER_TIMEOUT_SECONDS))
     if sealed.conclusion is not None and sealed.decision.retry:
         others.append(partial(verdict.leave_verdict, sealed.recording, sealed.document, pod.give_up))
     ended = [begun(call, "leaving files for the next attempt and for readers") for call in others]
     with guarded("publishing the verdict"):
         sealed = pod.engine.publish(sealed, give_up=pod.give_up)
     for event in ended:
-        event.wait(budgets.LEAVING_FILES_S + budgets.LEAVING_SLACK_S)
+        event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
     return sealed
 
 
@@ -305,9 +307,13 @@ def _end_process(pod: Pod, end: RoundEnd) -> None:
 
     A verdict that another node has published stays: it knew more than this one learns in so short a time.
     """
-    sealed = bounded(partial(_found, end, pod), budgets.NOW_S, "looking for the verdict of another node")
+    sealed = bounded(
+        partial(_found, end, pod), time_limits.EXIT_STEP_TIMEOUT_SECONDS, "looking for the verdict of another node"
+    )
     if sealed is None:
-        sealed = _sealed(end, end.report.copies, pod, verdict.Wait(budgets.NOW_S, is_hurried=True))
+        sealed = _sealed(
+            end, end.report.copies, pod, verdict.Wait(time_limits.EXIT_STEP_TIMEOUT_SECONDS, is_hurried=True)
+        )
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
             pod.engine.announce(sealed)

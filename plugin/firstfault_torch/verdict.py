@@ -22,7 +22,7 @@ from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import from_json, to_json
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.capture import error_file_data
 from firstfault_torch.context import Recording
 from firstfault_torch.engine import Engine, SealedVerdict
@@ -107,11 +107,13 @@ def _first_conclusion(
     strategies = [strategy] if strategy == _FALLBACK else [strategy, _FALLBACK]
     policies = [None] if policy is None else [policy, None]
     *tried, last = [(name, chosen) for chosen in policies for name in strategies]
-    seconds = budgets.TERMINATED_CONCLUDING_S if wait.is_hurried else budgets.CONCLUDING_S
+    seconds = (
+        time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS if wait.is_hurried else time_limits.CONCLUDE_TIMEOUT_SECONDS
+    )
     logged = ""
     for name, chosen in tried:
         call = partial(caught, partial(_concluded, job, name, chosen, context), Exception)
-        hurried = budgets.TERMINATED_CONCLUDING_S
+        hurried = time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
         found = bounded(call, seconds, "concluding", wait.give_up, hurried_seconds=hurried, local=True)
         conclusion, error = found or (None, _TooLateError("it takes too long"))
         if error is None:
@@ -142,7 +144,11 @@ def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, contex
 
 def _context(job: JobErrors, recording: Recording, engine: Engine, options: Options, wait: Wait) -> RetryContext:
     hurried = wait.is_hurried or (wait.give_up is not None and wait.give_up.is_set())
-    seconds = budgets.TERMINATED_PREVIOUS_S if hurried else budgets.PREVIOUS_S
+    seconds = (
+        time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
+        if hurried
+        else time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS
+    )
     previous = previous_attempt(recording, seconds, wait.give_up)
     attempt = recording.identity.attempt
     return RetryContext(
@@ -176,9 +182,11 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    seconds = wait.seconds + (budgets.TERMINATED_READING_S if wait.is_hurried else budgets.READING_S)
+    seconds = wait.seconds + (
+        time_limits.TERMINATED_READ_TIMEOUT_SECONDS if wait.is_hurried else time_limits.READ_TIMEOUT_SECONDS
+    )
     doing = "reading the nodes' documents"
-    job = bounded(read, seconds, doing, wait.give_up, hurried_seconds=budgets.TERMINATED_READING_S)
+    job = bounded(read, seconds, doing, wait.give_up, hurried_seconds=time_limits.TERMINATED_READ_TIMEOUT_SECONDS)
     if job is None:
         alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
         return alone, reader.read_files
@@ -190,7 +198,7 @@ def _all_but_one(began: float, roster: Sequence[NodePresence]) -> bool:
 
     Nodes that cannot settle on a verdict through their store have lost its host.
     """
-    if time.monotonic() - began < budgets.NO_ANSWER_S:
+    if time.monotonic() - began < time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS:
         return False
     last = max((entry.place.round for entry in roster), default=0)
     current = [entry for entry in roster if entry.place.round == last]
@@ -283,10 +291,10 @@ def turn_of(group_rank: int) -> float:
     if position == 0:
         return 0.0
     if position < _SINGLE:
-        return budgets.FIRST_TURN_S + budgets.NEXT_TURN_S * (position - 1)
+        return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (position - 1)
     group = (position // _SINGLE).bit_length()
-    later = budgets.LATER_TURN_S * (group - 1 + random.random())  # noqa: S311 - no secret
-    return budgets.FIRST_TURN_S + budgets.NEXT_TURN_S * (_SINGLE - 1) + later
+    later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311 - no secret
+    return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (_SINGLE - 1) + later
 
 
 def await_turn(
@@ -294,10 +302,10 @@ def await_turn(
 ) -> SealedVerdict | None:
     """Look for another node's verdict until this node's turn has come; None if there is none."""
     deadline = time.monotonic() + seconds
-    pause = budgets.TURN_PAUSE_S * (1 + random.random())  # noqa: S311 - as above
+    pause = time_limits.VERDICT_POLL_SECONDS * (1 + random.random())  # noqa: S311 - as above
     while True:
         look = partial(caught, find, Exception)
-        answer = bounded(look, budgets.TURN_LOOK_S, "looking for another node's verdict", give_up)
+        answer = bounded(look, time_limits.VERDICT_READ_TIMEOUT_SECONDS, "looking for another node's verdict", give_up)
         found, error = answer or (None, None)
         if found is not None:
             return found
@@ -306,7 +314,7 @@ def await_turn(
         left = deadline - time.monotonic()
         if left <= 0 or give_up.wait(min(pause, left)):
             return None
-        pause = min(1.5 * pause, budgets.LONGEST_TURN_PAUSE_S)
+        pause = min(1.5 * pause, time_limits.MAX_VERDICT_POLL_SECONDS)
 
 
 # --- the next attempt -----------------------------------------------------------------------------------------------
@@ -317,7 +325,7 @@ def leave_verdict(recording: Recording, document: bytes, give_up: threading.Even
     where = recording.identity.handover_uri
     if where and document:
         doing = "leaving the verdict for the next attempt"
-        bounded(lambda: put_file(where, VERDICT, document), budgets.LEAVING_FILES_S, doing, give_up)
+        bounded(lambda: put_file(where, VERDICT, document), time_limits.HANDOVER_TIMEOUT_SECONDS, doing, give_up)
 
 
 def previous_attempt(
@@ -370,12 +378,22 @@ def notify(about: Report | Mapping[str, Any]) -> None:
         if error is not None:
             logger.warning("the notifier %s failed (%s: %s)", point.name, type(error).__name__, error)
 
-    deadline = time.monotonic() + budgets.NOTIFIERS_S
+    deadline = time.monotonic() + time_limits.NOTIFIERS_TIMEOUT_SECONDS
     # the lookup reads the metadata of every installed package, from a disk that may be slow
-    found = bounded(lambda: list(entry_points(group=NOTIFIERS)), budgets.NOTIFIERS_S, "looking for installed notifiers")
+    found = bounded(
+        lambda: list(entry_points(group=NOTIFIERS)),
+        time_limits.NOTIFIERS_TIMEOUT_SECONDS,
+        "looking for installed notifiers",
+    )
     if found is None:
-        logger.warning("installed notifiers are not called: they were not found within %g s", budgets.NOTIFIERS_S)
+        logger.warning(
+            "installed notifiers are not called: they were not found within %g s", time_limits.NOTIFIERS_TIMEOUT_SECONDS
+        )
     told = [(point.name, begun(partial(tell, point), "calling a notifier")) for point in found or ()]
     for name, ended in told:
         if not ended.wait(max(deadline - time.monotonic(), 0)):
-            logger.warning("the notifier %s has not ended within %g s; it is not waited for", name, budgets.NOTIFIERS_S)
+            logger.warning(
+                "the notifier %s has not ended within %g s; it is not waited for",
+                name,
+                time_limits.NOTIFIERS_TIMEOUT_SECONDS,
+            )

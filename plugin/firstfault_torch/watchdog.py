@@ -34,8 +34,8 @@ from typing_extensions import Self
 
 from firstfault.errors import UsageError
 from firstfault.utils.text import parse_json
-from firstfault_torch.budgets import WATCHDOG_BLOCKED_S
 from firstfault_torch.guard import logger
+from firstfault_torch.time_limits import DEADLINE_SEND_TIMEOUT_SECONDS
 
 __all__ = ["expires", "pause", "ping"]
 
@@ -306,7 +306,7 @@ class _Client:
                 raise
             poll = select.poll()
             poll.register(self._descriptor, select.POLLOUT)
-            poll.poll(WATCHDOG_BLOCKED_S * 1000)
+            poll.poll(DEADLINE_SEND_TIMEOUT_SECONDS * 1000)
             os.write(self._descriptor, line)
 
 

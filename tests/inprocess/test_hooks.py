@@ -230,7 +230,7 @@ def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch, request:
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", FakeNccl, raising=False)
     monkeypatch.setattr(type(c10d._world), "pg_map", property(lambda _: dict.fromkeys(found)))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(hooks, "NCCL_ABORT_S", 0.3)
+    monkeypatch.setattr(hooks, "NCCL_ABORT_TIMEOUT_SECONDS", 0.3)
     assert hooks.AbortTorchDistributed()(state) is state
     assert all(backend.aborted.wait(LONG.total_seconds()) for backend in (hanging, failing, healthy))
 

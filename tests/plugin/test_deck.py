@@ -341,7 +341,7 @@ def _tabs(page: str) -> list[str]:
 def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master's pod, if it failed, writes the deck: the report, then its own decks; a worker's pod waits for it."""
     waits = with_peer and pod.rank
-    monkeypatch.setattr(deck, "DECK_S", 0.3 if waits else LONG_S)
+    monkeypatch.setattr(deck, "DECK_TIMEOUT_SECONDS", 0.3 if waits else LONG_S)
     if with_peer:
         pod.another(1 - pod.rank)
     pod.run()
@@ -405,7 +405,7 @@ def test_decks_with_the_same_name() -> None:
 
 def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM ends the wait for another pod's deck."""
-    monkeypatch.setattr(deck, "DECK_S", LONG_S)
+    monkeypatch.setattr(deck, "DECK_TIMEOUT_SECONDS", LONG_S)
     give_up = threading.Event()
     give_up.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})

@@ -16,7 +16,7 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserExcepti
 
 from firstfault.layout import is_stock_error_file
 from firstfault.testing import make_error
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.capture import capture
 from firstfault_torch.context import Recording
 from firstfault_torch.engine import ErrorName
@@ -177,7 +177,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return found[-1]
 
     monkeypatch.setattr(flyte_engine, "outputs_are_there", noted)
-    monkeypatch.setattr(budgets, "LONGEST_OUTPUTS_POLL_S", 0.1)
+    monkeypatch.setattr(time_limits, "MAX_OUTPUTS_POLL_SECONDS", 0.1)
     return found
 
 
@@ -202,8 +202,8 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
 
 def test_a_wait_that_is_given_up(prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal before the wait, or during a long pause of it, ends it at once."""
-    monkeypatch.setattr(budgets, "OUTPUTS_POLL_S", LONG_S)
-    monkeypatch.setattr(budgets, "LONGEST_OUTPUTS_POLL_S", LONG_S)
+    monkeypatch.setattr(time_limits, "OUTPUTS_POLL_SECONDS", LONG_S)
+    monkeypatch.setattr(time_limits, "MAX_OUTPUTS_POLL_SECONDS", LONG_S)
     give_up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, give_up, LONG_S)
@@ -239,7 +239,7 @@ def test_an_account_that_may_not_look(
     """A pod that may not read does not wait for half an hour after its success."""
     for name, value in replace(s3, access_key="no-such-key").environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(budgets, "OUTPUTS_REFUSED_S", 0.5)
+    monkeypatch.setattr(time_limits, "UNREADABLE_OUTPUTS_TIMEOUT_SECONDS", 0.5)
     assert flyte_engine.await_outputs(s3.uri(), threading.Event(), 1800) is False
     assert "rank 0's pod has written no outputs within 0.5 s" in caplog.text
 
@@ -248,7 +248,7 @@ def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypa
     """A pod that cannot look for another pod's verdict in time keeps its own."""
     own = sealed(concluded(prefix.recording(), [make_error(0)]), prefix.recording())
     hangs = threading.Event()
-    monkeypatch.setattr(budgets, "OUTPUTS_LOOK_S", 0.2)
+    monkeypatch.setattr(time_limits, "POD_VERDICT_READ_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))
     began = time.monotonic()
     assert flyte_engine.newest_seal(own.seal, own.document, prefix.uri) == own.document

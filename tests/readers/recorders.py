@@ -16,7 +16,7 @@ from typing import IO, TypeAlias
 
 import pytest
 
-from firstfault.recorder import budgets
+from firstfault.recorder import time_limits
 from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from tests.prefix import Prefix
@@ -46,7 +46,7 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="ff-", dir="/tmp")
     monkeypatch.setattr(tempfile, "tempdir", folder)
     # on a busy machine a recorder takes seconds to start, and then a client would do without it
-    monkeypatch.setattr(budgets, "RECEIVED_S", HANG_S)
+    monkeypatch.setattr(time_limits, "REQUEST_RECEIPT_TIMEOUT_SECONDS", HANG_S)
     monkeypatch.setenv("TMPDIR", folder)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -103,7 +103,7 @@ def test_many_at_once(start: Start, out: Prefix, gate: Gate) -> None:
 @pytest.mark.parametrize(("slow_s", "uploads"), [(HANG_S, 1), (0.0, 2)])
 def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second request joins the upload in progress, and begins another one if that is slow."""
-    monkeypatch.setattr(server, "SLOW_UPLOAD_S", slow_s)
+    monkeypatch.setattr(server, "SLOW_UPLOAD_SECONDS", slow_s)
     begun: list[str] = []
 
     async def serve() -> None:

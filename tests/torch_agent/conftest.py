@@ -3,8 +3,8 @@
 import pytest
 from torch.distributed import TCPStore
 
-from firstfault_torch import budgets
 from firstfault_torch import context as node_setup
+from firstfault_torch import time_limits
 from firstfault_torch.node import document_writer
 from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.worker import process_state
@@ -20,16 +20,16 @@ PATIENT_S = 60.0
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give machine and storage more time than a worker or an agent gives; a test of a limit sets its own."""
     for module, limit in [
-        (document_writer, "RECEIPT_S"),
-        (budgets, "CONCLUDING_S"),
-        (budgets, "PREVIOUS_S"),
-        (budgets, "READING_S"),
-        (budgets, "LEAVING_FILES_S"),
-        (budgets, "TURN_LOOK_S"),
-        (process_state, "FLIGHT_RECORDER_S"),
-        (process_state, "GPU_S"),
-        (node_setup, "READING_SETUP_S"),
-        (process_state, "FILE_SYSTEMS_S"),
+        (document_writer, "RECEIPT_TIMEOUT_SECONDS"),
+        (time_limits, "CONCLUDE_TIMEOUT_SECONDS"),
+        (time_limits, "PREVIOUS_VERDICT_TIMEOUT_SECONDS"),
+        (time_limits, "READ_TIMEOUT_SECONDS"),
+        (time_limits, "HANDOVER_TIMEOUT_SECONDS"),
+        (time_limits, "VERDICT_READ_TIMEOUT_SECONDS"),
+        (process_state, "FLIGHT_RECORDER_TIMEOUT_SECONDS"),
+        (process_state, "GPU_UUID_TIMEOUT_SECONDS"),
+        (node_setup, "NODE_SETUP_TIMEOUT_SECONDS"),
+        (process_state, "FILE_SYSTEMS_TIMEOUT_SECONDS"),
     ]:
         monkeypatch.setattr(module, limit, PATIENT_S)
 

@@ -10,9 +10,9 @@ import pytest
 
 import firstfault_torch
 from firstfault import recorder
-from firstfault.recorder import budgets as of_recorder
-from firstfault.recorder.budgets import Limit
-from firstfault_torch import budgets
+from firstfault.recorder import time_limits as of_recorder
+from firstfault.recorder.time_limits import Limit
+from firstfault_torch import time_limits
 from tools.describe_limits import CONCLUDES_ALONE, CONCLUDES_FOR_ALL, KUBERNETES_GRACE_S, limits, table
 
 ROOT = Path(__file__).parents[2]
@@ -49,24 +49,35 @@ def test_a_limit_is_a_number() -> None:
         (CONCLUDES_FOR_ALL, KUBERNETES_GRACE_S),
         (CONCLUDES_ALONE, KUBERNETES_GRACE_S),
         # the next node waits for a verdict that is being published
-        ((budgets.PUBLISH_S, budgets.DECK_S, budgets.LEAVING_FILES_S, budgets.LEAVING_SLACK_S), budgets.PUBLISHING_S),
+        (
+            (
+                time_limits.PUBLISH_TIMEOUT_SECONDS,
+                time_limits.DECK_TIMEOUT_SECONDS,
+                time_limits.HANDOVER_TIMEOUT_SECONDS,
+                time_limits.HANDOVER_SLACK_SECONDS,
+            ),
+            time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
+        ),
         # the signal thread ends the pod by itself before the other nodes conclude without it
-        ((budgets.MAIN_THREAD_S, budgets.NOW_S), budgets.NO_ANSWER_S),
+        (
+            (time_limits.MAIN_THREAD_TIMEOUT_SECONDS, time_limits.EXIT_STEP_TIMEOUT_SECONDS),
+            time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS,
+        ),
         # a worker answers its agent before that gives up on it
-        ((budgets.LAST_DECKS_S,), budgets.ASKING_S),
+        ((time_limits.LAST_DECKS_TIMEOUT_SECONDS,), time_limits.WORKER_QUERY_TIMEOUT_SECONDS),
         # reading an exception and its surroundings leaves time for the upload
         (
             (
-                budgets.UPLOAD_DEADLINE_S / 2,
-                budgets.FLIGHT_RECORDER_S,
-                budgets.FILE_SYSTEMS_S,
-                budgets.GPU_S,
-                budgets.SPOOL_S,
+                time_limits.UPLOAD_DEADLINE_SECONDS / 2,
+                time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS,
+                time_limits.FILE_SYSTEMS_TIMEOUT_SECONDS,
+                time_limits.GPU_UUID_TIMEOUT_SECONDS,
+                time_limits.MIN_SPOOL_TIMEOUT_SECONDS,
             ),
-            budgets.UPLOAD_DEADLINE_S,
+            time_limits.UPLOAD_DEADLINE_SECONDS,
         ),
         # the recorder answers before its client kills it
-        ((of_recorder.DRAIN_S,), of_recorder.RECORDER_END_S),
+        ((of_recorder.UPLOADS_DRAIN_TIMEOUT_SECONDS,), of_recorder.RECORDER_EXIT_GRACE_SECONDS),
     ],
 )
 def test_a_chain_of_waits_fits(chain: tuple[float, ...], most: float) -> None:
@@ -77,13 +88,13 @@ def test_a_chain_of_waits_fits(chain: tuple[float, ...], most: float) -> None:
 @pytest.mark.parametrize(
     ("page", "promise", "limit"),
     [
-        ("limits", "connections are shut down after {:g} s", budgets.EXITED_S),
-        ("limits", "wait {:g} s for a round number", budgets.NUMBERING_S),
-        ("design", "not restored within {:g} s", budgets.RECONNECT_S),
-        ("design", "lists the roster every {:g} s", budgets.ROSTER_POLL_S),
-        ("design", "raised again every {:g} s", budgets.REPEAT_S),
-        ("design", "together may take {:g} s", budgets.TERMINATED_UPLOADS_S),
-        ("design", "and reading {:g} s", budgets.TERMINATED_READING_S),
+        ("limits", "connections are shut down after {:g} s", time_limits.CLEAN_EXIT_GRACE_SECONDS),
+        ("limits", "wait {:g} s for a round number", time_limits.ROUND_NUMBER_TIMEOUT_SECONDS),
+        ("design", "not restored within {:g} s", time_limits.RECONNECT_TIMEOUT_SECONDS),
+        ("design", "lists the roster every {:g} s", time_limits.ROSTER_POLL_SECONDS),
+        ("design", "raised again every {:g} s", time_limits.SIGNAL_RAISE_INTERVAL_SECONDS),
+        ("design", "together may take {:g} s", time_limits.TERMINATED_UPLOADS_TIMEOUT_SECONDS),
+        ("design", "and reading {:g} s", time_limits.TERMINATED_READ_TIMEOUT_SECONDS),
     ],
 )
 def test_a_page_gives_the_limit(page: str, promise: str, limit: float) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from firstfault.recorder.folder import NodeFolder
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.node import channel
 from firstfault_torch.node.channel import AgentChannel, WorkerChannel, await_siblings, starting
 
@@ -135,7 +135,7 @@ def test_an_end_without_the_other(
     folder: Path, worker: Callable[..., WorkerChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing waits for workers that ended or never opened a channel, nor a failing worker for an agent that died."""
-    monkeypatch.setattr(budgets, "SENDING_S", LONG_S)
+    monkeypatch.setattr(time_limits, "SEND_TIMEOUT_SECONDS", LONG_S)
     began = time.monotonic()
     worker(5).report_failure({"what": "ValueError"})
     agent = AgentChannel(NodeFolder(folder), lambda: None)
@@ -235,7 +235,7 @@ _fork = multiprocessing.get_context("fork")
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker wait for its siblings for longer than a busy machine needs."""
-    monkeypatch.setattr(budgets, "SIBLINGS_S", LONG_S)
+    monkeypatch.setattr(time_limits, "SIBLING_FORK_TIMEOUT_SECONDS", LONG_S)
 
 
 def _begin(folder: Path, began: Any) -> None:

@@ -200,7 +200,7 @@ def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     pipe.parent.mkdir()
     os.mkfifo(pipe)  # opening it waits for a writer
     monkeypatch.setattr(context, "_GPUS", tmp_path)
-    monkeypatch.setattr(context, "READING_SETUP_S", 0.1)
+    monkeypatch.setattr(context, "NODE_SETUP_TIMEOUT_SECONDS", 0.1)
     began = time.monotonic()
     setup = context.setup_of_node(_IDENTITY)
     took = time.monotonic() - began

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import DistNetworkError
 
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundStore
 from tests.torch_agent.stores import hosted
@@ -64,7 +64,7 @@ class Waited:
 
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "STORE_S", SOON_S)
+    monkeypatch.setattr(time_limits, "STORE_TIMEOUT_SECONDS", SOON_S)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_the_first_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first failure counts; `fatal_failure` also finds one that was sent after a restart."""
-    monkeypatch.setattr(budgets, "FATAL_LOOK_S", LONG_S)  # after it, the listener takes the fatal one
+    monkeypatch.setattr(time_limits, "FATAL_FAILURE_POLL_SECONDS", LONG_S)  # after it, the listener takes the fatal one
     nodes = [node(group_rank) for group_rank in range(3)]
     for sender, failure in told:
         nodes[sender].watch.send(failure)

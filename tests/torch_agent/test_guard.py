@@ -78,7 +78,7 @@ def test_a_signal_while_it_waits(
     hurried_s: float, found: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a signal handler raised, a call that is almost done completes, and a long one is not waited for."""
-    monkeypatch.setattr(guard, "HURRIED_S", hurried_s)
+    monkeypatch.setattr(guard, "SHUTDOWN_CALL_TIMEOUT_SECONDS", hurried_s)
     raised, release = threading.Event(), threading.Event()
 
     def handler(*_: object) -> None:

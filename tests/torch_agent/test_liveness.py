@@ -23,10 +23,10 @@ import pytest
 
 from firstfault.layout import roster_key_for
 from firstfault.model import Phase
-from firstfault.recorder import budgets as of_recorder
+from firstfault.recorder import time_limits as of_recorder
 from firstfault.recorder.folder import Recorder
 from firstfault.testing import make_presence
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import liveness
 from firstfault_torch.rounds.failure_broadcast import RoundStore
@@ -71,7 +71,7 @@ def _greeted(where: dict[str, Any], group_rank: int = 7) -> socket.socket:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that gives an agent only a moment to connect again, once the agents are connected."""
-    return lambda: monkeypatch.setattr(budgets, "RECONNECT_S", QUIET_S / 3)
+    return lambda: monkeypatch.setattr(time_limits, "RECONNECT_TIMEOUT_SECONDS", QUIET_S / 3)
 
 
 def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[]
 
 def test_a_first_agent_that_is_frozen_in_the_beginning(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no agent for dead that meanwhile gave up to connect; those try again, and detect its death later."""
-    monkeypatch.setattr(budgets, "CONNECTING_S", QUIET_S)
+    monkeypatch.setattr(time_limits, "PEER_CONNECT_TIMEOUT_SECONDS", QUIET_S)
     context = multiprocessing.get_context("fork")
     dead = context.Event()
 
@@ -130,7 +130,7 @@ def test_a_first_agent_that_is_frozen_in_the_beginning(store: RoundStore, monkey
         lines = Liveness(store, 1, "worker-1", "127.0.0.1", deaths)
         time.sleep(3 * QUIET_S)
         os.kill(first.pid or 0, signal.SIGCONT)
-        assert not dead.wait(budgets.RECONNECT_S + 3 * QUIET_S)
+        assert not dead.wait(time_limits.RECONNECT_TIMEOUT_SECONDS + 3 * QUIET_S)
     finally:
         first.kill()
         first.join()
@@ -219,7 +219,7 @@ def test_a_connection_that_breaks_and_comes_back(
     store: RoundStore, hurry: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that reconnects within the limit is not reported dead."""
-    monkeypatch.setattr(budgets, "RECONNECT_S", LONG_S)
+    monkeypatch.setattr(time_limits, "RECONNECT_TIMEOUT_SECONDS", LONG_S)
     deaths = Deaths()
     lines, where = _first(store, deaths)
     _greeted(where, 1).close()
@@ -290,9 +290,11 @@ NEVER_S = 0.5
 @pytest.fixture
 def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
     """Begin to poll as node 1, round 2; return the queue of reported failures."""
-    monkeypatch.setattr(budgets, "ROSTER_POLL_S", 0.1)
+    monkeypatch.setattr(time_limits, "ROSTER_POLL_SECONDS", 0.1)
     monkeypatch.setattr(liveness, "_POLLS_PER_SECOND", 100.0)
-    monkeypatch.setattr(of_recorder, "RECEIVED_S", SOON_S)  # on a busy machine a recorder takes seconds to start
+    monkeypatch.setattr(
+        of_recorder, "REQUEST_RECEIPT_TIMEOUT_SECONDS", SOON_S
+    )  # on a busy machine a recorder takes seconds to start
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
         assert recording.files is not None

@@ -24,7 +24,7 @@ from firstfault.layout import error_key_for
 from firstfault.model import CollectiveProgress, Place, Writer
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.agent import local_workers as workers
 from firstfault_torch.agent.local_workers import DeathWatch, LocalWorkers, stop_processes
 from firstfault_torch.agent.reporter import Death, Reporter, Stop, signal_name
@@ -116,7 +116,7 @@ def test_they_are_stopped(  # noqa: PLR0917
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The signal ends processes at once; one that ignores it is killed after the time limit."""
-    monkeypatch.setattr(budgets, "EXIT_S", 2.0)
+    monkeypatch.setattr(time_limits, "FAILED_WORKER_EXIT_GRACE_SECONDS", 2.0)
     processes = start(*works)
     began = time.monotonic()
     stop_processes(processes, signal.SIGTERM, spare=frozenset(failed), seconds=seconds)

@@ -16,7 +16,7 @@ from firstfault.retry import never
 from firstfault.strategies import earliest, register_strategy, unregister_strategy
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode, encode_seal
-from firstfault_torch import budgets, run
+from firstfault_torch import run, time_limits
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.context import Recording
@@ -150,8 +150,8 @@ def test_a_policy_that_blocks(
     leaving: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It must not hold the pod: after a limit, and soon after the pod was told to end, the defaults decide."""
-    monkeypatch.setattr(budgets, "CONCLUDING_S", LONG_S if leaving else 0.3)
-    monkeypatch.setattr(budgets, "TERMINATED_CONCLUDING_S", 0.3)
+    monkeypatch.setattr(time_limits, "CONCLUDE_TIMEOUT_SECONDS", LONG_S if leaving else 0.3)
+    monkeypatch.setattr(time_limits, "TERMINATED_CONCLUDE_TIMEOUT_SECONDS", 0.3)
     release, asked, give_up = threading.Event(), [], threading.Event()
 
     def blocks(*_: object) -> bool:

@@ -24,7 +24,7 @@ from firstfault.report import Report
 from firstfault.report.first_line import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
-from firstfault_torch import budgets, run
+from firstfault_torch import run, time_limits
 from firstfault_torch import verdict as verdicts
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
@@ -143,7 +143,7 @@ def test_a_slow_lookup_of_installed_notifiers(
 ) -> None:
     """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
     goes_on = threading.Event()
-    monkeypatch.setattr(budgets, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(verdicts, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group])
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
@@ -356,7 +356,7 @@ def test_a_receiver_that_does_not_answer(
     receiver: str, collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
-    monkeypatch.setattr(budgets, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr("firstfault_torch.notifiers.OTEL_S", 60.0)
     monkeypatch.setattr("firstfault_torch.notifiers.WEBHOOK_S", 60.0)
     if receiver == "webhook":

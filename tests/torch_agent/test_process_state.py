@@ -561,9 +561,17 @@ def test_a_gpu_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("limit", "asked", "ask"),
     [
-        ("GPU_S", "torch.cuda.get_device_properties", process_state.gpu_uuid),
-        ("FILE_SYSTEMS_S", "os.statvfs", lambda: _state(OSError(5, "Input/output error", "/data")).file_systems),
-        ("FLIGHT_RECORDER_S", "torch._C._distributed_c10d._dump_fr_trace_json", process_state.collective_progress),
+        ("GPU_UUID_TIMEOUT_SECONDS", "torch.cuda.get_device_properties", process_state.gpu_uuid),
+        (
+            "FILE_SYSTEMS_TIMEOUT_SECONDS",
+            "os.statvfs",
+            lambda: _state(OSError(5, "Input/output error", "/data")).file_systems,
+        ),
+        (
+            "FLIGHT_RECORDER_TIMEOUT_SECONDS",
+            "torch._C._distributed_c10d._dump_fr_trace_json",
+            process_state.collective_progress,
+        ),
     ],
 )
 def test_what_does_not_answer(

@@ -195,7 +195,7 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_notifier_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The watch waits for it no longer than for a verdict's; one that wants no stalls is not called."""
-    monkeypatch.setattr(verdict.budgets, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(verdict.time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
     goes_on = threading.Event()
     hangs, called = SimpleNamespace(on_stall=lambda _: goes_on.wait(60)), list[object]()
     points = [SimpleNamespace(name=name, load=lambda it=it: it) for name, it in (("a", hangs), ("b", called.append))]

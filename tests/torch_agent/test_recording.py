@@ -43,7 +43,7 @@ LONG_S = 60.0
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for the threads that a deadline left running, so that they do not end in another test."""
-    monkeypatch.setattr(worker, "PARENT_DEATH_S", 0.0)
+    monkeypatch.setattr(worker, "PARENT_DEATH_TIMEOUT_SECONDS", 0.0)
     yield
     _await_uploads()
 

@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, TCPStore
 from firstfault import MultiErrorFileOutputReader
 from firstfault.conclude import RestartContext
 from firstfault.model import Place, RestartKind, RestartRecord
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.agent.node_round import AgentSettings, Restarts
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import SignalWatch
@@ -101,8 +101,8 @@ class Agent:
 @pytest.fixture(autouse=True)
 def _long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no agent take over, or count as dead, because the machine is busy."""
-    monkeypatch.setattr(budgets, "TURN_S", LONG_S)
-    monkeypatch.setattr(budgets, "NO_ANSWER_S", LONG_S)
+    monkeypatch.setattr(time_limits, "LEADER_TIMEOUT_SECONDS", LONG_S)
+    monkeypatch.setattr(time_limits, "ACKNOWLEDGMENT_TIMEOUT_SECONDS", LONG_S)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_no_restart(agents: Callable[..., list[Agent]]) -> None:
 
 def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The others decide without it, and know that it is lost; what it said when it joined is there."""
-    monkeypatch.setattr(budgets, "NO_ANSWER_S", 0.5)
+    monkeypatch.setattr(time_limits, "ACKNOWLEDGMENT_TIMEOUT_SECONDS", 0.5)
     made = agents(3, living=2, answer=ALLOWED)
     Settlement(2, 3).join(made[0].store, {"joined-2": b"here"})
     made[0].peers._report_dead_agent(2, "worker-2")
@@ -197,7 +197,7 @@ def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
 
 def test_no_agent_decides(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     """If no agent can judge the round, all of them restart as torch does, and the node that failed keeps a record."""
-    monkeypatch.setattr(budgets, "TURN_S", 0.4)
+    monkeypatch.setattr(time_limits, "LEADER_TIMEOUT_SECONDS", 0.4)
     made = agents(2, answer=None)
     made[1].peers.notify(made[1].own)
     _run(made)
@@ -252,9 +252,9 @@ def test_nodes_without_firstfault_at_the_exit(
 ) -> None:
     """Agents do not wait for a node that never joined: it may have failed. They wait for one that did."""
     made = agents(3, joined)
-    monkeypatch.setattr(budgets, "BARRIER_S", 0.25)
-    monkeypatch.setattr(budgets, "BARRIER_LOOK_S", 0.25)
-    monkeypatch.setattr(budgets, "LEAVING_S", 0.2)
+    monkeypatch.setattr(time_limits, "EXIT_BARRIER_TIMEOUT_SECONDS", 0.25)
+    monkeypatch.setattr(time_limits, "EXIT_BARRIER_POLL_SECONDS", 0.25)
+    monkeypatch.setattr(time_limits, "FINISH_ACKS_TIMEOUT_SECONDS", 0.2)
     ended: list[FirstFailure | None] = []
 
     def wait(agent: Agent) -> None:

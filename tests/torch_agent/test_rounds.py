@@ -19,7 +19,7 @@ from firstfault.layout import roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, RoundOutcome, begin_round
 from firstfault_torch.rounds.peers import Peers
@@ -112,7 +112,7 @@ def test_without_the_first_node(
     shared: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the first node sets no number, the others take their own after a while, with a warning."""
-    monkeypatch.setattr(budgets, "NUMBERING_S", 0.2)
+    monkeypatch.setattr(time_limits, "ROUND_NUMBER_TIMEOUT_SECONDS", 0.2)
     assert begin_round(PrefixStore("round", shared), 1, 7) == 7
     assert "the first node does not number the rounds" in caplog.text
 
@@ -139,8 +139,8 @@ class Node:
 @pytest.fixture
 def node(shared: TCPStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Node]]:
     """Make nodes that wait little for an agent of torch's own; none of their threads outlives the test."""
-    monkeypatch.setattr(budgets, "BARRIER_LOOK_S", 0.05)
-    monkeypatch.setattr(budgets, "LEAVING_S", 0.2)
+    monkeypatch.setattr(time_limits, "EXIT_BARRIER_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(time_limits, "FINISH_ACKS_TIMEOUT_SECONDS", 0.2)
     made: list[Node] = []
 
     def begin(group_rank: int) -> Node:

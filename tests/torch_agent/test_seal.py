@@ -98,7 +98,7 @@ def _find(*answers: Any) -> Any:
 
 def test_the_verdict_of_another_node_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage that does not answer once is asked again."""
-    monkeypatch.setattr("firstfault_torch.budgets.TURN_PAUSE_S", 0.05)
+    monkeypatch.setattr("firstfault_torch.time_limits.TURN_PAUSE_S", 0.05)
     verdict = object()
     began = time.monotonic()
     found = await_turn(_find(None, AccessDeniedError("no"), verdict), 60.0, threading.Event())

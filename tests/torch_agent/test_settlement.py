@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from firstfault.wire.documents import unpack
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
@@ -89,8 +89,8 @@ class Agent:
 @pytest.fixture
 def agents(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Agent]]:
     """Make the agents of a round; fields by group rank. An agent has a long turn, and a dead one a long time."""
-    monkeypatch.setattr(budgets, "TURN_S", LONG_S)
-    monkeypatch.setattr(budgets, "NO_ANSWER_S", LONG_S)
+    monkeypatch.setattr(time_limits, "LEADER_TIMEOUT_SECONDS", LONG_S)
+    monkeypatch.setattr(time_limits, "ACKNOWLEDGMENT_TIMEOUT_SECONDS", LONG_S)
 
     def make(nodes: int, **fields: dict[int, Any]) -> list[Agent]:
         return [
@@ -104,13 +104,13 @@ def agents(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 @pytest.fixture
 def short_turns(agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next agent take over after a moment."""
-    monkeypatch.setattr(budgets, "TURN_S", SHORT_S)
+    monkeypatch.setattr(time_limits, "LEADER_TIMEOUT_SECONDS", SHORT_S)
 
 
 @pytest.fixture
 def short_life(agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look after a moment which agents live."""
-    monkeypatch.setattr(budgets, "NO_ANSWER_S", SHORT_S)
+    monkeypatch.setattr(time_limits, "ACKNOWLEDGMENT_TIMEOUT_SECONDS", SHORT_S)
 
 
 def _run(agents: list[Agent]) -> None:

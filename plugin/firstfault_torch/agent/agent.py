@@ -47,7 +47,6 @@ from firstfault_torch.agent.local_workers import ObservedLogs
 from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.reporter import Death, NodeReport, Reporter, about_agent
 from firstfault_torch.agent.signals import guarded_in_main
-from firstfault_torch.budgets import CLOSING_S
 from firstfault_torch.capture import ErrorClass, error_class_of
 from firstfault_torch.compat import torch_agent, warn_once
 from firstfault_torch.context import Moment, Recording, node_place
@@ -56,6 +55,7 @@ from firstfault_torch.node.channel import starting
 from firstfault_torch.options import DEFAULT_SIGNALS, with_node
 from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, begin_round, has_shared_store
 from firstfault_torch.rounds.peers import Peers
+from firstfault_torch.time_limits import RENDEZVOUS_CLOSE_TIMEOUT_SECONDS
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
@@ -421,7 +421,7 @@ def launch_agent(
                 agent.close()
         if shutdown is not None:
             # the node that hosts the store may be gone or frozen
-            bounded(shutdown, CLOSING_S, "closing the rendezvous", signals.gave_up)
+            bounded(shutdown, RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous", signals.gave_up)
 
 
 def _rendezvous(config: LaunchConfig) -> RendezvousHandler:

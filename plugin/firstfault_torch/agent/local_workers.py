@@ -24,7 +24,7 @@ from firstfault.exceptions.stack_position import stood_at
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
 from firstfault.recorder.folder import tail_of
 from firstfault.recorder.orphans import end_left_processes
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.agent.reporter import Death, Expiry, Observation, Reporter, Stop
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.timers import TimerServer, open_timers
@@ -237,7 +237,9 @@ class LocalWorkers:
     def stacks(self, pids: dict[int, int]) -> dict[int, str]:
         """Return the stacks of workers that do not answer; see `observe` for what this may do to one that runs."""
         files, number = self._reporter.recording.files, self._reporter.recording.round
-        return ask_for_stacks(files, number, pids, budgets.ASKING_S) if files is not None else {}
+        return (
+            ask_for_stacks(files, number, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS) if files is not None else {}
+        )
 
     def end_hung(self, local_ranks: Iterable[int], seconds: float) -> None:
         """End workers because the job made no progress for so long, as at a deadline that they did not keep."""
@@ -303,10 +305,10 @@ class LocalWorkers:
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
         """Wait a moment for workers whose exceptions are on their way out; return those that have reported one."""
-        deadline = time.monotonic() + min(budgets.RAISED_S, self._stop_seconds / 2)
+        deadline = time.monotonic() + min(time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2)
         reported: set[int] = set()
         while local_ranks - reported and time.monotonic() < deadline:
-            time.sleep(budgets.STOP_POLL_S)
+            time.sleep(time_limits.STOP_POLL_SECONDS)
             reported = local_ranks & self.reported().keys()
         return frozenset(reported)
 
@@ -382,13 +384,13 @@ class DeathWatch:
         if self._thread is None:
             self._descriptors.close()
         else:
-            self._thread.join(timeout=2 * budgets.WAKE_S)
+            self._thread.join(timeout=2 * time_limits.EXIT_WATCH_POLL_SECONDS)
 
     def _watch(self) -> None:
         waiting = self._waiting
         with self._descriptors:
             while waiting and not self._stop.is_set():
-                ready = multiprocessing.connection.wait(list(waiting), timeout=budgets.WAKE_S)
+                ready = multiprocessing.connection.wait(list(waiting), timeout=time_limits.EXIT_WATCH_POLL_SECONDS)
                 now = (time.time_ns(), time.monotonic_ns())
                 for descriptor in ready:
                     index = waiting.pop(descriptor)
@@ -440,8 +442,8 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
         return {}
     stacks: dict[int, str] = {}
     with guarded("asking workers for their stacks"):
-        stacks = ask_for_stacks(files, recording.round, pids, budgets.ASKING_S)
-    answers = channel.ask(pids, budgets.ASKING_S)
+        stacks = ask_for_stacks(files, recording.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
+    answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     for rank in answers.keys() - stacks.keys():
         stacks[rank] = tail_of(files.worker(recording.round, rank).stacks)
     return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
@@ -470,7 +472,7 @@ def stop_processes(
             _send(process, sent)
     began = time.monotonic()
     _end(others, began + seconds, seconds)
-    _end(processes, began + max(seconds, budgets.EXIT_S), seconds)
+    _end(processes, began + max(seconds, time_limits.FAILED_WORKER_EXIT_GRACE_SECONDS), seconds)
 
 
 def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
@@ -481,7 +483,7 @@ def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
 
     def wait(until: float) -> list[Any]:
         while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < until:
-            time.sleep(budgets.STOP_POLL_S)
+            time.sleep(time_limits.STOP_POLL_SECONDS)
         return left
 
     for process in wait(deadline):

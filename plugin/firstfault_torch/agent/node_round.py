@@ -26,7 +26,6 @@ from firstfault_torch.agent.local_workers import LocalWorkers, end_what_workers_
 from firstfault_torch.agent.reporter import Death, Reporter, Stop, about_agent
 from firstfault_torch.agent.signals import SignalReceived, SignalWatch, guarded_in_main
 from firstfault_torch.agent.timers import watchdog_of
-from firstfault_torch.budgets import COMING_BACK_S
 from firstfault_torch.capture import ErrorClass
 from firstfault_torch.context import Moment, Recording, node_place
 from firstfault_torch.guard import guarded, logger
@@ -34,6 +33,7 @@ from firstfault_torch.options import Options, Stalls, Survivors
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
+from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
 
 HANG_GROUP = "firstfault.hang"
 """Entry points of what looks whether the workers make progress: a callable of a `Hang` and a `NodeRound`."""
@@ -147,7 +147,7 @@ class NodeRound:
             self.peers = Peers(
                 self._group,
                 self.reporter.recording,
-                patience_seconds=interval + (COMING_BACK_S if self._restarts_left else 0),
+                patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
                 others_suffice=self.asks and self.restarts.others_suffice(self.places.nodes),
                 wake=self.wake.set,
                 gave_up=self._settings.signals.gave_up,

@@ -20,13 +20,18 @@ from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, SOURCE_LINES_S, TERMINATED_UPLOADS_S
 from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
 from firstfault_torch.context import Moment, Recording, is_in_foreground, setup_of_node, time_limit
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.time_limits import (
+    MEMORY_REPORT_TIMEOUT_SECONDS,
+    SOURCE_LINES_TIMEOUT_SECONDS,
+    TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS,
+    TERMINATED_UPLOADS_TIMEOUT_SECONDS,
+)
 
 _UPLOADS = 4
 """Uploads of one node at a time."""
@@ -69,12 +74,12 @@ class Reporter:
         seconds = self.recording.upload_deadline_seconds
         if self._hurried_until is None:
             return seconds
-        return min(seconds, max(self._hurried_until - time.monotonic(), LATER_UPLOAD_S))
+        return min(seconds, max(self._hurried_until - time.monotonic(), TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS))
 
     def hurry(self) -> None:
         """Let all further uploads together take a few seconds: this process is terminated, and will be killed."""
         if self._hurried_until is None:
-            self._hurried_until = time.monotonic() + TERMINATED_UPLOADS_S
+            self._hurried_until = time.monotonic() + TERMINATED_UPLOADS_TIMEOUT_SECONDS
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -204,7 +209,7 @@ class Reporter:
             kept = kept_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
         if death.signal == "SIGKILL" and by_itself and files is not None:
             with guarded("asking for the container's memory"):
-                resources = Recorder(files).resources(MEMORY_S)
+                resources = Recorder(files).resources(MEMORY_REPORT_TIMEOUT_SECONDS)
         stack, log = self._fatal_stack(rank), self._log_of(death)
         traces = Traces(kept, resources, stack, log, seen)
         self.write(about_death(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
@@ -436,7 +441,7 @@ def about_death(
     stack = traces.fatal_stack or seen.stack
     if stack:  # without source lines if the program's files cannot be read in time
         read = partial(with_source, stack, linecache.getline)
-        stack = bounded(read, SOURCE_LINES_S, "reading source lines", local=True) or stack
+        stack = bounded(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
     if seen.raised_at is not None and not traces.fatal_stack:
         stack = with_raise_point(stack, seen.raised_at)
     code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)

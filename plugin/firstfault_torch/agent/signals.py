@@ -23,9 +23,9 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import SignalException
 from typing_extensions import Self
 
-from firstfault_torch.budgets import MAIN_THREAD_S, REPEAT_S
 from firstfault_torch.context import Moment
 from firstfault_torch.guard import guarded, logger
+from firstfault_torch.time_limits import MAIN_THREAD_TIMEOUT_SECONDS, SIGNAL_RAISE_INTERVAL_SECONDS
 
 guarded_in_main = partial(guarded, through=(SignalException,))
 """`guarded` in the main thread, through which the exception of a signal passes."""
@@ -149,7 +149,11 @@ class SignalWatch:
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
         self.gave_up.set()
         now = time.monotonic()
-        if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and now - self._raised_at >= REPEAT_S:
+        if (
+            self._phase is SignalPhase.WORKING
+            and not self._noticed.is_set()
+            and now - self._raised_at >= SIGNAL_RAISE_INTERVAL_SECONDS
+        ):
             self._raised_at = now
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)
@@ -176,8 +180,8 @@ class SignalWatch:
 
     def _is_handled(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident
-        for _ in range(round(MAIN_THREAD_S / REPEAT_S)):
-            if self._noticed.wait(1.1 * REPEAT_S):
+        for _ in range(round(MAIN_THREAD_TIMEOUT_SECONDS / SIGNAL_RAISE_INTERVAL_SECONDS)):
+            if self._noticed.wait(1.1 * SIGNAL_RAISE_INTERVAL_SECONDS):
                 return True
             if main is not None:
                 signal.pthread_kill(main, number)

@@ -18,8 +18,13 @@ from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import watchdog
-from firstfault_torch.budgets import TIMERS_IDLE_S, TIMERS_JOIN_S, TIMERS_LOOK_S, TIMERS_STALL_S
 from firstfault_torch.guard import guarded, logger
+from firstfault_torch.time_limits import (
+    FROZEN_WATCHDOG_SECONDS,
+    IDLE_WATCHDOG_POLL_SECONDS,
+    WATCHDOG_JOIN_TIMEOUT_SECONDS,
+    WATCHDOG_POLL_SECONDS,
+)
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8
@@ -109,7 +114,7 @@ class TimerServer:
         _living.discard(self)
         os.close(self._stop_writer)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(TIMERS_JOIN_S)
+            self._thread.join(WATCHDOG_JOIN_TIMEOUT_SECONDS)
         elif self._thread is None:
             self._close()
         with contextlib.suppress(OSError):
@@ -145,7 +150,7 @@ class TimerServer:
             poll.poll(seconds * 1000)
             before, looked = looked, time.monotonic()
             self._read()
-            if looked - before > seconds + TIMERS_STALL_S:
+            if looked - before > seconds + FROZEN_WATCHDOG_SECONDS:
                 self._postpone(looked - before)
             self._progress = time.time()
             expired = self._take_expired(looked)
@@ -155,7 +160,11 @@ class TimerServer:
 
     def _sleep_s(self) -> float:
         deadlines = [timer.deadline for timer in self._timers.values() if timer.deadline is not None]
-        return max(0.0, min([min(deadlines) - time.monotonic(), TIMERS_LOOK_S])) if deadlines else TIMERS_IDLE_S
+        return (
+            max(0.0, min([min(deadlines) - time.monotonic(), WATCHDOG_POLL_SECONDS]))
+            if deadlines
+            else IDLE_WATCHDOG_POLL_SECONDS
+        )
 
     def _postpone(self, seconds: float) -> None:
         """Move all deadlines: while this process was frozen, its workers may have been frozen, too."""

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from firstfault_torch.budgets import GLOO_POLL_S
 from firstfault_torch.compat import warn_once
+from firstfault_torch.time_limits import GLOO_POLL_SECONDS
 
 _GROUP_MAPS = (
     "pg_flight_recorder_hooks",
@@ -234,7 +234,7 @@ def _waited_for(task: Path) -> int | None:
                     return number
         except OSError:
             pass  # the thread was between two system calls, or has ended
-        time.sleep(GLOO_POLL_S)
+        time.sleep(GLOO_POLL_SECONDS)
     return None
 
 

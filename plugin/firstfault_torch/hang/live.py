@@ -15,8 +15,8 @@ from firstfault.errors import FirstFaultError
 from firstfault.layout import LIVE, watched_until_ms
 from firstfault.recorder.folder import Recorder
 from firstfault.store import is_remote
-from firstfault_torch.budgets import ASKING_S
 from firstfault_torch.guard import caught
+from firstfault_torch.time_limits import WORKER_QUERY_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -86,7 +86,7 @@ class LiveView:
         if peers is not None and peers.roster is not None:
             names = peers.roster.names
         elif recording.files is not None and not is_remote(recording.output_prefix):
-            names, _ = caught(partial(Recorder(recording.files).roster, ASKING_S), FirstFaultError)
+            names, _ = caught(partial(Recorder(recording.files).roster, WORKER_QUERY_TIMEOUT_SECONDS), FirstFaultError)
         return watched_until_ms(names or ()) > time.time() * 1000
 
 

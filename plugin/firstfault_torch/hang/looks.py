@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.model import Progress
-from firstfault_torch.budgets import MOMENT_S
+from firstfault_torch.time_limits import KERNEL_STATE_POLL_SECONDS
 
 _STEADY = 3
 """Looks with progress after which a training has begun; its first steps may compile for long."""
@@ -118,7 +118,7 @@ def told_by_kernel(pid: int) -> list[str]:
 def _state(pid: int) -> str:
     fields = _stat(pid)
     if fields[:1] == [b"D"]:
-        time.sleep(MOMENT_S)  # a moment in the kernel is usual
+        time.sleep(KERNEL_STATE_POLL_SECONDS)  # a moment in the kernel is usual
         fields = _stat(pid)
     said = _STATES.get(fields[0], "") if fields else ""
     channel = b"".join(_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""

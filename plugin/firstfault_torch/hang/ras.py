@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.utils.text import one_line
-from firstfault_torch.budgets import RAS_FIRST_S, RAS_S
 from firstfault_torch.guard import bounded, caught
+from firstfault_torch.time_limits import RAS_PEER_TIMEOUT_SECONDS, RAS_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from firstfault_torch.hang.told import Told
@@ -37,9 +37,9 @@ _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 
 
 def with_ras(conclude: Callable[..., Told], pids: Collection[int], *args: Any, **more: Any) -> Told:
-    """Return what is told of a stall, with a line of RAS if within `RAS_S` one answers that knows one of these pids."""
-    told, ask = conclude(*args, **more), partial(_asked, time.monotonic() + RAS_S, pids)
-    line = bounded(lambda: caught(ask, Exception)[0], RAS_S, "asking NCCL") if told.lines else ""
+    """Return a stall's report, with a line from RAS if one that knows these pids answers in time."""
+    told, ask = conclude(*args, **more), partial(_asked, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
+    line = bounded(lambda: caught(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL") if told.lines else ""
     return replace(told, lines=(*told.lines, line)) if line else told
 
 
@@ -47,13 +47,16 @@ def _asked(deadline: float, pids: Collection[int]) -> str:
     host, _, port = os.environ.get("NCCL_RAS_ADDR", "localhost:28028").rpartition(":")
     while (left := deadline - time.monotonic()) > 0:
         # the processes of a node share the port, and one of them may be stopped: then the next one is asked
-        with suppress(TimeoutError), socket.create_connection((host.strip("[]"), int(port)), RAS_FIRST_S) as server:
+        with (
+            suppress(TimeoutError),
+            socket.create_connection((host.strip("[]"), int(port)), RAS_PEER_TIMEOUT_SECONDS) as server,
+        ):
             server.sendall(_QUESTION)
             found = b""
             while left > 0 and len(found) < _MOST_BYTES and (part := server.recv(1 << 20)):
                 found += part
                 left = deadline - time.monotonic()
-                server.settimeout(max(left, RAS_FIRST_S))
+                server.settimeout(max(left, RAS_PEER_TIMEOUT_SECONDS))
             return _told(found.decode(errors="replace"), pids)
     return ""
 

@@ -22,7 +22,6 @@ from firstfault.model import ExpiredDeadline, RestartKind, RestartRecord, StackD
 from firstfault.model.job import STALLS_OF_ROUND
 from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import restart_to_json
-from firstfault_torch.budgets import ASKING_S, HANG_ANSWER_S, HANG_LOOK_S, HANG_OTHERS_S, SOURCE_LINES_S, STORE_S
 from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.hang.live import LiveView
@@ -31,6 +30,14 @@ from firstfault_torch.hang.ras import with_ras
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+from firstfault_torch.time_limits import (
+    PROGRESS_POLL_SECONDS,
+    SNAPSHOT_TIMEOUT_SECONDS,
+    SOURCE_LINES_TIMEOUT_SECONDS,
+    STALL_REPORTS_TIMEOUT_SECONDS,
+    STORE_TIMEOUT_SECONDS,
+    WORKER_QUERY_TIMEOUT_SECONDS,
+)
 from firstfault_torch.verdict import notify
 
 if TYPE_CHECKING:
@@ -81,8 +88,8 @@ class StallWatch:
         self._hang = hang
         self._node = node
         given = [seconds for seconds in (hang.warn_seconds, hang.end_seconds) if seconds is not None]
-        self._every_s = min([HANG_LOOK_S, *(seconds / _LOOKS for seconds in given)])
-        self._wait_s = HANG_OTHERS_S * self._every_s / HANG_LOOK_S + STORE_S
+        self._every_s = min([PROGRESS_POLL_SECONDS, *(seconds / _LOOKS for seconds in given)])
+        self._wait_s = STALL_REPORTS_TIMEOUT_SECONDS * self._every_s / PROGRESS_POLL_SECONDS + STORE_TIMEOUT_SECONDS
         self._stopped = threading.Event()
         self._still = Standstill(time.monotonic())
         self._live = LiveView(node, self._still)
@@ -109,9 +116,13 @@ class StallWatch:
         if settlement is not None:
             settlement.interrupt("the round ends")
             if connections is not None:
-                bounded(partial(settlement.abandon, connections[0]), STORE_S, "ending the comparison of a stall")
+                bounded(
+                    partial(settlement.abandon, connections[0]),
+                    STORE_TIMEOUT_SECONDS,
+                    "ending the comparison of a stall",
+                )
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(STORE_S)
+            self._thread.join(STORE_TIMEOUT_SECONDS)
 
     def progress(self) -> Progress:
         """Return how far the workers came, as of the last look."""
@@ -122,12 +133,12 @@ class StallWatch:
             last = time.monotonic()
             while not self._stopped.wait(self._every_s):
                 now = time.monotonic()
-                if now - last > _FROZEN * self._every_s + ASKING_S:
+                if now - last > _FROZEN * self._every_s + WORKER_QUERY_TIMEOUT_SECONDS:
                     self._still.skip(now - last)
                 last = now
                 if not (alive := self._node.workers.alive):
                     continue
-                self._still.look(now, self._node.workers.ask(PULSE, alive, ASKING_S))
+                self._still.look(now, self._node.workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
                 self._live.tell(now)
                 if self._still.has_moved:
                     self._goes_on(now)
@@ -196,7 +207,7 @@ class StallWatch:
         record = self._keep(stall)
         if mine := [local for its_group_rank, local in told.ends if its_group_rank == group_rank]:
             # the job may have gone on meanwhile
-            self._still.look(time.monotonic(), self._node.workers.ask(PULSE, alive, ASKING_S))
+            self._still.look(time.monotonic(), self._node.workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
             if not self._still.has_moved:
                 self._node.workers.end_hung(mine, round(now - began))
         if is_shown and not (before is not None and before.is_shown):
@@ -207,10 +218,14 @@ class StallWatch:
         peers = self._node.peers
         if self._connections is None and peers is not None:
             connect = partial(map, lambda _: peers.connect(), range(2))
-            self._connections = bounded(lambda: tuple(connect()), STORE_S, "connecting to compare a stall")
+            self._connections = bounded(
+                lambda: tuple(connect()), STORE_TIMEOUT_SECONDS, "connecting to compare a stall"
+            )
         if (connections := self._connections) is None:
             return None
-        return bounded(lambda: int(connections[0].add(_COUNT, 0)), STORE_S, "asking for the number of a stall")
+        return bounded(
+            lambda: int(connections[0].add(_COUNT, 0)), STORE_TIMEOUT_SECONDS, "asking for the number of a stall"
+        )
 
     def _settled(self, number: int, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:
         """Return what one agent told to all; None: none did."""
@@ -226,7 +241,7 @@ class StallWatch:
             if isinstance(step, Reports) and settlement.claim():  # first: of thousands of ranks it may take seconds
                 own = json.dumps(asdict(self._concluded(conclude, step))).encode()
                 document = settlement.hand_over(own, durable=True).document
-                bounded(lambda: store.add(_COUNT, 1), STORE_S, "counting a stall")
+                bounded(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
             if document:
                 found = _Stall(_from_bytes(document), number, self._still.since, is_mine=document == own)
                 break
@@ -234,7 +249,7 @@ class StallWatch:
             if settled.document:
                 found = _Stall(_from_bytes(settled.document), number, self._still.since, is_mine=False)
             else:
-                bounded(lambda: store.add(_COUNT, 1), STORE_S, "counting a stall")
+                bounded(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
         self._settlement = None
         return found
 
@@ -248,7 +263,7 @@ class StallWatch:
 
     def _seen(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, Facts]]:
         workers, places = self._node.workers, self._node.places
-        answers = workers.ask(SNAPSHOT, alive, HANG_ANSWER_S)
+        answers = workers.ask(SNAPSHOT, alive, SNAPSHOT_TIMEOUT_SECONDS)
         # one that has not answered for long: a thread holds Python's lock, or the process does not run
         half = (now - self._still.since) / 2
         missing = {rank: pid for rank, pid in alive.items() if rank not in answers}
@@ -259,7 +274,9 @@ class StallWatch:
             answer, place = answers.get(rank, {}), places.of(rank)
             collectives, threads, _ = from_message(answer)
             stack = bounded(
-                partial(with_source, stacks.get(rank, ""), linecache.getline), SOURCE_LINES_S, "reading source lines"
+                partial(with_source, stacks.get(rank, ""), linecache.getline),
+                SOURCE_LINES_TIMEOUT_SECONDS,
+                "reading source lines",
             )
             failure = failure_record(
                 ErrorClass.WORKER_FAILURE,

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from firstfault_torch.budgets import MONITOR_START_S
 from firstfault_torch.guard import caught
 from firstfault_torch.inprocess.exception import InternalError
+from firstfault_torch.time_limits import MONITOR_START_TIMEOUT_SECONDS
 
 
 def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str, logfile: str | None) -> int:
@@ -37,7 +37,7 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
         its.close()
         with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or has a handler that waits for all
             os.waitpid(middle, 0)
-        ours.settimeout(MONITOR_START_S)
+        ours.settimeout(MONITOR_START_TIMEOUT_SECONDS)
         answer = b""
         with contextlib.suppress(TimeoutError):
             while more := ours.recv(4096):

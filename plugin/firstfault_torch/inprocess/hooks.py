@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from firstfault.utils.text import counted
-from firstfault_torch.budgets import NCCL_ABORT_S
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
 from firstfault_torch.guard import begun, bounded, caught, guarded
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError, check_limit
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_torch.inprocess.rank_assignment import State
+from firstfault_torch.time_limits import NCCL_ABORT_TIMEOUT_SECONDS
 
 
 class Hook(abc.ABC):
@@ -146,7 +146,7 @@ class AbortTorchDistributed(Abort):
             aborted = [begun(abort, "aborting NCCL's communicators") for abort in backends_that_abort()]
             with guarded("shutting down gloo's connections"):
                 shut_down_gloo_connections()
-            deadline = time.monotonic() + NCCL_ABORT_S
+            deadline = time.monotonic() + NCCL_ABORT_TIMEOUT_SECONDS
             for event in aborted:
                 event.wait(max(deadline - time.monotonic(), 0))
         return state

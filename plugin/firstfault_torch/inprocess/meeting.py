@@ -15,16 +15,21 @@ from typing import Any
 
 import torch.distributed as dist
 
-from firstfault_torch.budgets import MEETING_END_S, MEETING_S, MONITOR_LINGER_S, OUTCOME_LOOK_S
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.detached import Process, start_detached
 from firstfault_torch.inprocess.exception import InternalError, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
+from firstfault_torch.time_limits import (
+    ENDING_STORE_TIMEOUT_SECONDS,
+    MONITOR_LINGER_SECONDS,
+    SIGNAL_HANDLER_INTERVAL_SECONDS,
+    STORE_OPERATION_TIMEOUT_SECONDS,
+)
 
-_TIMEOUT = dt.timedelta(seconds=MEETING_S)
+_TIMEOUT = dt.timedelta(seconds=STORE_OPERATION_TIMEOUT_SECONDS)
 """Of a store's operations, as torch has it."""
-_SHORT = dt.timedelta(seconds=MEETING_END_S)
+_SHORT = dt.timedelta(seconds=ENDING_STORE_TIMEOUT_SECONDS)
 """Longest wait for a store that may be about to end."""
 _ENDED = "the store at {}:{} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
@@ -85,7 +90,7 @@ class Meeting:
                     return
                 if time.monotonic() > deadline:
                     raise RestartError(_ENDED.format(*self._address)) from error
-                time.sleep(OUTCOME_LOOK_S)
+                time.sleep(SIGNAL_HANDLER_INTERVAL_SECONDS)
             else:
                 _hosted.add(self._address)
                 return
@@ -117,7 +122,7 @@ class Meeting:
                 error = lost  # it has ended in between, or is not there yet
             if time.monotonic() > deadline:
                 raise error
-            time.sleep(OUTCOME_LOOK_S)
+            time.sleep(SIGNAL_HANDLER_INTERVAL_SECONDS)
 
 
 class _Host:
@@ -137,7 +142,7 @@ class _Host:
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
-        while not self._process.has_died(MONITOR_LINGER_S):
+        while not self._process.has_died(MONITOR_LINGER_SECONDS):
             pass
         self._server.set(_OVER, "1")
         before: set[str] = set()
@@ -146,7 +151,7 @@ class _Host:
             now = self._connections()
             quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
             before = now
-            time.sleep(OUTCOME_LOOK_S)
+            time.sleep(SIGNAL_HANDLER_INTERVAL_SECONDS)
 
     def _connections(self) -> set[str]:
         """Return the ports of other processes' connections to the store; torch's store connects to itself."""

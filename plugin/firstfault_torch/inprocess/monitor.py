@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from typing_extensions import Self
 
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.guard import begun, caught, guarded, logger
 from firstfault_torch.inprocess.detached import Process, log_error, start_detached
 from firstfault_torch.inprocess.exception import RankShouldRestart
@@ -194,7 +194,7 @@ class Watcher:
             if self._progress.phase == Phase.CLOSED:
                 return
             late = time.monotonic() - began - interval
-            if late > budgets.TIMERS_STALL_S:
+            if late > time_limits.FROZEN_WATCHDOG_SECONDS:
                 self._postpone(late)
             self._look()
             began = time.monotonic()
@@ -227,7 +227,7 @@ class Watcher:
         if self._asking is not None and self._asking.is_alive():
             if not patient:
                 return False
-            self._asking.join(budgets.MONITOR_PATIENCE_S)
+            self._asking.join(time_limits.MONITOR_REPORT_TIMEOUT_SECONDS)
             if self._asking.is_alive():
                 self._connection = None  # it may wait for ever on that one
 
@@ -242,7 +242,9 @@ class Watcher:
 
         self._asking = threading.Thread(target=run, daemon=True)
         self._asking.start()
-        self._asking.join(budgets.MONITOR_PATIENCE_S if patient else budgets.MONITOR_STORE_S)
+        self._asking.join(
+            time_limits.MONITOR_REPORT_TIMEOUT_SECONDS if patient else time_limits.MONITOR_STORE_TIMEOUT_SECONDS
+        )
         return not failed.is_set()
 
     def _postpone(self, seconds: float) -> None:
@@ -260,7 +262,7 @@ class Watcher:
             os.kill(self._worker, signal.SIGTERM)
             if not self._process.has_died(self._options.seconds("termination_grace_time")):
                 os.kill(self._worker, signal.SIGKILL)
-                self._process.has_died(budgets.MONITOR_LINGER_S)
+                self._process.has_died(time_limits.MONITOR_LINGER_SECONDS)
 
     def _report_death(self) -> None:
         """Report the worker's death in the iteration in which the others can still act on it."""
@@ -428,7 +430,7 @@ class MonitorThread:
 
     def close(self) -> None:
         """Hold the connection no longer, if the thread has ended."""
-        if self.join(budgets.MONITOR_CLOSING_S):
+        if self.join(time_limits.MONITOR_CLOSE_TIMEOUT_SECONDS):
             self._iteration.close()
             self._abort = lambda: None
 

@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
-from firstfault_torch.budgets import GIVING_UP_S, SURVIVORS_LOOK_S, SURVIVORS_POLL_S, SURVIVORS_STORE_S
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.context import OTHERS_CONTINUE
 from firstfault_torch.guard import NonBlocking, bounded, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
+from firstfault_torch.time_limits import (
+    SURVIVORS_CHECK_INTERVAL_SECONDS,
+    SURVIVORS_EXIT_GRACE_SECONDS,
+    SURVIVORS_POLL_SECONDS,
+    SURVIVORS_STORE_TIMEOUT_SECONDS,
+)
 
 if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
@@ -56,7 +61,7 @@ class Survivors:
         if gave_up:
             now = time.monotonic()
             self._gave_up = self._gave_up or now
-            if continues and now - self._gave_up < GIVING_UP_S:
+            if continues and now - self._gave_up < SURVIVORS_EXIT_GRACE_SECONDS:
                 return RunResult(WorkerState.HEALTHY)
             self.forget_recovered(group)
             return None
@@ -71,12 +76,12 @@ class Survivors:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
         tell = partial(torch_agent.let_workers_end, context)
-        bounded(tell, SURVIVORS_STORE_S, "telling the workers that they may end")
+        bounded(tell, SURVIVORS_STORE_TIMEOUT_SECONDS, "telling the workers that they may end")
         processes = torch_agent.worker_processes(context)
-        deadline = time.monotonic() + (GIVING_UP_S if lost else float("inf"))
+        deadline = time.monotonic() + (SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
         # torch stops those that are left when the agent ends
         while any(processes[rank].exitcode is None for rank in continues) and time.monotonic() < deadline:
-            time.sleep(SURVIVORS_POLL_S)
+            time.sleep(SURVIVORS_POLL_SECONDS)
         return self._succeeded(local, values, continues)
 
     def _succeeded(self, local: range, values: dict[int, Any], continues: set[int]) -> RunResult:
@@ -94,11 +99,15 @@ class Survivors:
             return None
         store: Any = group.store
         if self._others is None:
-            bounded(lambda: store.add(_NO_WORKERS, 1), SURVIVORS_STORE_S, "counting the nodes that have no workers")
+            bounded(
+                lambda: store.add(_NO_WORKERS, 1),
+                SURVIVORS_STORE_TIMEOUT_SECONDS,
+                "counting the nodes that have no workers",
+            )
             self._others = NonBlocking(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
-        if time.monotonic() - self._looked < SURVIVORS_LOOK_S:
+        if time.monotonic() - self._looked < SURVIVORS_CHECK_INTERVAL_SECONDS:
             return RunResult(WorkerState.HEALTHY)
         self._looked = time.monotonic()
         without, finished = self._others()
@@ -113,9 +122,9 @@ class Survivors:
 
         A worker that is stopped before that says less.
         """
-        deadline = time.monotonic() + GIVING_UP_S
+        deadline = time.monotonic() + SURVIVORS_EXIT_GRACE_SECONDS
         while len(self._ended()) < self._workers.number and time.monotonic() < deadline:
-            time.sleep(SURVIVORS_POLL_S)
+            time.sleep(SURVIVORS_POLL_SECONDS)
 
     def _ended(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
@@ -131,7 +140,13 @@ class Survivors:
         round_ = str(self._reporter.recording.round)
 
         def ask() -> set[int]:
-            store = TCPStore(*torch_agent.master_address(group), timeout=dt.timedelta(seconds=SURVIVORS_STORE_S))
+            store = TCPStore(
+                *torch_agent.master_address(group), timeout=dt.timedelta(seconds=SURVIVORS_STORE_TIMEOUT_SECONDS)
+            )
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
-        return bounded(ask, SURVIVORS_STORE_S, "asking from which faults the ranks had recovered") if ranks else set()
+        return (
+            bounded(ask, SURVIVORS_STORE_TIMEOUT_SECONDS, "asking from which faults the ranks had recovered")
+            if ranks
+            else set()
+        )

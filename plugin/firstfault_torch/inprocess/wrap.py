@@ -25,7 +25,6 @@ from typing_extensions import Self
 
 from firstfault.model.failure import RESTARTED
 from firstfault_torch import watchdog
-from firstfault_torch.budgets import JOINING_S, OUTCOME_LOOK_S
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
 from firstfault_torch.guard import caught, guarded, logger
 from firstfault_torch.inprocess.exception import (
@@ -44,6 +43,7 @@ from firstfault_torch.inprocess.monitor import MonitorThread, Phase, Progress, S
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
 from firstfault_torch.inprocess.store import GONE, Fault, FaultKind, Iteration, Outcome, recovered_key, round_prefix
+from firstfault_torch.time_limits import SIGNAL_HANDLER_INTERVAL_SECONDS, THREAD_JOIN_TIMEOUT_SECONDS
 
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
 _LOST = "the store of the in-process restart is lost"
@@ -309,7 +309,7 @@ class CallWrapper:
         """Wait for the other ranks; return an error if they take too long. A reserve waits without a limit."""
         limit = self._options.seconds("completion_timeout") if self.state.mode is Mode.ACTIVE else float("inf")
         deadline = time.monotonic() + limit
-        while not monitor.known.wait(OUTCOME_LOOK_S):
+        while not monitor.known.wait(SIGNAL_HANDLER_INTERVAL_SECONDS):
             if time.monotonic() > deadline:
                 late = RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
                 if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is Outcome.INTERRUPTED:
@@ -366,7 +366,7 @@ class CallWrapper:
         gone = iteration.await_all(self._barrier_timeout)
         self._unrecovered += iteration.faults()
         faults = tuple(self._unrecovered)
-        if not monitor.join(JOINING_S):
+        if not monitor.join(THREAD_JOIN_TIMEOUT_SECONDS):
             raise InternalError("the thread that watches the iteration does not end")
         interruption = Interruption(
             state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False

@@ -25,7 +25,7 @@ from typing import Any
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
 from firstfault.utils.text import parse_json
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.guard import guarded
 
 _LARGEST = 128 * 1024
@@ -161,7 +161,7 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
         data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
         # the queue of a unix socket holds few datagrams, and many workers may fail at once
-        sender.settimeout(budgets.SENDING_S)
+        sender.settimeout(time_limits.SEND_TIMEOUT_SECONDS)
         sender.sendto(data, str(path))
         return True
     return False
@@ -235,10 +235,10 @@ def await_siblings(files: NodeFolder) -> None:
     another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
     resolves blocks it without end. So no worker of this node connects before the last one has been forked.
     """
-    deadline = time.monotonic() + budgets.SIBLINGS_S
+    deadline = time.monotonic() + time_limits.SIBLING_FORK_TIMEOUT_SECONDS
     # the recorder of a dead agent removes the folder
     while files.starting.exists() and time.monotonic() < deadline:
-        time.sleep(budgets.SIBLINGS_POLL_S)
+        time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)
 
 
 # --- the stacks of all threads ----------------------------------------------------------------------------------------
@@ -326,9 +326,9 @@ def _await_content(files: list[Path], seconds: float) -> None:
         now = [file.stat().st_size for file in files]
         if now != sizes:
             sizes, since = now, time.monotonic()
-        elif all(sizes) and time.monotonic() - since >= budgets.STACK_SETTLED_S:
+        elif all(sizes) and time.monotonic() - since >= time_limits.STACK_SETTLE_SECONDS:
             return
-        time.sleep(budgets.STACK_POLL_S)
+        time.sleep(time_limits.STACK_POLL_SECONDS)
 
 
 def _opened(path: Path) -> int:

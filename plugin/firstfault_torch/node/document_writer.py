@@ -22,13 +22,18 @@ from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.store import join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
-from firstfault_torch.budgets import ENDING_RECORDER_S, RECEIPT_S, SPOOL_S, STOP_S
 from firstfault_torch.context import Recording
 from firstfault_torch.guard import bounded, caught, guarded, logger
+from firstfault_torch.time_limits import (
+    EXIT_RECORDER_TIMEOUT_SECONDS,
+    MIN_SPOOL_TIMEOUT_SECONDS,
+    RECEIPT_TIMEOUT_SECONDS,
+    STOP_GRACE_SECONDS,
+)
 
 
 @contextlib.contextmanager
-def node_recorder(recording: Recording, left_seconds: float = STOP_S) -> Iterator[Recording]:
+def node_recorder(recording: Recording, left_seconds: float = STOP_GRACE_SECONDS) -> Iterator[Recording]:
     """Run a recorder for the duration of the block; yield the recording with its folder, or unchanged if it fails.
 
     If this process dies, the recorder kills what its workers leave after `left_seconds`.
@@ -49,7 +54,7 @@ def end_node_recorder(recording: Recording) -> None:
     """End the node's recorder, from a thread that is about to end the process."""
     if recording.files is not None:
         with guarded("ending the recorder"):
-            Recorder(recording.files).end(ENDING_RECORDER_S)
+            Recorder(recording.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
 
 
 def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
@@ -92,7 +97,7 @@ def record_error(
     target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), encode(error)
     file = None
     if spool is not None:
-        wait = max(deadline_seconds, SPOOL_S)
+        wait = max(deadline_seconds, MIN_SPOOL_TIMEOUT_SECONDS)
         file = bounded(lambda: spool.add(target.name, data), wait, "spooling an error document", local=True)
     if held:
         return data, target.failed("held back until the node fails")
@@ -125,7 +130,7 @@ def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) ->
     target, files, file = Target(path), _files(recording), None
     if files is not None:
         spool = files.outgoing_spool
-        file = bounded(lambda: spool.add(target.name, data), SPOOL_S, "spooling a file", local=True)
+        file = bounded(lambda: spool.add(target.name, data), MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True)
     return _upload(target, file, data, recording, time.monotonic() + seconds).durable
 
 
@@ -176,7 +181,7 @@ def _upload(target: Target, file: Path | None, data: bytes, recording: Recording
         own = receipt = _by_this_process(target, data, recording, max(deadline - time.monotonic(), 0.0))
         if file is not None:
             spool = Spool(file.parent)
-            bounded(lambda: spool.add_receipt(own), RECEIPT_S, "writing a receipt", local=True)
+            bounded(lambda: spool.add_receipt(own), RECEIPT_TIMEOUT_SECONDS, "writing a receipt", local=True)
     if not receipt.durable:
         logger.warning("%s was not uploaded: %s", join(recording.output_prefix, target.path), receipt.error)
     return receipt

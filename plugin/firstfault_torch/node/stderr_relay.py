@@ -21,8 +21,8 @@ from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles
 from firstfault.recorder.orphans import pass_on_late, write_stderr
-from firstfault_torch.budgets import GIVE_UP_POLL_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
+from firstfault_torch.time_limits import RELAY_CLOSE_TIMEOUT_SECONDS, SHUTDOWN_POLL_SECONDS
 
 _STDERR = 2
 _KEPT_BYTES = 8 * 1024
@@ -148,7 +148,7 @@ class StderrRelay:
             _living.discard(self)
             os.close(self._wake_writer)
         if self._thread is not None:
-            self._thread.join(RELAY_CLOSING_S)
+            self._thread.join(RELAY_CLOSE_TIMEOUT_SECONDS)
             _closing.add(self._thread)
         else:
             self._end()
@@ -268,7 +268,7 @@ def await_passed_on(give_up: threading.Event) -> None:
     """Wait until closed relays have passed everything on, as the workers would wait without them; or for `give_up`."""
     for thread in list(_closing):
         while thread.is_alive() and not give_up.is_set():
-            thread.join(GIVE_UP_POLL_S)
+            thread.join(SHUTDOWN_POLL_SECONDS)
 
 
 def _forget_all() -> None:

@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from typing_extensions import Self
 
 from firstfault.model import CausedBy
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
 
@@ -62,7 +62,7 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
         store.set(key, str(number))
         return number
     try:
-        store.wait([key], dt.timedelta(seconds=budgets.NUMBERING_S))
+        store.wait([key], dt.timedelta(seconds=time_limits.ROUND_NUMBER_TIMEOUT_SECONDS))
     except dist.DistStoreError:
         logger.warning("the first node does not number the rounds; it seems to run without firstfault")
         return fallback
@@ -79,7 +79,7 @@ def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
         if not hasattr(store, "clone"):
             return RoundStore(store, number)
         return dist.PrefixStore(f"firstfault/{number}", store) if has_shared_store(group) else store  # type: ignore[attr-defined]
-    key, limit = f"firstfault/server/{number}", dt.timedelta(seconds=budgets.CONNECTING_S)
+    key, limit = f"firstfault/server/{number}", dt.timedelta(seconds=time_limits.PEER_CONNECT_TIMEOUT_SECONDS)
     is_first = not group.group_rank
     if not is_first:
         store.wait([key], limit)
@@ -267,7 +267,7 @@ class FailureBroadcast:
             set_once(store, _OUTCOME, text)
 
         # a lost store is what `_next_outcome` reports
-        bounded(lambda: caught(put, dist.DistError), budgets.STORE_S, "telling the other agents")
+        bounded(lambda: caught(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "telling the other agents")
 
     def accept(self, failure: FirstFailure) -> None:
         """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
@@ -285,7 +285,7 @@ class FailureBroadcast:
 
         failure = self.failure
         if failure is None and not self._is_lost():
-            failure = bounded(ask, budgets.STORE_S, "asking which node failed")
+            failure = bounded(ask, time_limits.STORE_TIMEOUT_SECONDS, "asking which node failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
@@ -294,10 +294,10 @@ class FailureBroadcast:
         If the failure asks, it is `to_agree`: None also if a node failed for good.
         """
         if to_agree:
-            self._is_known.wait(budgets.STORE_S)
+            self._is_known.wait(time_limits.STORE_TIMEOUT_SECONDS)
             is_usable = self.outcome is not None and not self.is_fatal
         else:
-            self._thread.join(budgets.STORE_S)
+            self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
             is_usable = not self._thread.is_alive()
         if not is_usable or self._is_lost() or self._waiting is None or self._connection is None:
             return None
@@ -306,11 +306,15 @@ class FailureBroadcast:
     def end_for_good(self, failure: FirstFailure) -> None:
         """Take a failure that asked for fatal: the agents have decided against a restart."""
         self._ended.set()
-        self._thread.join(budgets.STORE_S)
+        self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
-            bounded(lambda: self._heard(self._connection, fatal), budgets.STORE_S, "telling that this node knows")
+            bounded(
+                lambda: self._heard(self._connection, fatal),
+                time_limits.STORE_TIMEOUT_SECONDS,
+                "telling that this node knows",
+            )
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
@@ -319,7 +323,7 @@ class FailureBroadcast:
         self._ended.set()
         with guarded("ending the wait for the round's outcome"):
             self.send(FirstFailure("the round is over", "", self._group_rank, fatal=False))
-            self._thread.join(budgets.STORE_S)
+            self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
 
     def _is_lost(self) -> bool:
         return self.outcome is not None and bool(self.outcome.lost)
@@ -339,7 +343,7 @@ class FailureBroadcast:
     def _await_a_fatal_failure(self) -> None:
         """Look for the failure of a third node, before this one enters the next round."""
         try:
-            while not self._ended.wait(budgets.FATAL_LOOK_S):
+            while not self._ended.wait(time_limits.FATAL_FAILURE_POLL_SECONDS):
                 if self._connection.check([_FATAL]):
                     failure = _failure_from(self._connection.get(_FATAL))
                     self.outcome = RoundOutcome(failure=failure)
@@ -363,7 +367,7 @@ class FailureBroadcast:
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # a connection can also break while the host lives; one that dies closes its port a moment later
                 if _listens(self._store):
-                    time.sleep(budgets.HOST_CLOSING_S)
+                    time.sleep(time_limits.LOST_STORE_GRACE_SECONDS)
                     if _listens(self._store):
                         continue
                 logger.info("lost the store that the agents share: %s", error)
@@ -385,7 +389,7 @@ def _listens(store: Any) -> bool:
     """Whether the store's host accepts connections; cloning the store would retry for minutes."""
     host = lowest(store)
     try:
-        with socket.create_connection((host.host, host.port), budgets.STORE_S):
+        with socket.create_connection((host.host, host.port), time_limits.STORE_TIMEOUT_SECONDS):
             return True
     except (OSError, AttributeError):
         return False

@@ -26,10 +26,10 @@ import torch.distributed as dist
 from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
 from firstfault.model import Phase
-from firstfault.recorder.budgets import ROSTER_ANSWER_S
 from firstfault.recorder.folder import Recorder
+from firstfault.recorder.time_limits import ROSTER_LISTING_TIMEOUT_SECONDS
 from firstfault.utils.text import parse_json
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.context import Recording
 from firstfault_torch.guard import guarded, logger
 
@@ -79,7 +79,7 @@ class Liveness:
         """Send a farewell, close, and end the thread."""
         if not self._ended.done():
             self._ended.set_result(None)
-            self._thread.join(budgets.RECONNECT_S)
+            self._thread.join(time_limits.RECONNECT_TIMEOUT_SECONDS)
 
     def ask(self) -> None:
         """Ask the other agents for their states, as the first one; answers come into `told`."""
@@ -138,7 +138,7 @@ class Liveness:
         answer = json.dumps({"node": self._node}).encode() + b"\n"
         with contextlib.closing(writer):
             try:
-                greeting = parse_json(await self._line(reader, budgets.RECONNECT_S))
+                greeting = parse_json(await self._line(reader, time_limits.RECONNECT_TIMEOUT_SECONDS))
                 if not secrets.compare_digest(greeting["secret"], self._secret):
                     raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
                 group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
@@ -151,7 +151,7 @@ class Liveness:
                 return
             self._latest[group_rank] = writer
             if await _breaks(reader, writer, partial(self.told.__setitem__, group_rank)):
-                await asyncio.sleep(budgets.RECONNECT_S)
+                await asyncio.sleep(time_limits.RECONNECT_TIMEOUT_SECONDS)
                 # the old connection's end may be read after the new one was accepted
                 if self._latest[group_rank] is writer:
                     self._on_death(group_rank, node)
@@ -183,9 +183,11 @@ class Liveness:
         if where is None:
             return
         first = ""
-        deadline = time.monotonic() + budgets.FIRST_AGENT_S
+        deadline = time.monotonic() + time_limits.FIRST_AGENT_PORT_TIMEOUT_SECONDS
         while True:
-            connected = await self._connect(where, budgets.RECONNECT_S if first else budgets.CONNECTING_S)
+            connected = await self._connect(
+                where, time_limits.RECONNECT_TIMEOUT_SECONDS if first else time_limits.PEER_CONNECT_TIMEOUT_SECONDS
+            )
             if connected is not None:
                 reader, writer, first = connected
                 self.lost_first = ""
@@ -195,7 +197,9 @@ class Liveness:
             elif first or time.monotonic() > deadline:
                 break
             else:
-                await asyncio.sleep(budgets.CONNECTING_S)  # a thousand nodes may wait for one that is frozen
+                await asyncio.sleep(
+                    time_limits.PEER_CONNECT_TIMEOUT_SECONDS
+                )  # a thousand nodes may wait for one that is frozen
         if first:
             self._on_death(0, first)
         else:
@@ -207,14 +211,14 @@ class Liveness:
 
     async def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
-        deadline = time.monotonic() + budgets.FIRST_AGENT_S
-        pause: float = budgets.CONNECT_PAUSE_S
+        deadline = time.monotonic() + time_limits.FIRST_AGENT_PORT_TIMEOUT_SECONDS
+        pause: float = time_limits.CONNECT_BACKOFF_SECONDS
         while time.monotonic() < deadline:
             if store.check([_KEY]):
                 address: dict[str, Any] = json.loads(store.get(_KEY))
                 return address
             await asyncio.sleep(pause)
-            pause = min(2 * pause, budgets.LONGEST_CONNECT_PAUSE_S)
+            pause = min(2 * pause, time_limits.MAX_CONNECT_BACKOFF_SECONDS)
         return None
 
     async def _connect(
@@ -222,7 +226,7 @@ class Liveness:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str] | None:
         """Return a connection to the first agent, and the name of its node; None if there is none in time."""
         deadline = time.monotonic() + seconds
-        pause: float = budgets.CONNECT_PAUSE_S
+        pause: float = time_limits.CONNECT_BACKOFF_SECONDS
         greeting = {"secret": where["secret"], "group_rank": self._group_rank, "node": self._node}
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError):
@@ -291,7 +295,7 @@ class RosterPoll:
         self.names: list[str] = []
         """Of the last listing."""
         many = recording.group_world_size / _POLLS_PER_SECOND if group_rank else 0.0
-        self._every_s = max(budgets.ROSTER_POLL_S, many)
+        self._every_s = max(time_limits.ROSTER_POLL_SECONDS, many)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
         self._ended = threading.Event()
@@ -301,7 +305,7 @@ class RosterPoll:
     def end(self) -> None:
         """Stop polling, and end the thread unless it waits for the storage."""
         self._ended.set()
-        self._thread.join(budgets.ROSTER_JOIN_S)
+        self._thread.join(time_limits.ROSTER_JOIN_TIMEOUT_SECONDS)
 
     def _poll(self) -> None:
         with guarded("polling the roster"):
@@ -316,7 +320,7 @@ class RosterPoll:
 
     def _failed(self) -> list[int]:
         try:
-            names = self.names = self._recorder.roster(ROSTER_ANSWER_S)
+            names = self.names = self._recorder.roster(ROSTER_LISTING_TIMEOUT_SECONDS)
         except FirstFaultError as error:
             logger.debug("the roster could not be listed: %s", error)
             return []

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
 from firstfault.recorder.folder import Recorder
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.context import Recording
 from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
@@ -141,7 +141,11 @@ class Peers:
             if restart is not None and restart.asks:
                 # it ends the decision that the other agents wait for
                 self.broadcast.send(replace(restart, fatal=True, asks=False))
-            bounded(self._group.spec.rdzv_handler.set_closed, budgets.CLOSING_S, "closing the rendezvous")
+            bounded(
+                self._group.spec.rdzv_handler.set_closed,
+                time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
+                "closing the rendezvous",
+            )
             failure = restart or failure_broadcast.FirstFailure("the round ended without a reason", "")
         logger.warning("this node's workers had succeeded. The first report, not the verdict: %s", failure.reason)
         return failure
@@ -157,24 +161,28 @@ class Peers:
                 return False  # the broadcast reports the lost store
 
         enter = partial(self._count_in, BARRIER_MEMBERS, BARRIER_LAST)
-        bounded(enter, budgets.STORE_S, "entering the exit barrier")
+        bounded(enter, time_limits.STORE_TIMEOUT_SECONDS, "entering the exit barrier")
         is_complete = NonBlocking(look, default=False)
         waited = 0.0
         while (outcome := self.broadcast.outcome) is None:
             # the nodes ask one after the other who has firstfault: the answer is large
-            if is_complete() or (waited == budgets.BARRIER_S + self._own and self._lacks_agents()):
+            if is_complete() or (
+                waited == time_limits.EXIT_BARRIER_TIMEOUT_SECONDS + self._own and self._lacks_agents()
+            ):
                 self.broadcast.send_finished()
                 return failure_broadcast.RoundOutcome(finished=True)
-            wake.wait(budgets.BARRIER_LOOK_S)
+            wake.wait(time_limits.EXIT_BARRIER_POLL_SECONDS)
             wake.clear()
-            waited += budgets.BARRIER_LOOK_S
-            if waited % budgets.BARRIER_LOG_S < budgets.BARRIER_LOOK_S:
+            waited += time_limits.EXIT_BARRIER_POLL_SECONDS
+            if waited % time_limits.EXIT_BARRIER_LOG_INTERVAL_SECONDS < time_limits.EXIT_BARRIER_POLL_SECONDS:
                 logger.info("this node's workers have finished; waiting for the other nodes'")
         return outcome
 
     def _lacks_agents(self) -> bool:
         """Whether some nodes run without firstfault."""
-        joined = bounded(partial(have_joined, self._store), budgets.STORE_S, "asking which nodes have firstfault")
+        joined = bounded(
+            partial(have_joined, self._store), time_limits.STORE_TIMEOUT_SECONDS, "asking which nodes have firstfault"
+        )
         if joined is None or joined >= self._nodes:
             return False
         logger.warning("some nodes run without firstfault, and may have failed; this one does not wait for them")
@@ -186,10 +194,12 @@ class Peers:
         def wait() -> None:
             self._count_in(_KNOW, _ALL_KNOW)
             # not `store.check`, again and again: torch prints its error if the host is gone
-            store.wait([_ALL_KNOW], dt.timedelta(seconds=budgets.LEAVING_S))
+            store.wait([_ALL_KNOW], dt.timedelta(seconds=time_limits.FINISH_ACKS_TIMEOUT_SECONDS))
 
         store: Any = self._group.store
-        bounded(lambda: caught(wait, dist.DistError), budgets.LEAVING_S, "letting all agents know")
+        bounded(
+            lambda: caught(wait, dist.DistError), time_limits.FINISH_ACKS_TIMEOUT_SECONDS, "letting all agents know"
+        )
 
     def _count_in(self, members: str, last: str) -> None:
         store: Any = self._group.store
@@ -228,7 +238,12 @@ class Peers:
         """Close the connections to the other agents, and stop polling the roster."""
         while self._listeners:
             listener = self._listeners.pop(0)
-            bounded(listener.end, budgets.CLOSING_S, "ending the connections to the other agents", self._gave_up)
+            bounded(
+                listener.end,
+                time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
+                "ending the connections to the other agents",
+                self._gave_up,
+            )
 
     def end(self) -> None:
         """End the round and its threads: the next round may fork."""

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from firstfault.errors import BadDocumentError
 from firstfault.wire.documents import pack, pack_within, unpack
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.rounds.failure_broadcast import set_once
 
@@ -120,11 +120,15 @@ class Settlement:
                     yield turn
                 if isinstance(turn, SettledDocument):
                     return
-            patience = budgets.TURN_S + budgets.TURN_FOR_NODE_S * self._nodes
-            found = self._next_result(patience, give_up, budgets.TERMINATED_VERDICT_S)
+            patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
+            found = self._next_result(patience, give_up, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS)
             sealer = b"" if found is not None else self._bounded(self._sealer, "asking whose turn it is")
             if sealer and sealer.endswith(b"!"):
-                found = self._next_result(budgets.PUBLISHING_S, give_up, budgets.TERMINATED_PUBLISHED_S)
+                found = self._next_result(
+                    time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
+                    give_up,
+                    time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS,
+                )
             if isinstance(found, bytes):
                 yield _unpacked(found)
             if found is not None or give_up.is_set():
@@ -171,7 +175,12 @@ class Settlement:
 
     def _bounded(self, call: Callable[[], _T], doing: str) -> _T | None:
         """Return what the store answers; None if it does not in time: all agents may ask at the same moment."""
-        return bounded(call, budgets.STEP_S + budgets.STEP_FOR_NODE_S * self._nodes, doing)
+        return bounded(
+            call,
+            time_limits.ELECTION_STEP_TIMEOUT_SECONDS
+            + time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * self._nodes,
+            doing,
+        )
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
@@ -191,20 +200,24 @@ class Settlement:
         """
         now = time.monotonic()
         deadline = now + seconds
-        look_at = min(now + budgets.NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
-        pause: float = budgets.LOOK_S
+        look_at = min(now + time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS + 2 * (self._arrived_as - 1), deadline)
+        pause: float = time_limits.ARRIVALS_POLL_SECONDS
         while True:
-            found = self._next_result(look_at - time.monotonic(), give_up, budgets.TERMINATED_SETTLE_S)
+            found = self._next_result(look_at - time.monotonic(), give_up, time_limits.TERMINATED_SETTLE_SECONDS)
             if found is not None:
                 return json.loads(found) if isinstance(found, bytes) else None
             is_over = time.monotonic() >= deadline or give_up.is_set()
             if self._bounded(partial(self._close, is_over), "looking which nodes live") is None:
                 return None
             if is_over:
-                deadline = look_at = time.monotonic() + budgets.STEP_S + budgets.STEP_FOR_NODE_S * self._nodes
+                deadline = look_at = (
+                    time.monotonic()
+                    + time_limits.ELECTION_STEP_TIMEOUT_SECONDS
+                    + time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * self._nodes
+                )
                 continue
             look_at = min(time.monotonic() + pause, deadline)
-            pause = min(2 * pause, budgets.LONGEST_LOOK_S)
+            pause = min(2 * pause, time_limits.MAX_ARRIVALS_POLL_SECONDS)
 
     def _next_result(
         self, seconds: float, give_up: threading.Event, hurried_seconds: float
@@ -217,7 +230,7 @@ class Settlement:
                 hurried, deadline = True, min(deadline, time.monotonic() + hurried_seconds)
             left = max(deadline - time.monotonic(), 0)
             try:
-                return self._results.get(timeout=left if hurried else min(left, budgets.GIVE_UP_POLL_S))
+                return self._results.get(timeout=left if hurried else min(left, time_limits.SHUTDOWN_POLL_SECONDS))
             except queue.Empty:
                 if time.monotonic() >= deadline:
                     return None

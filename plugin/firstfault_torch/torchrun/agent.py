@@ -19,13 +19,13 @@ from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.run_folder import begin_run
 from firstfault.store import split_name
 from firstfault_torch.agent.agent import Job, PeerFailedError, Prepared, results_of
-from firstfault_torch.budgets import LEAVING_FILES_S, TORCHRUN_STOP_S
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
+from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, TORCHRUN_STOP_GRACE_SECONDS
 from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, options_of, who
 from firstfault_torch.worker.recording import run_recorded
 
@@ -97,7 +97,9 @@ class TorchrunAgent(LocalElasticAgent):
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)
-        seconds = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TORCHRUN_STOP_S
+        seconds = (
+            self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TORCHRUN_STOP_GRACE_SECONDS
+        )
         try:
             results = run_node(job, engine=engine, options=options_of(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
@@ -152,7 +154,9 @@ class TorchrunEngine(PlainEngine):
         """Write the verdict into the attempt's folder, or, if that cannot be written, into one for temporary files."""
         published = PlainEngine.publish(self, verdict, **how)
         if not published.durable:
-            bounded(partial(_leave, verdict, self._on_node), LEAVING_FILES_S, "leaving the verdict on this node")
+            bounded(
+                partial(_leave, verdict, self._on_node), HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node"
+            )
         return published
 
     @property

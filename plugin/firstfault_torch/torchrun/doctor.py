@@ -23,9 +23,13 @@ from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault_start import ON
-from firstfault_torch.budgets import DOCTOR_PYTHON_S, DOCTOR_RECORDER_S, DOCTOR_STORAGE_S
 from firstfault_torch.context import WORKER_VARIABLE
 from firstfault_torch.guard import bounded, caught
+from firstfault_torch.time_limits import (
+    DOCTOR_PYTHON_TIMEOUT_SECONDS,
+    DOCTOR_RECORDER_TIMEOUT_SECONDS,
+    DOCTOR_STORAGE_TIMEOUT_SECONDS,
+)
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""
@@ -108,7 +112,9 @@ def _versions() -> _Check:
 
 def _recorder() -> _Check:
     """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
-    told, error = bounded(partial(caught, _record, Exception), DOCTOR_RECORDER_S, "trying the recorder") or (None, None)
+    told, error = bounded(
+        partial(caught, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS, "trying the recorder"
+    ) or (None, None)
     return _FACT, "recorder", told or f"no collective could be called: {error or 'no answer'}"
 
 
@@ -167,7 +173,9 @@ def _workers() -> _Check:
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]
     environment = {**os.environ, WORKER_VARIABLE: "doctor"}
-    start = partial(subprocess.run, command, env=environment, timeout=DOCTOR_PYTHON_S, capture_output=True, check=True)
+    start = partial(
+        subprocess.run, command, env=environment, timeout=DOCTOR_PYTHON_TIMEOUT_SECONDS, capture_output=True, check=True
+    )
     _, error = caught(start, Exception)
     if error is None:
         return _OK, "workers", f"{python} reads firstfault.pth"
@@ -180,12 +188,12 @@ def _storage() -> _Check:
 
     folder, began = job.root_folder(), time.monotonic()
     probe = partial(caught, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception)
-    _, error = bounded(probe, DOCTOR_STORAGE_S, "trying the storage") or (None, TimeoutError())
+    _, error = bounded(probe, DOCTOR_STORAGE_TIMEOUT_SECONDS, "trying the storage") or (None, TimeoutError())
     name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
     if error is None:
         took = time.monotonic() - began
         return _OK, "storage", f"{folder} was written, listed and read in {took:.2f} s ({name})"
-    why = f"no answer within {DOCTOR_STORAGE_S:g} s" if isinstance(error, TimeoutError) else str(error)
+    why = f"no answer within {DOCTOR_STORAGE_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
     text = f"{folder}: {why} ({name}); documents would be in {job.fallback_folder()}"
     return _NO if job.given_folder() else _FACT, "storage", text
 

@@ -19,9 +19,9 @@ from firstfault.errors import UsageError
 from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
-from firstfault_torch.budgets import FOLDER_S, FOLDER_TAKEN_S
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
+from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
 
 # --- the user's options, each with its variable -----------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     root, name = root_folder(), None
     claim, store = partial(_claimed, root, who), meet() if meet is not None else None
     if store is not None:
-        name = bounded(partial(_agreed, store, who, claim), FOLDER_TAKEN_S, "agreeing on the run's name")
+        name = bounded(partial(_agreed, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name")
     elif meet is not None:  # the variables alone may be the same on all nodes
         name = f"{who.job.value}/{who.number}" if who.job.value and who.attempt.value else None
     if name is None and meet is not None and given_folder():
@@ -281,12 +281,16 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     why = ""
     for parent in dict.fromkeys((root, fallback_folder())):
         make = partial(_made, parent, name or partial(_claimed, parent, who))
-        made, error = bounded(partial(caught, make, OSError), FOLDER_S, "making the run's folder") or (None, None)
+        made, error = bounded(
+            partial(caught, make, OSError), RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder"
+        ) or (None, None)
         if made is not None:
             if why and given_folder():
                 logger.warning(_ELSEWHERE, root, why, made[0])
             return Chosen(*made, is_common and not why)
-        why = why or (f"cannot be written ({error})" if error else f"did not answer within {FOLDER_S:g} s")
+        why = why or (
+            f"cannot be written ({error})" if error else f"did not answer within {RUN_FOLDER_TIMEOUT_SECONDS:g} s"
+        )
     raise OSError(f"{root} {why}")
 
 
@@ -325,6 +329,6 @@ def _agreed(store: Any, who: Who, claim: Callable[[], str]) -> str:
     """Return the name that the first node to ask claims."""
     key = f"firstfault/run/{who.run_id}"
     if store.add(f"{key}/asked", 1) == 1:
-        store.set(key, bounded(claim, FOLDER_S, "naming the run") or _fresh(who))
-    store.wait([key], dt.timedelta(seconds=FOLDER_TAKEN_S))
+        store.set(key, bounded(claim, RUN_FOLDER_TIMEOUT_SECONDS, "naming the run") or _fresh(who))
+    store.wait([key], dt.timedelta(seconds=RUN_NAME_TIMEOUT_SECONDS))
     return bytes(store.get(key)).decode()

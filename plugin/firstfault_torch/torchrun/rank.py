@@ -18,7 +18,6 @@ from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_start import OWN_RANK
-from firstfault_torch.budgets import ANNOUNCING_S
 from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.context import Recording, node_address, setup_of_node, worker_place
@@ -26,6 +25,7 @@ from firstfault_torch.engine import PlainEngine
 from firstfault_torch.guard import begun, guarded, logger, undisturbed
 from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node
+from firstfault_torch.time_limits import ANNOUNCE_TIMEOUT_SECONDS
 from firstfault_torch.torchrun.job import Name, given_folder, who
 from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
 
@@ -122,7 +122,7 @@ def _presence(phase: Phase, place: Place) -> NodePresence:
 
 def _join(recording: Recording, place: Place) -> None:
     path, data = as_entry(_presence(Phase.JOINED, replace(place, ip=node_address())))
-    put_on_node(path, data, recording, ANNOUNCING_S)
+    put_on_node(path, data, recording, ANNOUNCE_TIMEOUT_SECONDS)
 
 
 def _leave(recording: Recording, presence: NodePresence) -> None:

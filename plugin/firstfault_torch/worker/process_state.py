@@ -24,11 +24,15 @@ from typing import Any
 from firstfault.exceptions.tracebacks import all_links
 from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
 from firstfault.wire.flight_recorder import parse_flight_recorder
-from firstfault_torch.budgets import FILE_SYSTEMS_S, FLIGHT_RECORDER_S, GPU_S
 from firstfault_torch.capture import capture
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_worker import flight_recorders, unread_backends
 from firstfault_torch.guard import bounded, caught, guarded
+from firstfault_torch.time_limits import (
+    FILE_SYSTEMS_TIMEOUT_SECONDS,
+    FLIGHT_RECORDER_TIMEOUT_SECONDS,
+    GPU_UUID_TIMEOUT_SECONDS,
+)
 from firstfault_torch.worker.in_flight import chain_of
 
 _MAX_THREADS = 10
@@ -81,7 +85,7 @@ def thread_failures() -> tuple[ThreadFailure, ...]:
     return tuple(_failures)
 
 
-def collective_progress(seconds: float = FLIGHT_RECORDER_S) -> tuple[CollectiveProgress, ...]:
+def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tuple[CollectiveProgress, ...]:
     """Return each process group's last collectives from torch's flight recorders; empty if it has none.
 
     A dump may block while a CUDA call is stuck, so it is read in another thread, for at most `seconds`.
@@ -111,7 +115,7 @@ def gpu_uuid() -> str:
     def ask() -> str:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
-    found = bounded(ask, GPU_S, "asking for the GPU's UUID") or ""
+    found = bounded(ask, GPU_UUID_TIMEOUT_SECONDS, "asking for the GPU's UUID") or ""
     return found if found.startswith("GPU-") or not found else f"GPU-{found}"
 
 
@@ -158,7 +162,7 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     found: list[FileSystem] = []
     is_write = any(match and match["write"] for _, match in links)
     measure = partial(_measure, chain_of(error), found, is_write=is_write)
-    bounded(measure, FILE_SYSTEMS_S, "asking for the space of file systems")
+    bounded(measure, FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
     open_files, _ = caught(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
     return SystemState(tuple(found), tuple(_limits()), open_files)
 

@@ -13,15 +13,15 @@ import threading
 from typing import Any
 
 from firstfault_torch import watchdog
-from firstfault_torch.budgets import FLIGHT_RECORDER_S, HANG_RECORDER_S
 from firstfault_torch.compat.torch_worker import collective_counts
 from firstfault_torch.guard import NonBlocking
 from firstfault_torch.node.channel import to_message
+from firstfault_torch.time_limits import FLIGHT_RECORDER_TIMEOUT_SECONDS, SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS
 from firstfault_torch.worker.process_state import collective_progress, thread_failures
 
 _LONGEST_STACK = 12 * 1024
 """Bytes of the end of all threads' stacks: the main thread's comes last."""
-_counts = NonBlocking[tuple[int, int]](collective_counts, (-1, -1), seconds=FLIGHT_RECORDER_S)
+_counts = NonBlocking[tuple[int, int]](collective_counts, (-1, -1), seconds=FLIGHT_RECORDER_TIMEOUT_SECONDS)
 """A recorder does not answer while a call of CUDA holds its lock."""
 
 
@@ -50,7 +50,7 @@ def snapshot() -> dict[str, Any]:
         file.seek(max(file.tell() - _LONGEST_STACK, 0))
         stack = file.read().decode(errors="replace")
     return {
-        **to_message(collective_progress(HANG_RECORDER_S), thread_failures()),
+        **to_message(collective_progress(SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS), thread_failures()),
         "stack": stack,
         "block": watchdog.block(),
     }

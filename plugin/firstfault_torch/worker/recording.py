@@ -25,7 +25,6 @@ from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, 
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder
 from firstfault_torch import capture, watchdog
-from firstfault_torch.budgets import CONTAINER_S, EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, is_in_foreground, worker_place
 from firstfault_torch.engine import Engine
@@ -33,6 +32,12 @@ from firstfault_torch.guard import bounded, guarded, undisturbed
 from firstfault_torch.node import channel
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stderr_relay import redirect_stderr
+from firstfault_torch.time_limits import (
+    CLEAN_EXIT_GRACE_SECONDS,
+    CONTAINER_MEMORY_TIMEOUT_SECONDS,
+    PARENT_DEATH_POLL_SECONDS,
+    PARENT_DEATH_TIMEOUT_SECONDS,
+)
 from firstfault_torch.worker import process_state
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
 from firstfault_torch.worker.pulse import pulse, snapshot
@@ -279,7 +284,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     system = _asked(partial(process_state.system_state, source, exception), SystemState(), "limits")
     resources = Resources()
     if system != SystemState() and recording.files is not None:
-        ask = partial(Recorder(recording.files).resources, CONTAINER_S)
+        ask = partial(Recorder(recording.files).resources, CONTAINER_MEMORY_TIMEOUT_SECONDS)
         resources = _asked(ask, resources, "the container's memory")
     failure = replace(
         _describe(source, exception, place, engine),
@@ -345,7 +350,7 @@ def _leave_later() -> None:
     it in a collective would wait until that times out. This process must not end by itself: torch's agent tells all
     workers through one event that they may end, and waits without end for a worker that died while it waited for that.
     """
-    time.sleep(EXITED_S)
+    time.sleep(CLEAN_EXIT_GRACE_SECONDS)
     with guarded("leaving the process groups"):
         shut_down_gloo_connections()
 
@@ -356,11 +361,11 @@ def _has_died(agent: int) -> bool:
     The kernel sends the parent-death signal when the thread that started this process ends, a moment before the rest of
     a killed agent; so this waits a moment.
     """
-    deadline = time.monotonic() + PARENT_DEATH_S
+    deadline = time.monotonic() + PARENT_DEATH_TIMEOUT_SECONDS
     while os.getppid() == agent:
         if time.monotonic() > deadline:
             return False
-        time.sleep(PARENT_POLL_S)
+        time.sleep(PARENT_DEATH_POLL_SECONDS)
     return True
 
 

@@ -21,10 +21,15 @@ from flytekit.deck.deck import TimeLineDeck, _output_deck
 
 from firstfault.model import JobErrors, Phase, Place, Subject, Writer
 from firstfault.recorder.folder import NodeFolder
-from firstfault_torch.budgets import DECK_BEFORE_S, DECK_S, DECKS_INTERVAL_S, DECKS_LAST_S
 from firstfault_torch.context import Recording
 from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.time_limits import (
+    DECK_TIMEOUT_SECONDS,
+    DECKS_POLL_SECONDS,
+    EARLIER_ATTEMPTS_TIMEOUT_SECONDS,
+    FINAL_DECKS_TIMEOUT_SECONDS,
+)
 from flytekitplugins.firstfault.flyte_engine import await_deck
 
 if TYPE_CHECKING:
@@ -73,19 +78,19 @@ class DeckKeeper:
         """Check for the last time, and end the thread."""
         self._ended = True
         self._wake.set()
-        bounded(self._look, DECKS_LAST_S, "keeping the decks")
+        bounded(self._look, FINAL_DECKS_TIMEOUT_SECONDS, "keeping the decks")
 
     def _run(self) -> None:
         # a failure ends the thread, with one warning
         with guarded("keeping the decks"):
-            pause: float = DECKS_INTERVAL_S
+            pause: float = DECKS_POLL_SECONDS
             while not self._ended:
                 self._wake.wait(pause)
                 self._wake.clear()
                 began = time.monotonic()
                 self._look()
                 self._looked.set()
-                pause = max(DECKS_INTERVAL_S, _LOOK_SHARE * (time.monotonic() - began))
+                pause = max(DECKS_POLL_SECONDS, _LOOK_SHARE * (time.monotonic() - began))
 
     def _look(self) -> None:
         with self._lock:
@@ -149,12 +154,12 @@ def leave_deck(
         return False  # the pod that concluded for all has written it
     with guarded("publishing the deck"):
         if not verdict.for_all and not is_elected(recording, verdict.report.job, staying):
-            wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, DECK_S)
-            bounded(wait, DECK_S, "waiting for the deck", give_up)
+            wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, DECK_TIMEOUT_SECONDS)
+            bounded(wait, DECK_TIMEOUT_SECONDS, "waiting for the deck", give_up)
             return False
         # flytekit's context is a context variable of this thread
         write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
-        return bounded(write, DECK_S, "writing the deck", give_up) is None
+        return bounded(write, DECK_TIMEOUT_SECONDS, "writing the deck", give_up) is None
     return True
 
 
@@ -214,8 +219,10 @@ def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     identity = verdict.recording.identity
     if identity.attempt == 0 or verdict.conclusion is None:
         return ()
-    read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=DECK_BEFORE_S)
-    return bounded(read, DECK_BEFORE_S, "reading the attempts before") or ()
+    read = partial(
+        sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=EARLIER_ATTEMPTS_TIMEOUT_SECONDS
+    )
+    return bounded(read, EARLIER_ATTEMPTS_TIMEOUT_SECONDS, "reading the attempts before") or ()
 
 
 def _tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:

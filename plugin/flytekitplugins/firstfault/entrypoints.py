@@ -7,9 +7,9 @@ from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from firstfault_torch.budgets import LAST_DECKS_S
 from firstfault_torch.guard import guarded
 from firstfault_torch.options import RestartsInProcess
+from firstfault_torch.time_limits import LAST_DECKS_TIMEOUT_SECONDS
 from firstfault_torch.worker.recording import WorkerMonitor, recorded
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
@@ -94,4 +94,4 @@ def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
 
     keeper = DeckKeeper(recording.files, place.round, decks)
     monitor.at_close(keeper.end)
-    monitor.before_stop(partial(keeper.look_now, LAST_DECKS_S))
+    monitor.before_stop(partial(keeper.look_now, LAST_DECKS_TIMEOUT_SECONDS))

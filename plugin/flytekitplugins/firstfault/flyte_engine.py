@@ -27,7 +27,7 @@ from firstfault.model.job import pods_live
 from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import decode
-from firstfault_torch import budgets
+from firstfault_torch import time_limits
 from firstfault_torch.context import Identity
 from firstfault_torch.engine import ErrorName, SealedVerdict
 from firstfault_torch.guard import bounded, caught, logger
@@ -126,7 +126,7 @@ class FlyteEngine:
         if not self.in_pod:
             return verdict
         if leaving_now:
-            return verdict if verdict.durable else self._uploaded(verdict, budgets.NOW_S)
+            return verdict if verdict.durable else self._uploaded(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
             document = newest_seal(verdict.seal, verdict.document, self._output_prefix, give_up)
@@ -134,7 +134,10 @@ class FlyteEngine:
         writes_deck = self._leave_deck(verdict, give_up)
         if not verdict.durable:
             hurried = give_up is not None and give_up.is_set()
-            verdict = self._uploaded(verdict, budgets.TERMINATED_PUBLISH_S if hurried else budgets.PUBLISH_S)
+            verdict = self._uploaded(
+                verdict,
+                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else time_limits.PUBLISH_TIMEOUT_SECONDS,
+            )
         self.published = Published(verdict.document, verdict.durable, writes_deck)
         return verdict
 
@@ -203,8 +206,8 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: thread
     """
     name = sealed_name(output_prefix)
     look = partial(get_file, output_prefix, name)
-    doing, hurried = "looking for the verdict of another pod", budgets.OUTPUTS_HURRIED_LOOK_S
-    other = bounded(look, budgets.OUTPUTS_LOOK_S, doing, give_up, hurried_seconds=hurried)
+    doing, hurried = "looking for the verdict of another pod", time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS
+    other = bounded(look, time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS, doing, give_up, hurried_seconds=hurried)
     try:
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except BadDocumentError:
@@ -212,7 +215,9 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: thread
     return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
 
 
-def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = budgets.OUTPUTS_S) -> bool:
+def await_outputs(
+    output_prefix: str, give_up: threading.Event, seconds: float = time_limits.OUTPUTS_TIMEOUT_SECONDS
+) -> bool:
     """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
 
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
@@ -262,7 +267,7 @@ def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None,
 
 def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, seconds: float) -> bool:
     began = time.monotonic()
-    pause: float = budgets.OUTPUTS_POLL_S
+    pause: float = time_limits.OUTPUTS_POLL_SECONDS
     while True:
         limit = seconds
         try:
@@ -271,11 +276,11 @@ def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, 
         except StoreError as error:
             logger.warning("cannot look for rank 0's outputs: %s", error)
             if isinstance(error, AccessDeniedError):
-                limit = min(budgets.OUTPUTS_REFUSED_S, seconds)
+                limit = min(time_limits.UNREADABLE_OUTPUTS_TIMEOUT_SECONDS, seconds)
         left = began + limit - time.monotonic()
         if left <= 0:
             logger.warning("%s within %g s; this pod waits no longer", missed, limit)
             return False
         if give_up.wait(min(pause, left)):
             return False
-        pause = min(pause * 1.5, budgets.LONGEST_OUTPUTS_POLL_S)
+        pause = min(pause * 1.5, time_limits.MAX_OUTPUTS_POLL_SECONDS)

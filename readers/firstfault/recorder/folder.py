@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt, Resources
-from firstfault.recorder import budgets
+from firstfault.recorder import time_limits
 from firstfault.utils.text import parse_json
 
 DOCUMENT = "document.pb"
@@ -315,7 +315,7 @@ class Recorder:
         """
         return Resources(**(self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)))
 
-    def roster(self, timeout_seconds: float = budgets.ROSTER_ANSWER_S) -> list[str]:
+    def roster(self, timeout_seconds: float = time_limits.ROSTER_LISTING_TIMEOUT_SECONDS) -> list[str]:
         """Return the names of all roster entries in the storage.
 
         Raises:
@@ -328,7 +328,7 @@ class Recorder:
         names: list[str] = answer["names"]
         return names
 
-    def end(self, timeout_seconds: float = budgets.RECORDER_END_S) -> None:
+    def end(self, timeout_seconds: float = time_limits.RECORDER_EXIT_GRACE_SECONDS) -> None:
         """Ask the recorder to finish its uploads and exit; return when it does, or after `timeout_seconds`.
 
         Raises:
@@ -346,7 +346,7 @@ class Recorder:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
         """
         deadline = time.monotonic() + seconds
-        first = min(budgets.RECEIVED_S, seconds / 2)
+        first = min(time_limits.REQUEST_RECEIPT_TIMEOUT_SECONDS, seconds / 2)
         received = line = b""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, connection.makefile("rb") as lines:
@@ -377,7 +377,7 @@ def _send(connection: socket.socket, address: str, request: dict[str, Any], dead
             # Linux returns EAGAIN at once while the backlog is full
             if time.monotonic() >= deadline:
                 raise TimeoutError from None
-            time.sleep(budgets.BACKLOG_FULL_S)
+            time.sleep(time_limits.FULL_BACKLOG_RETRY_SECONDS)
     connection.settimeout(_left(deadline))
     # SIGPIPE would end a worker that has set it to its default action
     connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
@@ -385,4 +385,4 @@ def _send(connection: socket.socket, address: str, request: dict[str, Any], dead
 
 
 def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), budgets.SHORTEST_TIMEOUT_S)
+    return max(deadline - time.monotonic(), time_limits.MIN_SOCKET_TIMEOUT_SECONDS)

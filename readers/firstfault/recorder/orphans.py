@@ -62,12 +62,19 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
 
 def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
     """End what workers have left by SIGTERM, and by SIGKILL what still runs after `seconds`; the workers have ended."""
-    from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S, LONGEST_LEFT_POLL_S  # noqa: PLC0415 - as above
+    from firstfault.recorder.time_limits import (  # noqa: PLC0415 - as above
+        KILLED_PROCESS_TIMEOUT_SECONDS,
+        MAX_ORPHANS_POLL_SECONDS,
+        ORPHANS_POLL_SECONDS,
+    )
 
     began = time.monotonic()
-    for number, until in ((signal.SIGTERM, began + seconds), (signal.SIGKILL, began + seconds + KILLED_S)):
+    for number, until in (
+        (signal.SIGTERM, began + seconds),
+        (signal.SIGKILL, began + seconds + KILLED_PROCESS_TIMEOUT_SECONDS),
+    ):
         sent: set[int] = set()
-        pause: float = LEFT_POLL_S
+        pause: float = ORPHANS_POLL_SECONDS
         while left := left_processes(folder, sessions):
             for pid in left - sent:
                 with contextlib.suppress(ProcessLookupError):
@@ -76,7 +83,7 @@ def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = 
             if time.monotonic() >= until:
                 break
             time.sleep(min(pause, max(until - time.monotonic(), 0)))
-            pause = min(1.5 * pause, LONGEST_LEFT_POLL_S)
+            pause = min(1.5 * pause, MAX_ORPHANS_POLL_SECONDS)
         for pid in sent:
             # those that were handed to this process because it is its container's first one; it started none itself
             with contextlib.suppress(ChildProcessError):
@@ -96,7 +103,7 @@ def pass_on_late(shown: dict[int, bool]) -> None:
     """
     import subprocess  # noqa: PLC0415 - as above
 
-    from firstfault.recorder.budgets import LATE_READER_S  # noqa: PLC0415 - as above
+    from firstfault.recorder.time_limits import STDERR_READER_START_TIMEOUT_SECONDS  # noqa: PLC0415 - as above
 
     numbers = [str(number) if is_shown else f"-{number}" for number, is_shown in shown.items()]
     subprocess.run(  # noqa: S603 - this module
@@ -105,7 +112,7 @@ def pass_on_late(shown: dict[int, bool]) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=tuple(shown),
-        timeout=LATE_READER_S,
+        timeout=STDERR_READER_START_TIMEOUT_SECONDS,
     )
 
 

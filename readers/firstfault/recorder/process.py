@@ -16,8 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from firstfault.errors import RecorderUnavailableError
-from firstfault.recorder.budgets import KILLED_S, LEFT_S, RECORDER_END_S
 from firstfault.recorder.folder import NodeFolder, Recorder
+from firstfault.recorder.time_limits import (
+    KILLED_PROCESS_TIMEOUT_SECONDS,
+    ORPHANS_GRACE_SECONDS,
+    RECORDER_EXIT_GRACE_SECONDS,
+)
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""
@@ -50,7 +54,11 @@ class Settings:
 
 
 def start_recorder(
-    output_prefix: str, *, deadline_seconds: float, left_seconds: float = LEFT_S, own_session: bool = False
+    output_prefix: str,
+    *,
+    deadline_seconds: float,
+    left_seconds: float = ORPHANS_GRACE_SECONDS,
+    own_session: bool = False,
 ) -> RecorderProcess:
     """Start the recorder of this node and return at once; clients that connect wait until it is ready.
 
@@ -106,7 +114,7 @@ class RecorderProcess:
         """Let the recorder end with this process, which will not wait for it."""
         self._process.returncode = 0  # else Python warns of it at its end
 
-    def end(self, timeout_seconds: float = RECORDER_END_S) -> None:
+    def end(self, timeout_seconds: float = RECORDER_EXIT_GRACE_SECONDS) -> None:
         """Let the recorder finish its uploads, kill it after `timeout_seconds`, and remove the folder.
 
         A second call does nothing.
@@ -120,7 +128,7 @@ class RecorderProcess:
         if self.alive():
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILLED_S)
+                self._process.wait(KILLED_PROCESS_TIMEOUT_SECONDS)
         self.folder.remove()
 
 

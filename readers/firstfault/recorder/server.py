@@ -24,10 +24,18 @@ from firstfault import model
 from firstfault.errors import BadDocumentError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model.failure import fatal_error
-from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Spool, SpooledDocument, Target, tail_of
 from firstfault.recorder.orphans import end_left_processes, pass_on_late
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
+from firstfault.recorder.time_limits import (
+    AGENT_POLL_SECONDS,
+    IMPORT_DELAY_SECONDS,
+    MEMORY_SAMPLE_INTERVAL_SECONDS,
+    OPEN_REQUESTS_POLL_SECONDS,
+    QUIET_PERIOD_SECONDS,
+    SLOW_UPLOAD_SECONDS,
+    UPLOADS_DRAIN_TIMEOUT_SECONDS,
+)
 from firstfault.store import Store, open_store
 from firstfault.utils.run_sync import attempted, run_sync
 from firstfault.utils.text import parse_json
@@ -85,18 +93,18 @@ class _Server:
         if agent.done():
             await self._outlive_agent()
         else:
-            await self._uploads.drain(DRAIN_S)
+            await self._uploads.drain(UPLOADS_DRAIN_TIMEOUT_SECONDS)
 
     async def _prepare(self) -> None:
         await self._uploads.warm()
-        await asyncio.sleep(IDLE_S)
+        await asyncio.sleep(IMPORT_DELAY_SECONDS)
         await asyncio.to_thread(importlib.import_module, "firstfault.wire.documents")  # before the agent dies
 
     async def _watch_memory_and_folder(self) -> None:
         """Sample the memory; return when the folder is gone."""
         while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
             self._memory.sample()
-            await asyncio.sleep(SAMPLE_S)
+            await asyncio.sleep(MEMORY_SAMPLE_INTERVAL_SECONDS)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -125,7 +133,7 @@ class _Server:
             spool = Spool(file.parent) if file.is_relative_to(self._folder.path) else None
             return asdict(await self._uploads.put(target, file, spool))
         if request["op"] == "end":
-            await self._uploads.drain(min(DRAIN_S, _END_SHARE * request["seconds"]))
+            await self._uploads.drain(min(UPLOADS_DRAIN_TIMEOUT_SECONDS, _END_SHARE * request["seconds"]))
             return {}
         if request["op"] == "resources":
             return asdict(self._memory.report())
@@ -144,9 +152,9 @@ class _Server:
             log_line(f"the agent's death was not recorded: {error}")
         deadline = time.monotonic() + self._settings.deadline_seconds
         while time.monotonic() < deadline:
-            if not self._connections and time.monotonic() - self._last_request > QUIET_S:
+            if not self._connections and time.monotonic() - self._last_request > QUIET_PERIOD_SECONDS:
                 break
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(OPEN_REQUESTS_POLL_SECONDS)
         if reading is not None:
             await reading
         folder = self._folder
@@ -224,7 +232,7 @@ async def _agent_gone(pid: int) -> None:
         return
     except (AttributeError, OSError):
         while os.getppid() == pid:  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(AGENT_POLL_S)
+            await asyncio.sleep(AGENT_POLL_SECONDS)
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)
@@ -329,7 +337,7 @@ class Uploads:
     async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, model.Receipt]]) -> model.Receipt:
         """Run an upload, or join the path's latest one while that is young; it continues if the caller leaves."""
         while (running := self._in_progress.get(path)) is not None:
-            young_for = self._began[path] + SLOW_UPLOAD_S - time.monotonic()
+            young_for = self._began[path] + SLOW_UPLOAD_SECONDS - time.monotonic()
             if young_for <= 0:
                 break
             await asyncio.wait({running}, timeout=young_for)
