@@ -12,9 +12,8 @@ from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
 from firstfault.model import JobErrors
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, look
-from firstfault.reading.listing import Wish
 from firstfault.store import ObjectInfo, Page
-from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
+from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
 from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Objects:
 
 def looked_at(objects: Objects, strategy: str | AggregationStrategy, expected_nodes: int | None = None) -> JobErrors:
     """Return the job as a reader sees it that opens only the documents that `strategy` needs."""
-    wish = Wish(*reads_of(get_strategy(strategy)))
+    needs = get_reading_needs(get_strategy(strategy))
     return asyncio.run(
-        look(objects, Request(Layout.of(objects.uri), lambda _: wish, Patience(expected_nodes=expected_nodes)))
+        look(objects, Request(Layout.of(objects.uri), lambda _: needs, Patience(expected_nodes=expected_nodes)))
     )

@@ -11,17 +11,26 @@ from typing import TYPE_CHECKING, Any
 from firstfault.conclude import Conclusion, conclude, failed, strategy_of
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, Layout
-from firstfault.model import Decision, JobErrors, NodePresence, Origin, RestartRecord, Seal, Verdict, Writer
+from firstfault.model import (
+    Decision,
+    JobErrors,
+    NodePresence,
+    Origin,
+    ReadingNeeds,
+    RestartRecord,
+    Seal,
+    Verdict,
+    Writer,
+)
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
-from firstfault.reading.listing import Wish
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import Report
 from firstfault.report.data import AttemptSummary, report_conclusion, with_attempts
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import join, open_store
-from firstfault.strategies import AggregationStrategy, get_strategy, reads_of
+from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
 from firstfault.utils.run_sync import run_sync
 
 if TYPE_CHECKING:
@@ -92,7 +101,7 @@ class MultiErrorFileOutputReader:
         self._storage_options = storage_options
         self._copies = copies or {}
         patience = Patience(settle_seconds, expected_nodes, enough, give_up)
-        self._request = Request(self._layout, self._wish, patience, fresh)
+        self._request = Request(self._layout, self._find_needs, patience, fresh)
         self.read_files: Mapping[str, bytes] = {}
         """What the last read opened, by path below the output prefix; for readers with copies."""
 
@@ -257,10 +266,10 @@ class MultiErrorFileOutputReader:
             async for job in jobs:
                 yield job
 
-    def _wish(self, seals: Sequence[Seal]) -> Wish:
-        """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""
+    def _find_needs(self, seals: Sequence[Seal]) -> ReadingNeeds:
+        """Return what the strategy needs to read: the caller's strategy, else the one in the pods' sealed verdict."""
         strategy = strategy_of(seals) if self._strategy is None else get_strategy(self._strategy)
-        return Wish(*reads_of(strategy))
+        return get_reading_needs(strategy)
 
     async def _exists(self, name: str) -> bool:
         async with open_store(self._layout.root, self._storage_options) as store:

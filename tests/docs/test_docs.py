@@ -26,7 +26,8 @@ from firstfault.model.failure import SIGNALS
 from firstfault.render.json_report import json_report
 from firstfault.report import verdict_to_dict
 from firstfault.report.states import State
-from firstfault.strategies import _BUILT_IN, ENTRY_POINT_GROUP, get_strategy, run_strategy, unregister_strategy
+from firstfault.strategies import ENTRY_POINT_GROUP, get_strategy, run_strategy, unregister_strategy
+from firstfault.strategies.registry import BUILT_IN_STRATEGIES
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.json_schemas import DECISION
@@ -155,7 +156,7 @@ def _errors_table() -> dict[str, list[str]]:
 
 def test_every_built_in_strategy_is_documented() -> None:
     """The table of strategies has the built-in ones and no other."""
-    assert set(_table("docs/strategies.md", "Strategy")) == set(_BUILT_IN)
+    assert set(_table("docs/strategies.md", "Strategy")) == set(BUILT_IN_STRATEGIES)
 
 
 @pytest.mark.parametrize("name", ["ls", "show", pytest.param("run", marks=pytest.mark.flyte)])

@@ -44,7 +44,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             importlib.metadata.EntryPoint(name.rstrip("_"), value, registry.ENTRY_POINT_GROUP)
             for name, value in points.items()
         ]
-        monkeypatch.setattr(registry, "_entry_points", lambda: tuple(found))
+        monkeypatch.setattr("firstfault.strategies.registry._find_entry_points", lambda: tuple(found))
 
     return install
 

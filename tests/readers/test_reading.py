@@ -13,7 +13,7 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout import ERRORS, ErrorKey, error_key_for
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.store import ObjectInfo, Page
-from firstfault.strategies import AggregationStrategy, Reads, get_strategy, reads, run_strategy
+from firstfault.strategies import AggregationStrategy, DocumentsNeeded, get_strategy, needs_documents, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from lab.cascades.objects import Objects, looked_at
 
@@ -191,9 +191,9 @@ def test_whoever_is_named_is_opened() -> None:
 
 
 def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixture) -> None:
-    """A strategy whose `named` raises gets the default documents, and a warning is logged."""
+    """A strategy whose `find_more_ranks` raises gets the default documents, and a warning is logged."""
 
-    @reads(Reads.GROUPS, lambda job: [1 // len(job.history)])
+    @needs_documents(DocumentsNeeded.SAMPLE, lambda job: [1 // len(job.history)])
     def broken(job: model.JobErrors) -> model.Verdict:
         return run_strategy(get_strategy("evidence"), job)
 

@@ -36,7 +36,6 @@ from firstfault.model.job import (
     NodeSetup as NodeSetup,
     Phase as Phase,
     Progress as Progress,
-    Reads as Reads,
     Reason as Reason,
     Receipt as Receipt,
     RestartKind as RestartKind,
@@ -48,3 +47,4 @@ from firstfault.model.job import (
     Verdict as Verdict,
     Victims as Victims,
 )
+from firstfault.model.reading_needs import DocumentsNeeded as DocumentsNeeded, ReadingNeeds as ReadingNeeds

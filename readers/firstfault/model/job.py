@@ -269,14 +269,6 @@ class JobErrors:
         return len(ranks) + sum(group.count for group in others if not group.ranks)
 
 
-class Reads(enum.Enum):
-    """How much of a large cascade a strategy has to read. A small one is read whole for each of them."""
-
-    ALL = "every document"
-    GROUPS = "some documents of each fault, and those of whom it names"
-    FIRST = "the earliest document of the last round"
-
-
 # --- nodes of a round -------------------------------------------------------------------------------------------------
 
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}

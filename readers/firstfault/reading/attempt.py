@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 
 from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
-from firstfault.model import JobErrors, NodePresence, Phase, Reads, RestartRecord, Seal, WorkerError
+from firstfault.model import (
+    DocumentsNeeded,
+    JobErrors,
+    NodePresence,
+    Phase,
+    ReadingNeeds,
+    RestartRecord,
+    Seal,
+    WorkerError,
+)
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch
 from firstfault.reading import listing as listings
@@ -53,8 +62,8 @@ class Request:
     """What is wanted of an attempt."""
 
     layout: Layout
-    wish_of: Callable[[Sequence[Seal]], listings.Wish]
-    """What the strategy wants to read, given the sealed verdicts."""
+    find_needs: Callable[[Sequence[Seal]], ReadingNeeds]
+    """Returns what the strategy needs to read; the sealed verdicts may name the strategy."""
     patience: Patience = Patience()
     fresh: bool = False
     """Whether to open every document itself, although the pods left copies of them."""
@@ -124,7 +133,7 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
     if layout.document:
         return request.job_of(fetch.sorted_out([await fetch.read_document(store, layout.document)]))
     begun = None
-    if store.has_ordered_pages and request.wish_of(()).reads is Reads.FIRST:
+    if store.has_ordered_pages and request.find_needs(()).documents is DocumentsNeeded.EARLIEST:
         found, begun = await _first(store, layout)
         if found is not None:
             return request.job_of(found)
@@ -264,8 +273,8 @@ class _Look:
         )
         named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
         self._listed = {name: item for item in documents if (name := str(item.key)) in named} if named else {}
-        wish = self._request.wish_of([found for found in self._rest if isinstance(found, Seal)])
-        if not is_small and (wish.reads is Reads.ALL or not await self._read_groups(wish)):
+        needs = self._request.find_needs([found for found in self._rest if isinstance(found, Seal)])
+        if not is_small and (needs.documents is DocumentsNeeded.ALL or not await self._read_sample(needs)):
             await self._open(documents)
         return self._job()
 
@@ -289,7 +298,7 @@ class _Look:
     async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
         return await fetch.read_listed(self._store, item, self._room)
 
-    async def _read_groups(self, wish: listings.Wish) -> bool:
+    async def _read_sample(self, needs: ReadingNeeds) -> bool:
         """Open some documents of each fault, then those of named ranks; return whether all names were right."""
         documents = self._listing.documents
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
@@ -321,7 +330,7 @@ class _Look:
             read = [(document, found) for document, found in self._opened.items() if isinstance(found, WorkerError)]
             if not all(listings.agrees(document.key, found) for document, found in read):
                 return False
-            named, why = await attempted(self._named(wish))
+            named, why = await attempted(self._find_more_ranks(needs))
             if named is None:  # a user's strategy that fails must not end the reading
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
             left = [document for document in self._current if document not in self._opened]
@@ -329,9 +338,9 @@ class _Look:
             wanted = [*of_named[: listings.MORE], *self._unclear(groups)]
         return True
 
-    async def _named(self, wish: listings.Wish) -> set[int]:
+    async def _find_more_ranks(self, needs: ReadingNeeds) -> set[int]:
         """Return the ranks that the strategy wants to read about."""
-        return set(wish.named(self._job())) if wish.named is not None else set()
+        return set(needs.find_more_ranks(self._job())) if needs.find_more_ranks is not None else set()
 
     def _of_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""

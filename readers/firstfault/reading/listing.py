@@ -20,7 +20,7 @@ from firstfault.layout import (
     is_stock_error_file,
     join_name,
 )
-from firstfault.model import JobErrors, Phase, Reads, Unopened, WorkerError
+from firstfault.model import Phase, Unopened, WorkerError
 from firstfault.store import ObjectInfo, Page, ReadableStore
 from firstfault.utils.run_sync import each, gathered
 
@@ -238,15 +238,6 @@ AT_ONCE = 16
 """Files of Flyte's own that `earliest` opens beside the first document, at most; and documents of one moment."""
 OF_HISTORY = 32
 """Documents of earlier rounds that are opened of a large attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a strategy wants to read."""
-
-    reads: Reads
-    named: Callable[[JobErrors], Iterable[int]] | None = None
-    """After a first look: the ranks whose documents it wants as well; None: no others."""
 
 
 def by_time(documents: Iterable[Named]) -> list[Named]:

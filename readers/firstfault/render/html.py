@@ -33,7 +33,7 @@ from firstfault.report.formatting import format_ranks, format_time, shorten_name
 from firstfault.report.headline import summarize_failure
 from firstfault.report.job_identity import JobIdentity
 from firstfault.report.states import State
-from firstfault.strategies import who
+from firstfault.strategies.headlines import who
 from firstfault.utils.text import elide, printable
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from firstfault.report.formatting import format_ranks, shorten_list
 from firstfault.report.headline import summarize_failure
 from firstfault.report.job_identity import JobIdentity, identify_job
 from firstfault.report.states import State
-from firstfault.strategies import who
+from firstfault.strategies.headlines import who
 from firstfault.utils.text import counted, one_line, printable
 
 if TYPE_CHECKING:

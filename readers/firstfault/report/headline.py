@@ -6,7 +6,7 @@ import re
 
 from firstfault.evidence.texts import message_of
 from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
-from firstfault.strategies import sentence_about
+from firstfault.strategies.headlines import sentence_about
 from firstfault.utils.text import one_line, size
 
 _LINE = 200

@@ -17,7 +17,8 @@ from firstfault.exceptions.stack_position import place_of_crash, stacks_of, wher
 from firstfault.exceptions.stderr import exception_of, last_printed
 from firstfault.model import JobErrors, Reason, Scope, Suspect, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
-from firstfault.strategies import HEADLINE, headline_of, listed, sources_of, undetermined, verdict_for, victims_of, who
+from firstfault.strategies.headlines import HEADLINE, headline_of, listed, who
+from firstfault.strategies.verdicts import sources_of, undetermined, verdict_for, victims_of
 from firstfault.utils.text import one_line
 
 NAME = "evidence"

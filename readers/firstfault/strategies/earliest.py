@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from firstfault.model import JobErrors, Reads, Reason, Subject, Verdict, WorkerError, Writer
-from firstfault.strategies import candidates, reads, verdict_for, who
+from firstfault.model import DocumentsNeeded, JobErrors, Reason, Subject, Verdict, WorkerError, Writer
+from firstfault.strategies.headlines import who
+from firstfault.strategies.running import needs_documents
+from firstfault.strategies.verdicts import candidates, verdict_for
 
 _MS = 1_000_000
 _S = 1_000_000_000
@@ -15,7 +17,7 @@ _BEHIND_S = 60
 """If an upload took longer than this, its node's clock is behind."""
 
 
-@reads(Reads.FIRST)
+@needs_documents(DocumentsNeeded.EARLIEST)
 def earliest(job: JobErrors) -> Verdict:
     """Pick the failure with the earliest recorded time.
 

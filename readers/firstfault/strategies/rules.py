@@ -34,8 +34,7 @@ from firstfault.evidence.hangs import (
     returned_early,
     waited_apart,
 )
-from firstfault.model import JobErrors, Reads, RestartKind, Scope, Suspect, Verdict, Writer
-from firstfault.strategies import HEADLINE, reads, takes_diagnosis
+from firstfault.model import DocumentsNeeded, JobErrors, RestartKind, Scope, Suspect, Verdict, Writer
 from firstfault.strategies._evidence_verdicts import (
     MAX_SUSPECTS,
     by_time,
@@ -47,6 +46,8 @@ from firstfault.strategies._evidence_verdicts import (
     on_remaining,
     suspects_of,
 )
+from firstfault.strategies.headlines import HEADLINE
+from firstfault.strategies.running import needs_documents, takes_diagnosis
 from firstfault.utils.text import duration, one_line
 
 CONFIDENCES = ("low", "medium", "high")
@@ -58,7 +59,7 @@ _MAX_NODES = 5
 """Accused nodes whose ranks' documents are opened in a large cascade."""
 
 
-def _of_interest(job: JobErrors) -> set[int]:
+def _find_ranks_to_read(job: JobErrors) -> set[int]:
     """Return the ranks whose documents have to be opened: the verdict's, and those that others name."""
     if not job.failures:
         return set()
@@ -74,7 +75,7 @@ def _of_interest(job: JobErrors) -> set[int]:
 
 
 @takes_diagnosis
-@reads(Reads.GROUPS, _of_interest)
+@needs_documents(DocumentsNeeded.SAMPLE, _find_ranks_to_read)
 def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
     """Pick the failure that explains the others.
 

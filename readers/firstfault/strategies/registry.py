@@ -1,0 +1,122 @@
+"""The registry of strategies: built-in ones, ones registered at run time, and entry points of other distributions."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from firstfault.errors import StrategyError, UnknownStrategyError
+from firstfault.model import JobErrors, Verdict
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINT_GROUP = "firstfault.strategies"
+DEFAULT_STRATEGY = "evidence"
+
+BUILT_IN_STRATEGIES = {
+    "evidence": "firstfault.strategies.rules:evidence",
+    "earliest": "firstfault.strategies.earliest:earliest",
+}
+"""Module and function of each, imported on first use."""
+
+
+@runtime_checkable
+class AggregationStrategy(Protocol):
+    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`, in any order of its failures."""
+
+    def __call__(self, job: JobErrors, /) -> Verdict:
+        """Return the verdict on an attempt with at least one failure."""
+
+
+_registered: dict[str, AggregationStrategy] = {}
+
+
+def register_strategy(name: str, strategy: AggregationStrategy) -> AggregationStrategy:
+    """Register `strategy` as `name` in this process, and return it.
+
+    Raises:
+        StrategyError: the name is taken or not a word, or `strategy` cannot be called with one argument.
+    """
+    if not name.isidentifier():
+        raise StrategyError(f"a strategy's name must be a word of letters, digits and _, not {name!r}")
+    if name in _registered or name in BUILT_IN_STRATEGIES:
+        raise StrategyError(f"there is a strategy {name!r} already; choose another name")
+    _validate(name, strategy, "register_strategy")
+    _registered[name] = strategy
+    return strategy
+
+
+def unregister_strategy(name: str) -> None:
+    """Remove a strategy that was registered at run time, if there is one of this name."""
+    _registered.pop(name, None)
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the names of all strategies, built-in ones first."""
+    installed = [point.name for point in _find_entry_points()]
+    return tuple(dict.fromkeys([*BUILT_IN_STRATEGIES, *_registered, *sorted(installed)]))
+
+
+def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
+    """Return the strategy of this name; a callable is checked and returned.
+
+    Raises:
+        UnknownStrategyError: no strategy has this name.
+        StrategyError: it cannot be loaded, or is not a strategy; the text names its distribution.
+    """
+    if not isinstance(strategy, str):
+        _validate(getattr(strategy, "__name__", repr(strategy)), strategy, "the caller")
+        return strategy
+    if strategy in _registered:
+        return _registered[strategy]
+    if strategy in BUILT_IN_STRATEGIES:
+        module, _, attribute = BUILT_IN_STRATEGIES[strategy].partition(":")
+        built_in: AggregationStrategy = getattr(importlib.import_module(module), attribute)
+        return built_in
+    return _from_entry_point(strategy)
+
+
+def _find_entry_points() -> tuple[EntryPoint, ...]:
+    import importlib.metadata  # noqa: PLC0415 - slow, and not needed for built-in strategies
+
+    return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _from_entry_point(name: str) -> AggregationStrategy:
+    points = [point for point in _find_entry_points() if point.name == name]
+    if not points:
+        raise UnknownStrategyError(f"there is no strategy {name!r}; known are {', '.join(strategy_names())}")
+    if len(points) > 1:
+        owners = ", ".join(sorted(_owner(point) for point in points))
+        raise StrategyError(
+            f"the strategy {name!r} is offered by several distributions ({owners}); uninstall all but one"
+        )
+    point = points[0]
+    try:
+        loaded = point.load()
+    except Exception as error:  # a module of another distribution may raise anything when it is imported
+        raise StrategyError(f"the strategy {name!r} of {_owner(point)} cannot be loaded: {error}") from error
+    _validate(name, loaded, _owner(point))
+    found: AggregationStrategy = loaded
+    return found
+
+
+def _owner(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+
+
+def _validate(name: str, strategy: object, owner: str) -> None:
+    if not callable(strategy) or inspect.isclass(strategy):
+        raise StrategyError(f"the strategy {name!r} of {owner} must be callable with a JobErrors; {strategy!r} is not")
+    try:
+        signature = inspect.signature(strategy)
+    except (TypeError, ValueError):
+        return  # a builtin without a signature: running it will tell
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise StrategyError(f"the strategy {name!r} of {owner} must take one argument, a JobErrors: {error}") from error
+    if inspect.iscoroutinefunction(strategy):
+        raise StrategyError(f"the strategy {name!r} of {owner} must be a plain function; it decides, it does no I/O")

@@ -1,0 +1,74 @@
+"""Runs a strategy: what it declares to need, and its verdict on a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from firstfault.errors import StrategyError
+from firstfault.model import DocumentsNeeded, JobErrors, ReadingNeeds, Verdict
+from firstfault.strategies.registry import AggregationStrategy
+from firstfault.strategies.verdicts import undetermined
+
+if TYPE_CHECKING:
+    from firstfault.evidence.diagnosis import Diagnosis
+
+_READING_NEEDS_ATTRIBUTE = "firstfault_reading_needs"
+_TAKES_DIAGNOSIS_ATTRIBUTE = "firstfault_takes_diagnosis"
+_Strategy = TypeVar("_Strategy", bound=Callable[..., Any])
+
+
+def needs_documents(
+    documents: DocumentsNeeded, find_more_ranks: Callable[[JobErrors], Iterable[int]] | None = None
+) -> Callable[[_Strategy], _Strategy]:
+    """Decorate a strategy that can do without some documents. `JobErrors.unopened` counts the unread ones.
+
+    Args:
+        documents: how many it needs.
+        find_more_ranks: see `ReadingNeeds.find_more_ranks`.
+    """
+
+    def decorate(strategy: _Strategy) -> _Strategy:
+        setattr(strategy, _READING_NEEDS_ATTRIBUTE, ReadingNeeds(documents, find_more_ranks))
+        return strategy
+
+    return decorate
+
+
+def get_reading_needs(strategy: AggregationStrategy) -> ReadingNeeds:
+    """Return what the strategy declared with `needs_documents`; by default it needs every document."""
+    needs: ReadingNeeds = getattr(strategy, _READING_NEEDS_ATTRIBUTE, ReadingNeeds())
+    return needs
+
+
+def takes_diagnosis(strategy: _Strategy) -> _Strategy:
+    """Decorate a strategy that takes the job's `Diagnosis` as its second argument."""
+    setattr(strategy, _TAKES_DIAGNOSIS_ATTRIBUTE, True)
+    return strategy
+
+
+def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
+    """Return the strategy's verdict on `job`, with coverage and digest filled in from `job`.
+
+    A job without a readable failure is undetermined. A strategy that `takes_diagnosis` gets the one of `job`.
+
+    Raises:
+        StrategyError: it raised, or did not return a Verdict.
+    """
+    if not job.failures:
+        return undetermined(job, getattr(strategy, "__name__", "none"))
+    name = getattr(strategy, "__name__", repr(strategy))
+    try:
+        verdict = strategy(job, diagnosis) if getattr(strategy, _TAKES_DIAGNOSIS_ATTRIBUTE, False) else strategy(job)  # type: ignore[call-arg]
+    except Exception as error:  # a strategy is third-party code; its caller gets one type of error
+        raise StrategyError(f"the strategy {name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(verdict, Verdict):
+        raise StrategyError(f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict")
+    return replace(
+        verdict,
+        coverage=job.coverage,
+        settled=job.settled,
+        digest=job.digest,
+        document_count=job.document_count,
+    )
