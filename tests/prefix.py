@@ -13,7 +13,7 @@ from firstfault.model import DocumentRef, NodePresence, WorkerError
 from firstfault.wire.documents import decode, decode_presence
 
 if TYPE_CHECKING:
-    from firstfault_torch.context import Recording
+    from firstfault_torch.node_context import NodeContext
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Prefix:
         """The folder of error documents; it need not exist."""
         return self.folder / ERRORS
 
-    def recording(self, deadline_seconds: float = 5.0) -> Recording:
+    def node_context(self, deadline_seconds: float = 5.0) -> NodeContext:
         """Return a recording into this prefix."""
         from tests.recordings import recording_at  # noqa: PLC0415 - the library's tests have no torch
 

@@ -11,11 +11,12 @@ from firstfault.layout import error_key_for
 from firstfault.model import JobErrors, WorkerError
 from firstfault.model.job import pods_live
 from firstfault.wire.documents import encode
-from firstfault_torch.context import Identity, Recording
+from firstfault_torch.conclusion.conclude_on_node import NodeConclusion, Wait, conclude_on_node
+from firstfault_torch.conclusion.sealed_verdict import seal_verdict
 from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path
+from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.options import Options
-from firstfault_torch.verdict import NodeConclusion, Wait, conclude_on_node, seal_verdict
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 
@@ -33,18 +34,18 @@ class RetryingEngine(PlainEngine):
         return pods_live(job)
 
 
-def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> Recording:
+def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> NodeContext:
     """Return a recording into an output prefix, by the node that the variables name.
 
     `fields` are of the recording, or of its identity.
     """
     identity = {name: fields.pop(name) for name in _IDENTITY & fields.keys()}
     strategy = fields.pop("strategy", "earliest")
-    return Recording(strategy, replace(RetryingEngine(uri).identity(), **identity), deadline_seconds, **fields)
+    return NodeContext(strategy, replace(RetryingEngine(uri).identity(), **identity), deadline_seconds, **fields)
 
 
 def concluded(
-    recording: Recording,
+    node_context: NodeContext,
     failures: Sequence[WorkerError],
     *,
     seconds: float = 0.0,
@@ -58,10 +59,10 @@ def concluded(
         document_path(failure.documents[0].name if failure.documents else error_key_for(failure)): encode(failure)
         for failure in failures
     }
-    engine = RetryingEngine(recording.output_prefix)
-    return conclude_on_node(recording, copies, engine, options, Wait(seconds, **wait)).conclusion
+    engine = RetryingEngine(node_context.output_prefix)
+    return conclude_on_node(node_context, copies, engine, options, Wait(seconds, **wait)).conclusion
 
 
-def sealed(conclusion: Conclusion, recording: Recording) -> SealedVerdict:
+def sealed(conclusion: Conclusion, node_context: NodeContext) -> SealedVerdict:
     """Return a conclusion's sealed verdict, without copies."""
-    return seal_verdict(NodeConclusion(conclusion, {}), recording)
+    return seal_verdict(NodeConclusion(conclusion, {}), node_context)

@@ -41,8 +41,8 @@ from firstfault.testing import make_error  # noqa: E402
 from firstfault_torch import run as run_module  # noqa: E402
 from firstfault_torch.agent.agent import RoundEnd  # noqa: E402
 from firstfault_torch.agent.reporter import Reporter  # noqa: E402
-from firstfault_torch.context import Identity, Recording  # noqa: E402
 from firstfault_torch.engine import PlainEngine  # noqa: E402
+from firstfault_torch.node_context import Identity, NodeContext  # noqa: E402
 from firstfault_torch.options import Options  # noqa: E402
 from firstfault_torch.rounds.failure_broadcast import FirstFailure  # noqa: E402
 from firstfault_torch.rounds.peers import Peers  # noqa: E402
@@ -93,22 +93,28 @@ class Node:
     def __post_init__(self) -> None:
         identity = Identity(self.uri, "plain", 0, f"worker-{self.number}")
         started = time.time_ns() // 1_000_000
-        recording = Recording("evidence", identity, self.limit_s, incarnation=started, node_folder=self.folder)
+        node_context = NodeContext("evidence", identity, self.limit_s, incarnation=started, node_folder=self.folder)
         store = dist.TCPStore("127.0.0.1", self.store_port, is_master=False, wait_for_workers=False)
         counting = Counting(dist.PrefixStore("round", store), self.requests)
-        self.reporter = Reporter(recording, self.place)
+        self.reporter = Reporter(node_context, self.place)
         self.reporter.begin(0, self.nodes)
         self.reporter.started({}, {}, self.ranks)
         self.failed = threading.Event()
-        self.gave_up = threading.Event()
+        self.shutdown_requested = threading.Event()
         group = group_on(counting, self.number, self.nodes)
-        self.peers = Peers(group, self.recording, patience_seconds=0.1, wake=self.failed.set, gave_up=self.gave_up)
+        self.peers = Peers(
+            group,
+            self.node_context,
+            patience_seconds=0.1,
+            wake=self.failed.set,
+            shutdown_requested=self.shutdown_requested,
+        )
         self.peers.join(self.reporter.report.copies)
 
     @property
-    def recording(self) -> Recording:
+    def node_context(self) -> NodeContext:
         """Where the node records."""
-        return self.reporter.recording
+        return self.reporter.node_context
 
     @property
     def limit_s(self) -> float:
@@ -130,7 +136,7 @@ class Node:
             group_rank=self.number,
             group_world_size=self.nodes,
             world_size=self.nodes * self.workers,
-            incarnation=self.recording.incarnation,
+            incarnation=self.node_context.incarnation,
             pid=1000 + (local_rank or 0),
         )
 
@@ -153,11 +159,11 @@ class Node:
             self.peers.stop_listening()
             self.reporter.drain()
         reported = time.time()
-        end = RoundEnd(self.recording, self.reporter.report, group_rank=self.number, peers=self.peers)
+        end = RoundEnd(self.node_context, self.reporter.report, group_rank=self.number, peers=self.peers)
         engine = PlainEngine(self.uri.rpartition("/")[0], 0, f"worker-{self.number}")
         if self.case == "sealer" and self.number == 0:
             engine = _Killed(self.uri.rpartition("/")[0], 0, "worker-0")
-        pod = run_module.Pod(engine, Options(settle_seconds=self.limit_s), self.gave_up)
+        pod = run_module.Pod(engine, Options(settle_seconds=self.limit_s), self.shutdown_requested)
         verdict = run_module.verdict_on(end, pod)
         return {
             "node": self.number,

@@ -75,7 +75,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class NodeContext:
     """One cascade of the lab, with its documents by their writers."""
 
     fault: str
@@ -118,19 +118,19 @@ class Root:
 
 
 @functools.cache
-def recordings() -> dict[str, list[Recording]]:
+def recordings() -> dict[str, list[NodeContext]]:
     """Return the lab's plain recordings of each fault."""
-    found: dict[str, list[Recording]] = defaultdict(list)
+    found: dict[str, list[NodeContext]] = defaultdict(list)
     for file in sorted(RECORDED.glob("*.zip")):
         with zipfile.ZipFile(file) as archive:
             truth = json.loads(archive.read("truth.json"))
             # names of recordings with clocks, restarts and the like have more parts
             if file.stem.startswith(f"{truth['fault']}-rank") and len(truth["nodes"]) == 1:
-                found[truth["fault"]].append(_recording(archive, truth))
+                found[truth["fault"]].append(_node_context(archive, truth))
     return found
 
 
-def _recording(archive: zipfile.ZipFile, truth: dict[str, Any]) -> Recording:
+def _node_context(archive: zipfile.ZipFile, truth: dict[str, Any]) -> NodeContext:
     documents, entries = [], []
     for name in archive.namelist():
         if "/errors/" in name:
@@ -147,7 +147,7 @@ def _recording(archive: zipfile.ZipFile, truth: dict[str, Any]) -> Recording:
     # a killed agent is reported by its own workers, and by other agents
     root = [item for item in documents if item.node == node and item.rank == culprit]
     others = [entry.place.node for entry in entries if entry.phase is Phase.JOINED and entry.place.node != node]
-    return Recording(
+    return NodeContext(
         truth["fault"],
         truth["scope"],
         culprit,
@@ -195,7 +195,7 @@ class _Node:
 class _Cause:
     """A fault in a simulated cascade."""
 
-    recording: Recording
+    node_context: NodeContext
     at: int
     """True time of the fault, nanoseconds since the Unix epoch."""
     node: _Node
@@ -235,15 +235,17 @@ class Maker:
         taken = {node.name for _, node in culprits}
         causes = []
         for (kind, node), at in zip(culprits, began_at, strict=False):
-            recording = chance.choice(self._recordings[kind])
-            cause = _Cause(recording, at, node, chance.choice(node.ranks) if recording.culprit is not None else None)
+            node_context = chance.choice(self._recordings[kind])
+            cause = _Cause(
+                node_context, at, node, chance.choice(node.ranks) if node_context.culprit is not None else None
+            )
             written = self._culprits_node(cause)
             if chance.random() < rules.root_missing:
                 self._lose(cause, written)
                 written = [item for item in written if item.rank != cause.rank]
             documents += written
             causes.append(cause)
-            roots.append(Root(recording.scope, cause.rank, node.name, left=True))
+            roots.append(Root(node_context.scope, cause.rank, node.name, left=True))
         for node in nodes:
             if node.name not in taken:
                 # of two roots, the one whose failure reaches this node first
@@ -275,8 +277,8 @@ class Maker:
         ]
 
     def _culprits_node(self, cause: _Cause) -> list[WorkerError]:
-        chance, node, siblings = self._random, cause.node, cause.recording.siblings
-        written = [self._written(item, cause, node, cause.rank) for item in cause.recording.root]
+        chance, node, siblings = self._random, cause.node, cause.node_context.siblings
+        written = [self._written(item, cause, node, cause.rank) for item in cause.node_context.root]
         for other in node.ranks if siblings else []:
             if other != cause.rank:
                 delay = int(chance.random() * 0.3 * _S)
@@ -285,18 +287,18 @@ class Maker:
                     self._written(item, cause, node, other, delay=delay, named=named)
                     for item in chance.choice(siblings)
                 ]
-        self._enter(node, cause.recording.phases)
+        self._enter(node, cause.node_context.phases)
         return written
 
     def _victims_node(self, cause: _Cause, node: _Node, nodes: list[_Node]) -> list[WorkerError]:
-        chance, rules, recording = self._random, self._rules, cause.recording
-        index = chance.randrange(len(recording.peers))
+        chance, rules, node_context = self._random, self._rules, cause.node_context
+        index = chance.randrange(len(node_context.peers))
         delay = int(chance.random() * 0.5 * _S)
         culprit = _Named(cause.node, cause.rank)
         written = [
-            self._written(item, cause, node, None, delay=delay, named=culprit) for item in recording.agents[index]
+            self._written(item, cause, node, None, delay=delay, named=culprit) for item in node_context.agents[index]
         ]
-        for other in node.ranks if recording.peers[index] else []:
+        for other in node.ranks if node_context.peers[index] else []:
             named: _Named | None = culprit
             drawn = chance.random()
             if drawn < rules.without_pointer:
@@ -307,7 +309,7 @@ class Maker:
             late = delay + int(chance.random() * 0.2 * _S)
             written += [
                 self._written(item, cause, node, other, delay=late, named=named)
-                for item in chance.choice(recording.peers[index])
+                for item in chance.choice(node_context.peers[index])
             ]
         self._enter(node, (Phase.JOINED, Phase.FAILED))
         return written
@@ -323,7 +325,7 @@ class Maker:
         named: _Named | None = None,
     ) -> WorkerError:
         """Return a recorded document with another rank, node, address and time."""
-        began = cause.recording.began_ns
+        began = cause.node_context.began_ns
         moment = cause.at + delay + (item.timestamp_ns or began) - began
 
         def text(value: str) -> str:
@@ -394,7 +396,7 @@ class Maker:
         return kept, unreadable
 
 
-def _mix(known: dict[str, list[Recording]]) -> tuple[list[str], list[float]]:
+def _mix(known: dict[str, list[NodeContext]]) -> tuple[list[str], list[float]]:
     """Return the faults and their weights; the two published tables count equally."""
     weights: Counter[str] = Counter()
     for table in (LLAMA, BYTEROBUST):
@@ -410,20 +412,20 @@ def _mix(known: dict[str, list[Recording]]) -> tuple[list[str], list[float]]:
 
 def _renamed(value: str, item: WorkerError, cause: _Cause, writer: _Named, named: _Named | None) -> str:
     """Return a text with the ranks, nodes and addresses of another job; without `named` it names no rank."""
-    recording = cause.recording
+    node_context = cause.node_context
     if "[127.0.0.1]:" in value:
         before, _, after = value.partition("[127.0.0.1]:")
         port = after[: len(after) - len(after.lstrip("0123456789"))]
         value = before + (f"[{named.node.ip}]:{port}" if named is not None else "") + after[len(port) :]
-    if recording.node in value or item.node in value:
+    if node_context.node in value or item.node in value:
         if named is None:
             # the agents' words for a worker of their own node
             value = value.partition(": rank ")[0] if "was stopped by its agent" in value else _NO_NAME
         else:
             value = value.replace(
-                f"rank {recording.culprit} on {recording.node}", f"rank {named.rank} on {named.node.name}"
+                f"rank {node_context.culprit} on {node_context.node}", f"rank {named.rank} on {named.node.name}"
             )
-            value = value.replace(recording.node, named.node.name).replace(item.node, writer.node.name)
+            value = value.replace(node_context.node, named.node.name).replace(item.node, writer.node.name)
     return value.replace(f"rank {item.rank} (", f"rank {writer.rank} (")
 
 

@@ -32,12 +32,12 @@ class Step:
 
 
 STEPS = {
-    "record": Step("worker", begins="firstfault_torch.worker.recording:WorkerMonitor.fails", struck=PROCESSES),
+    "record": Step("worker", begins="firstfault_torch.worker.worker_monitor:WorkerMonitor.fails", struck=PROCESSES),
     "spool": Step("worker", path="/spool/", struck=PROCESSES),
     "upload": Step("recorder", path="/firstfault/errors/", struck=PROCESSES),
     "await": Step("agent", begins="firstfault_torch.rounds.settlement:Settlement.settle"),
-    "conclude": Step("agent", begins="firstfault_torch.verdict:conclude_on_node"),
-    "seal": Step("agent", begins="firstfault_torch.verdict:seal_verdict"),
+    "conclude": Step("agent", begins="firstfault_torch.conclusion.conclude_on_node:conclude_on_node"),
+    "seal": Step("agent", begins="firstfault_torch.conclusion.sealed_verdict:seal_verdict"),
     "publish": Step("recorder", path="/error.pb"),
     "leave": Step("agent", begins="firstfault.recorder.process:RecorderProcess.end"),
 }

@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig
 
-import firstfault_torch.capture
+import firstfault_torch.failures.capture
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Scope, Verdict
 from firstfault_torch import NodeFailedError, PlainEngine, launch
@@ -89,7 +89,7 @@ def _node(plan: Plan, number: int, port: int, folder: Path) -> None:
     os.environ["GENERATED_CLOCK_S"] = str(shift)  # for the recorder, which is a new process
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_CLOCK), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     _loaded("generated_clock", _CLOCK / "sitecustomize.py")
-    firstfault_torch.capture.boot_id = lambda: f"boot-of-worker-{number}"
+    firstfault_torch.failures.capture.read_boot_id = lambda: f"boot-of-worker-{number}"
     os.chdir(folder)
     endpoint: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "run_id": "generated"}
     endpoint |= {"start_method": "fork", "max_restarts": 0, "monitor_interval": 0.1, "local_addr": "127.0.0.1"}

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 import torch.distributed as dist
 
 from firstfault.model import Collective, CollectiveProgress, ExpiredDeadline, Place, StackDump, Writer
-from firstfault_torch.capture import ErrorClass, failure_record
+from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang.told import Facts, to_files, told_of
 from firstfault_torch.hang.watch import _COUNT
 from firstfault_torch.rounds.settlement import Reports, Settlement

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from firstfault.layout import ERROR_FILE
 from firstfault.model import Decision, ExceptionInfo, JobErrors, Seal, Verdict
 from firstfault.store import join
-from firstfault_torch.context import Identity, Recording
 from firstfault_torch.guard import logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
+from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.time_limits import PUBLISH_TIMEOUT_SECONDS, TERMINATED_PUBLISH_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SealedVerdict:
     seal: Seal
     document: bytes
     """The ``error.pb``."""
-    recording: Recording
+    node_context: NodeContext
     """This node's."""
     conclusion: Conclusion | None = None
     """None: another node concluded."""
@@ -71,13 +71,13 @@ class Engine(Protocol):
         """
 
     def publish(
-        self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
+        self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False
     ) -> SealedVerdict:
-        """Write a sealed verdict to where the engine looks for the attempt's error; return what has become of it.
+        """Write a sealed verdict to where the engine looks for the attempt's error; return the verdict as published.
 
-        One node publishes for all, then the others are called with a verdict that is durable already. A verdict that
-        could not be made durable is for each node to publish. `give_up`, once set, ends waits; with `leaving_now` the
-        process ends right after this call.
+        The leader publishes for all nodes; then this is called on the other nodes with a durable verdict. If the leader
+        could not store it, each node publishes it. Waits end when `shutdown_requested` is set; with `leaving_now`, the
+        process exits right after this call.
         """
 
     def published_verdict(self) -> bytes | None:
@@ -87,8 +87,8 @@ class Engine(Protocol):
             firstfault.errors.StoreError: it cannot be read.
         """
 
-    def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
-        """Return when this node, whose workers have succeeded, may exit, or when `give_up` is set.
+    def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
+        """Return when this node, whose workers have succeeded, may exit, or when `shutdown_requested` is set.
 
         `has_rank_0`: it has the result of rank 0.
         """
@@ -161,13 +161,13 @@ class PlainEngine:
         )
 
     def publish(
-        self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
+        self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False
     ) -> SealedVerdict:
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
         if not verdict.durable:
-            hurried = leaving_now or (give_up is not None and give_up.is_set())
+            hurried = leaving_now or (shutdown_requested is not None and shutdown_requested.is_set())
             seconds = TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else PUBLISH_TIMEOUT_SECONDS
-            durable = put_on_node(ERROR_FILE, verdict.document, verdict.recording, seconds)
+            durable = put_on_node(ERROR_FILE, verdict.document, verdict.node_context, seconds)
             return replace(verdict, durable=durable)
         return verdict
 
@@ -175,9 +175,9 @@ class PlainEngine:
         """Return the ``error.pb`` in the attempt's folder."""
         return get_file(self.identity().output_prefix, ERROR_FILE)
 
-    def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
+    def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
         """Return at once: nothing ends the other nodes when this one exits."""
-        del has_rank_0, give_up
+        del has_rank_0, shutdown_requested
 
     def announce(self, verdict: SealedVerdict) -> None:
         """Log the report."""

@@ -1,4 +1,4 @@
-"""Guards our own code: an error in firstfault must not hide the user's error."""
+"""Isolates firstfault's own code: its errors and its waits must not hide or delay the user's error."""
 
 from __future__ import annotations
 
@@ -22,95 +22,97 @@ logger = logger_of("firstfault_torch")
 
 T = TypeVar("T")
 WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
-"""Signals whose handlers raise in a worker: an agent, or the kernel after the agent's death, stops it by the first two,
-and torch's data loader raises when one of its processes has died.
+"""Signals whose handlers may raise in a worker. An agent stops a worker with SIGTERM, the kernel with SIGINT after the
+agent's death, and torch's data loader raises on SIGCHLD when one of its processes has died.
 """
 _NO_THREAD = "can't start new thread"
 _AT_THE_END = "at interpreter shutdown"
 _refused_threads = threading.Event()
-"""Set when this process has logged that the system allows no further thread: each further one would be refused, too."""
+"""Set after the first warning that the system allows no more threads: one warning is enough."""
 
 
 @contextlib.contextmanager
-def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Turn an exception of our own code into one warning; torch elastic continues as without firstfault.
+def suppress_internal_errors(activity: str, *, through: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Turn an exception of firstfault's own code into one warning; torch elastic continues as without firstfault.
 
-    The warning tells what was `doing`; with ``FIRSTFAULT_DEBUG`` set it contains the traceback. Exceptions that are not
-    ours, such as torch's SignalException, pass `through`.
+    The warning names the `activity`, and has the traceback if ``FIRSTFAULT_DEBUG`` is set. Exceptions of type `through`
+    pass: they belong to others, such as torch's SignalException.
     """
     try:
         yield
     except through:
         raise
     except BaseException as error:
-        text, hidden = caught(lambda error=error: str(error))  # type: ignore[misc]
+        text, hidden = try_call(lambda error=error: str(error))  # type: ignore[misc]
         text = "<no text>" if hidden is not None else text
         if isinstance(error, RuntimeError) and _AT_THE_END in str(text):
-            return  # from Python 3.12 on no thread can be started then
+            return  # since Python 3.12 no thread can be started while the interpreter exits
         if isinstance(error, RuntimeError) and text == _NO_THREAD:
             if not _refused_threads.is_set():
                 _refused_threads.set()
-                logger.warning("doing without what needs a thread: %s (first while %s)", text, doing)
+                logger.warning("doing without what needs a thread: %s (first while %s)", text, activity)
             return
         logger.warning(
             "failed while %s (%s: %s); the job continues without it",
-            doing,
+            activity,
             type(error).__name__,
             text,
             exc_info=bool(os.environ.get("FIRSTFAULT_DEBUG")),
         )
 
 
-def bounded(  # noqa: PLR0913 - keywords
+def call_with_timeout(  # noqa: PLR0913 - keywords
     call: Callable[[], T],
     seconds: float,
-    doing: str,
-    give_up: threading.Event | None = None,
+    activity: str,
+    shutdown_requested: threading.Event | None = None,
     *,
-    hurried_seconds: float = SHUTDOWN_CALL_TIMEOUT_SECONDS,
+    shutdown_seconds: float = SHUTDOWN_CALL_TIMEOUT_SECONDS,
     local: bool = False,
 ) -> T | None:
-    """Return what `call` returns; None if it raises, or does not end within `seconds` or soon after `give_up` is set.
+    """Return the result of `call`; None if it raises or takes longer than `seconds`.
 
-    It runs in a daemon thread, which is left running if `call` blocks, as a ``__str__`` or a storage may. Once
-    `give_up` is set, the wait ends within `hurried_seconds`. A `local` call needs this process and its disk only: if
-    the system allows no further thread, it runs in this one.
+    It runs in a daemon thread, which stays behind if `call` blocks, as a ``__str__`` or a storage may. Once
+    `shutdown_requested` is set, the wait ends within `shutdown_seconds`. A `local` call needs only this process and its
+    disk: if the system allows no more threads, it runs in the current one.
     """
     results: list[T] = []
-    # not join(): after a signal handler raised in it, Python takes the thread for dead
+    # An event instead of join(): if a signal handler raises inside join(), Python marks the running thread as ended,
+    # and a second join() returns at once.
     done = threading.Event()
-    with guarded(doing):
+    with suppress_internal_errors(activity):
         deadline = time.monotonic() + max(seconds, 0)
         try:
-            _start(lambda: results.append(call()), done, doing, local=local)
-            while give_up is not None and not give_up.is_set() and time.monotonic() < deadline:
+            _start(lambda: results.append(call()), done, activity, local=local)
+            while shutdown_requested is not None and not shutdown_requested.is_set() and time.monotonic() < deadline:
                 if done.wait(SHUTDOWN_POLL_SECONDS):
                     break
-            hurried = give_up is not None and give_up.is_set()
+            hurried = shutdown_requested is not None and shutdown_requested.is_set()
             left = max(deadline - time.monotonic(), 0)
-            done.wait(min(left, hurried_seconds) if hurried else left)
+            done.wait(min(left, shutdown_seconds) if hurried else left)
         except BaseException:
-            # a signal handler raised here: wait a moment more for a call that is almost done
+            # A signal handler raised in this wait. The call may be the upload of the only document about the failure,
+            # milliseconds before its end: give it a moment before the exception unwinds and the process exits.
             done.wait(max(min(deadline - time.monotonic(), SHUTDOWN_CALL_TIMEOUT_SECONDS), 0))
             raise
     return results[0] if results else None
 
 
-def begun(call: Callable[[], object], doing: str) -> threading.Event:
-    """Begin a call in a daemon thread; return an event that is set when it has ended or could not begin."""
+def start_in_thread(call: Callable[[], object], activity: str) -> threading.Event:
+    """Start a call in a daemon thread; return an event that is set when it has ended or couldn't start."""
     ended = threading.Event()
-    with guarded(doing):
-        _start(call, ended, doing)
+    with suppress_internal_errors(activity):
+        _start(call, ended, activity)
         return ended
     ended.set()
     return ended
 
 
-def _start(call: Callable[[], object], ended: threading.Event, doing: str, *, local: bool = False) -> None:
-    """Start a daemon thread that makes a call and then sets `ended`; without a thread make a `local` call here."""
+def _start(call: Callable[[], object], ended: threading.Event, activity: str, *, local: bool = False) -> None:
+    """Start a daemon thread that sets `ended` after the call; make a `local` call here if no thread can start."""
 
     def run() -> None:
-        with guarded(doing):
+        with suppress_internal_errors(activity):
             call()
         ended.set()
 
@@ -119,16 +121,19 @@ def _start(call: Callable[[], object], ended: threading.Event, doing: str, *, lo
     except RuntimeError as refused:
         if not local:
             raise
-        logger.info("%s while %s; doing that without a limit of time", refused, doing)
+        logger.info("%s while %s; doing that without a limit of time", refused, activity)
         run()
 
 
-class NonBlocking(Generic[T]):
-    """A function that is called again and again in a loop, and must not block it.
+class BackgroundCall(Generic[T]):
+    """A function that a loop calls repeatedly, and that must not block the loop: its peer may be frozen.
 
-    Each call runs in a daemon thread, at most one at a time. While one takes long, the loop gets the default at once;
-    its late answer, or its exception, comes with the next call after it. The loop waits `seconds` for an answer of
-    `call`, which asks another machine that may be frozen.
+    Each call runs in a daemon thread, at most one at a time:
+
+        called     -> a thread starts, and the loop waits up to `seconds`
+        in time    -> the loop gets the result
+        late       -> the loop gets the default, at once on further calls
+        finished   -> the next call returns that late result, or raises its exception
     """
 
     def __init__(self, call: Callable[[], T], default: T, seconds: float = BACKGROUND_RESULT_TIMEOUT_SECONDS) -> None:
@@ -149,7 +154,7 @@ class NonBlocking(Generic[T]):
             try:
                 threading.Thread(target=self._ask, name="firstfault-question", daemon=True).start()
             except RuntimeError:
-                self._ask()  # without a thread it blocks the loop
+                self._ask()  # no thread available: block the loop instead of failing
             self._is_asked = True
             seconds = self._seconds
         try:
@@ -162,27 +167,27 @@ class NonBlocking(Generic[T]):
         return cast("T", answer)
 
     def _ask(self) -> None:
-        self._answers.put(caught(self._call, Exception))
+        self._answers.put(try_call(self._call, Exception))
 
 
 @contextlib.contextmanager
-def undisturbed(*, handled_only: bool = False) -> Iterator[None]:
-    """Ignore `WORKER_SIGNALS` until the block ends; do nothing outside of the main thread, which alone sets handlers.
+def ignore_worker_signals(*, handled_only: bool = False) -> Iterator[None]:
+    """Ignore `WORKER_SIGNALS` in the block; a no-op outside the main thread, because only it can set handlers.
 
-    With `handled_only`, a signal that has no handler still ends the process.
+    With `handled_only`, a signal without a handler still ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {number: signal.getsignal(number) for number in WORKER_SIGNALS}
-    # None: the handler is not Python's, and Python cannot restore it
+    # None: a handler installed in C, which Python can't restore
     ignored = {
         number: handler
         for number, handler in handlers.items()
         if callable(handler) or (handler is not None and not handled_only and number != signal.SIGCHLD)
     }
     for number in ignored:
-        # SIGCHLD keeps a handler: if it were ignored, the kernel would reap children that others wait for
+        # SIGCHLD keeps a handler: if it were ignored, the kernel would reap children that other code waits for
         signal.signal(number, (lambda *_: None) if number == signal.SIGCHLD else signal.SIG_IGN)
     try:
         yield
@@ -191,8 +196,8 @@ def undisturbed(*, handled_only: bool = False) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def caught(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:
-    """Call third-party code, such as a plug-in; return its result and None, or None and its exception of this kind."""
+def try_call(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:
+    """Call third-party code; return (result, None), or (None, exception) for an exception of this kind."""
     try:
         return call(), None
     except kind as error:

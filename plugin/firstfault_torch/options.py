@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import try_call
 from firstfault_torch.time_limits import SETTLE_SECONDS, STOP_GRACE_SECONDS, UPLOAD_DEADLINE_SECONDS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.engine import Engine
     from firstfault_torch.watchdog import Watchdog
-    from firstfault_torch.worker.recording import WorkerMonitor
+    from firstfault_torch.worker.worker_monitor import WorkerMonitor
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The signals that terminate a pod; torch's default."""
@@ -112,7 +112,7 @@ def parse_hang(text: str) -> Hang | None:
     if text == "off":
         return None
     parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
-    seconds, error = caught(lambda: {name: float(value) for name, value in parts.items()}, ValueError)
+    seconds, error = try_call(lambda: {name: float(value) for name, value in parts.items()}, ValueError)
     if error is not None or seconds is None or not seconds.keys() <= {"warn", "end", "busy"}:
         raise UsageError(
             f'must be "off", or seconds like "warn:60", "end:300" or "warn:60,end:300,busy:900", not {text!r}'

@@ -27,21 +27,32 @@ from firstfault.conclude import RestartContext, record_of, with_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
-from firstfault_torch import time_limits, verdict
+from firstfault_torch import time_limits
 from firstfault_torch.agent.agent import Job, RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.capture import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
-from firstfault_torch.context import Recording, node_address
+from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node, import_conclusion_modules
+from firstfault_torch.conclusion.notifications import notify
+from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
+from firstfault_torch.conclusion.sealed_verdict import (
+    adopt_sealed_verdict,
+    build_torch_error_data,
+    get_conclusion_delay,
+    seal_verdict,
+    wait_for_peer_verdict,
+)
 from firstfault_torch.engine import Engine, SealedVerdict
-from firstfault_torch.guard import begun, bounded, guarded
+from firstfault_torch.failures.torch_error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
+from firstfault_torch.guard import call_with_timeout, start_in_thread, suppress_internal_errors
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.node.stderr_relay import await_passed_on
+from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
+from firstfault_torch.places import look_up_address
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, packed_for
-from firstfault_torch.worker.recording import run_recorded
+from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
 _SAME_FAILURE_NS = 120 * 1_000_000_000
@@ -68,7 +79,7 @@ class Pod:
 
     engine: Engine
     options: Options
-    give_up: threading.Event
+    shutdown_requested: threading.Event
     """Set by a signal to this process; ends waits."""
     max_restarts: int = 0
     """Torch's."""
@@ -100,45 +111,47 @@ def error_files_removed(config: LaunchConfig) -> Iterator[None]:
         yield
     finally:
         if config.logs_specs is not None:
-            with guarded("removing torch's error files"):
+            with suppress_internal_errors("removing torch's error files"):
                 remove_error_files(config.logs_specs.root_log_dir)
 
 
-def recording_of(engine: Engine, options: Options) -> Recording:
+def build_node_context(engine: Engine, options: Options) -> NodeContext:
     """Return where and how this node records."""
-    return Recording(
+    return NodeContext(
         strategy=options.strategy,
         identity=engine.identity(),
         upload_deadline_seconds=options.upload_deadline_seconds,
         incarnation=time.time_ns() // 1_000_000,
-        ip=bounded(node_address, time_limits.NAME_SERVICE_TIMEOUT_SECONDS, "looking up the node's address") or "",
+        ip=call_with_timeout(look_up_address, time_limits.NAME_SERVICE_TIMEOUT_SECONDS, "looking up the node's address")
+        or "",
     )
 
 
 def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
-    """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.recording.recorded`)."""
-    recording = recording_of(engine, options)
+    """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.worker_monitor.recorded`)."""
+    node_context = build_node_context(engine, options)
     with (
         SignalWatch(parse_signals(job.signals)) as signals,
-        node_recorder(recording, options.terminated_stop_seconds or options.stop_seconds) as recording,
+        node_recorder(node_context, options.terminated_stop_seconds or options.stop_seconds) as node_context,
     ):
-        pod = Pod(engine, options, signals.gave_up, job.max_restarts)
+        pod = Pod(engine, options, signals.shutdown_requested, job.max_restarts)
         asks = options.restarts_follow_policy and job.max_restarts > 0
         judge = partial(_decided_restart, pod) if asks else None
-        settings = AgentSettings(options, signals, job.min_nodes, judge, verdict.load_what_concluding_needs)
+        settings = AgentSettings(options, signals, job.min_nodes, judge, import_conclusion_modules)
         try:
-            end = launch_agent(job, recording, settings, partial(_end_process, pod))
+            end = launch_agent(job, node_context, settings, partial(_end_process, pod))
             if end.error is None:
                 results = end.results or {}
                 if options.in_process_restart is not None:
                     results = options.in_process_restart.by_last_rank(results)
-                engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
+                engine.await_exit(has_rank_0=0 in results, shutdown_requested=signals.shutdown_requested)
                 return results
             sealed = verdict_on(end, pod)
             _report(sealed, engine)
             seconds = options.stop_seconds
             end_what_workers_left(
-                recording, min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS) if signals.gave_up.is_set() else seconds
+                node_context,
+                min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS) if signals.shutdown_requested.is_set() else seconds,
             )
             failed = NodeFailedError(end.error, end.report, sealed)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's store
@@ -146,9 +159,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             del end
             raise failed from failed.error
         finally:
-            with guarded("passing on the rest of the workers' stderr"):
-                await_passed_on(signals.gave_up)
-            if recording.identity.owns_process:
+            with suppress_internal_errors("passing on the rest of the workers' stderr"):
+                await_passed_on(signals.shutdown_requested)
+            if node_context.identity.owns_process:
                 signals.leave()
 
 
@@ -158,10 +171,10 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
 def verdict_on(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     """Settle on a verdict with the other nodes, or conclude alone, and publish; None if firstfault itself failed."""
     sealed: SealedVerdict | None = None
-    with guarded("settling on a verdict with the other nodes"):
+    with suppress_internal_errors("settling on a verdict with the other nodes"):
         sealed = _settled(end, pod)
     if sealed is None:
-        with guarded("concluding without the other nodes"):
+        with suppress_internal_errors("concluding without the other nodes"):
             sealed = _concluded_alone(end, pod)
     return sealed
 
@@ -174,10 +187,12 @@ def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     for step in peers.settle(end.report.copies, pod.options.settle_seconds):
         if isinstance(step, SettledDocument):
             return _taken(step, end, pod)
-        sealed = _sealed(end, step.copies, pod, verdict.Wait(0.0, complete=step.complete, give_up=pod.give_up))
+        sealed = _sealed(
+            end, step.copies, pod, Wait(0.0, complete=step.complete, shutdown_requested=pod.shutdown_requested)
+        )
         if sealed is not None and peers.settlement.claim():
             sealed = _published(_for_all(sealed, step.copies), pod)
-            is_shared = end.recording.identity.is_folder_shared
+            is_shared = end.node_context.identity.is_folder_shared
             settled = peers.settlement.hand_over(
                 sealed.document, durable=is_shared and sealed.durable, bundle=b"" if is_shared else sealed.bundle
             )
@@ -187,35 +202,37 @@ def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
 
 def _for_all(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
     """Return a verdict for all nodes; with copies of what they wrote, if each has a folder of its own."""
-    recording = sealed.recording
-    if recording.identity.is_folder_shared:
+    node_context = sealed.node_context
+    if node_context.identity.is_folder_shared:
         return replace(sealed, for_all=True)
     files = {bundle_path(path): data for path, data in copies.items()}
     return replace(
-        sealed, for_all=True, bundle=packed_for(recording.group_world_size, files, first=unpack(sealed.bundle))
+        sealed, for_all=True, bundle=packed_for(node_context.group_world_size, files, first=unpack(sealed.bundle))
     )
 
 
 def _taken(settled: SettledDocument, end: RoundEnd, pod: Pod) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
-    taken = verdict.sealed_elsewhere(settled.document, end.recording, durable=settled.durable)
+    taken = adopt_sealed_verdict(settled.document, end.node_context, durable=settled.durable)
     return _published(replace(taken, bundle=settled.bundle), pod)
 
 
 def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
-    is_shared = end.recording.identity.is_folder_shared
+    is_shared = end.node_context.identity.is_folder_shared
     if end.group_rank and is_shared:
-        found = verdict.await_turn(partial(_found, end, pod), verdict.turn_of(end.group_rank), pod.give_up)
+        found = wait_for_peer_verdict(
+            partial(_found, end, pod), get_conclusion_delay(end.group_rank), pod.shutdown_requested
+        )
         if found is not None:
             return _published(found, pod)
     copies, seconds = end.report.copies, pod.options.settle_seconds
-    hurried = verdict.Wait(min(seconds, time_limits.TERMINATED_SETTLE_SECONDS), is_hurried=True)
-    wait = hurried if pod.give_up.is_set() else verdict.Wait(seconds, give_up=pod.give_up)
+    hurried = Wait(min(seconds, time_limits.TERMINATED_SETTLE_SECONDS), is_hurried=True)
+    wait = hurried if pod.shutdown_requested.is_set() else Wait(seconds, shutdown_requested=pod.shutdown_requested)
     if not is_shared:
         copies = {**copies, **_lost_first(end)}
-        wait = verdict.Wait(0.0, complete=False, give_up=pod.give_up)
-    sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, verdict.Wait(0.0))
+        wait = Wait(0.0, complete=False, shutdown_requested=pod.shutdown_requested)
+    sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, Wait(0.0))
     return _published(sealed, pod) if sealed is not None else None
 
 
@@ -224,14 +241,14 @@ def _lost_first(end: RoundEnd) -> Mapping[str, bytes]:
     node = end.peers.liveness.lost_first if end.peers is not None else ""
     if not node:
         return {}
-    recording = end.recording
+    node_context = end.node_context
     place = Place(
-        attempt=recording.identity.attempt,
-        round=recording.round,
+        attempt=node_context.identity.attempt,
+        round=node_context.round,
         node=node,
         group_rank=0,
-        group_world_size=recording.group_world_size,
-        engine=recording.identity.engine,
+        group_world_size=node_context.group_world_size,
+        engine=node_context.identity.engine,
     )
     return dict([as_entry(NodePresence(Phase.JOINED, place))])
 
@@ -241,20 +258,20 @@ def _found(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     document = pod.engine.published_verdict()
     if document is None:
         return None
-    found = verdict.sealed_elsewhere(document, end.recording, durable=True)
-    earliest_ns = max(end.recording.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
+    found = adopt_sealed_verdict(document, end.node_context, durable=True)
+    earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
     return found if found.seal.timestamp_ns >= earliest_ns else None
 
 
-def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: verdict.Wait) -> SealedVerdict | None:
+def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: Wait) -> SealedVerdict | None:
     """Conclude and seal; None if that fails."""
-    with guarded("concluding on the failure"):
-        concluded = verdict.conclude_on_node(end.recording, copies, pod.engine, pod.options, wait)
+    with suppress_internal_errors("concluding on the failure"):
+        concluded = conclude_on_node(end.node_context, copies, pod.engine, pod.options, wait)
         if end.refused is not None:
             found = concluded.conclusion
             decision = with_unused_restarts(found.decision, found.verdict, end.refused, pod.max_restarts)
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
-        return verdict.seal_verdict(concluded, end.recording)
+        return seal_verdict(concluded, end.node_context)
     return None
 
 
@@ -265,13 +282,15 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
     """
     others: list[Callable[[], object]] = []
     if sealed.bundle:
-        path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.recording.identity.is_folder_shared)}"
-        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, time_limits.HANDOVER_TIMEOUT_SECONDS))
+        path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.node_context.identity.is_folder_shared)}"
+        others.append(
+            partial(put_on_node, path, sealed.bundle, sealed.node_context, time_limits.HANDOVER_TIMEOUT_SECONDS)
+        )
     if sealed.conclusion is not None and sealed.decision.retry:
-        others.append(partial(verdict.leave_verdict, sealed.recording, sealed.document, pod.give_up))
-    ended = [begun(call, "leaving files for the next attempt and for readers") for call in others]
-    with guarded("publishing the verdict"):
-        sealed = pod.engine.publish(sealed, give_up=pod.give_up)
+        others.append(partial(hand_over_verdict, sealed.node_context, sealed.document, pod.shutdown_requested))
+    ended = [start_in_thread(call, "leaving files for the next attempt and for readers") for call in others]
+    with suppress_internal_errors("publishing the verdict"):
+        sealed = pod.engine.publish(sealed, shutdown_requested=pod.shutdown_requested)
     for event in ended:
         event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
     return sealed
@@ -281,24 +300,24 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
     """Log a published verdict, and pass it on to an outer launcher and to notifiers."""
     if sealed is None:
         return
-    with guarded("telling what failed"):
+    with suppress_internal_errors("telling what failed"):
         engine.announce(sealed)
-    with guarded("reporting to the outer launcher"):
+    with suppress_internal_errors("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
-            write_error_file(outer, verdict.torch_error_data(sealed.verdict))
+            write_error_file(outer, build_torch_error_data(sealed.verdict))
     if sealed.report is not None:  # this node concluded, and by now the others have the verdict
-        with guarded("notifying others"):
-            verdict.notify(sealed.report)
+        with suppress_internal_errors("notifying others"):
+            notify(sealed.report)
 
 
 # --- what the agent calls -------------------------------------------------------------------------------------------
 
 
-def _decided_restart(pod: Pod, recording: Recording, reports: Reports, context: RestartContext) -> RestartRecord:
+def _decided_restart(pod: Pod, node_context: NodeContext, reports: Reports, context: RestartContext) -> RestartRecord:
     """Judge a failed round, and return whether torch restarts the workers."""
-    wait = verdict.Wait(0.0, complete=reports.complete)
-    concluded = verdict.conclude_on_node(recording, reports.copies, pod.engine, pod.options, wait, restart=context)
+    wait = Wait(0.0, complete=reports.complete)
+    concluded = conclude_on_node(node_context, reports.copies, pod.engine, pod.options, wait, restart=context)
     return record_of(concluded.conclusion, context)
 
 
@@ -307,17 +326,15 @@ def _end_process(pod: Pod, end: RoundEnd) -> None:
 
     A verdict that another node has published stays: it knew more than this one learns in so short a time.
     """
-    sealed = bounded(
+    sealed = call_with_timeout(
         partial(_found, end, pod), time_limits.EXIT_STEP_TIMEOUT_SECONDS, "looking for the verdict of another node"
     )
     if sealed is None:
-        sealed = _sealed(
-            end, end.report.copies, pod, verdict.Wait(time_limits.EXIT_STEP_TIMEOUT_SECONDS, is_hurried=True)
-        )
-    with guarded("leaving the sealed verdict"):
+        sealed = _sealed(end, end.report.copies, pod, Wait(time_limits.EXIT_STEP_TIMEOUT_SECONDS, is_hurried=True))
+    with suppress_internal_errors("leaving the sealed verdict"):
         if sealed is not None:
             pod.engine.announce(sealed)
             pod.engine.publish(sealed, leaving_now=True)
-    end_what_workers_left(end.recording, 0.0)
-    end_node_recorder(end.recording)
-    os._exit(end.recording.identity.failed_exit_code)
+    end_what_workers_left(end.node_context, 0.0)
+    end_node_recorder(end.node_context)
+    os._exit(end.node_context.identity.failed_exit_code)

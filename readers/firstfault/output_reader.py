@@ -86,7 +86,7 @@ class MultiErrorFileOutputReader:
         copies: Mapping[str, bytes] | None = None,
         fresh: bool = False,
         enough: Callable[[Sequence[NodePresence]], bool] | None = None,
-        give_up: threading.Event | None = None,
+        shutdown_requested: threading.Event | None = None,
     ) -> None:
         if expected_nodes is not None and expected_nodes < 1:
             raise UsageError(f"expected_nodes must be at least 1, not {expected_nodes}")
@@ -100,7 +100,7 @@ class MultiErrorFileOutputReader:
         self._retry_policy = retry_policy
         self._storage_options = storage_options
         self._copies = copies or {}
-        patience = Patience(settle_seconds, expected_nodes, enough, give_up)
+        patience = Patience(settle_seconds, expected_nodes, enough, shutdown_requested)
         self._request = Request(self._layout, self._find_needs, patience, fresh)
         self.read_files: Mapping[str, bytes] = {}
         """What the last read opened, by path below the output prefix; for readers with copies."""

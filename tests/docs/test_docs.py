@@ -32,9 +32,9 @@ from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.json_schemas import DECISION
 from firstfault_proto.v1 import errors_pb2
-from firstfault_torch.capture import ErrorClass
+from firstfault_torch.conclusion.notifications import NOTIFIERS
+from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.notifiers import attributes_of
-from firstfault_torch.verdict import NOTIFIERS
 from lab.chaos.chaos import STORAGE_FAULTS
 from lab.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES

@@ -25,7 +25,7 @@ from firstfault_torch.inprocess.meeting import open_sockets
 from firstfault_torch.inprocess.store import Fault, FaultKind
 from firstfault_torch.inprocess.wrap import CallWrapper, current_call
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
-from firstfault_torch.worker.recording import WorkerMonitor
+from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.inprocess.training import run
 from tests.waiting import until
 

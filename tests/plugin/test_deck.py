@@ -26,7 +26,7 @@ from firstfault.model import NodePresence, Phase, Subject, WorkerError, Writer
 from firstfault.recorder.folder import NodeFolder
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_torch.worker.recording import WorkerMonitor
+from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints
 from flytekitplugins.firstfault.deck import DeckKeeper, elected, leave_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
@@ -240,8 +240,8 @@ def test_whose_decks_are_kept(
     change: dict[str, Any], rank: str, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only rank 0's decks are kept."""
-    recording = replace(recording_at(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change)
-    for name, value in {**recording.environment(), "RANK": rank}.items():
+    node_context = replace(recording_at(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change)
+    for name, value in {**node_context.environment(), "RANK": rank}.items():
         monkeypatch.setenv(name, value)
     monitor = WorkerMonitor(FlyteEngine())
     entrypoints._keep([_deck("loss", "1")], monitor)
@@ -406,11 +406,11 @@ def test_decks_with_the_same_name() -> None:
 def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM ends the wait for another pod's deck."""
     monkeypatch.setattr(deck, "DECK_TIMEOUT_SECONDS", LONG_S)
-    give_up = threading.Event()
-    give_up.set()
+    shutdown_requested = threading.Event()
+    shutdown_requested.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})
-    recording = recording_at(prefix.uri, 1.0, incarnation=1)
-    verdict: Any = type("Verdict", (), {"report": report, "recording": recording, "for_all": False})
+    node_context = recording_at(prefix.uri, 1.0, incarnation=1)
+    verdict: Any = type("Verdict", (), {"report": report, "node_context": node_context, "for_all": False})
     began = time.monotonic()
-    assert leave_deck(verdict, "train", give_up=give_up) is False
+    assert leave_deck(verdict, "train", shutdown_requested=shutdown_requested) is False
     assert time.monotonic() - began < LONG_S / 2

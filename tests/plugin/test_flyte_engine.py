@@ -17,11 +17,11 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserExcepti
 from firstfault.layout import is_stock_error_file
 from firstfault.testing import make_error
 from firstfault_torch import time_limits
-from firstfault_torch.capture import capture
-from firstfault_torch.context import Recording
 from firstfault_torch.engine import ErrorName
+from firstfault_torch.failures.capture import capture
 from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.worker.recording import WorkerMonitor
+from firstfault_torch.node_context import NodeContext
+from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import entrypoints, flyte_engine
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from tests.prefix import Prefix
@@ -40,7 +40,7 @@ def test_the_variable_is_the_one_of_the_task() -> None:
     """The user's variable switches recording off, also in workers."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
     identity = flyte_engine.FlyteEngine("s3://bucket/out", strategy="earliest").identity()
-    assert Recording("earliest", identity).environment()[STRATEGY_VARIABLE] == "earliest"
+    assert NodeContext("earliest", identity).environment()[STRATEGY_VARIABLE] == "earliest"
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize("name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"])
 def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[bool]) -> None:
     """The wait ends with rank 0's outputs or any pod's error file, before it or during it; nothing else ends it."""
-    give_up = threading.Event()
+    shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(flyte_engine.await_outputs, prefix.uri, give_up, LONG_S)
+        result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
         until(lambda: len(looks) > 1)
         for other in ("deck.html", "outputs.pb.part", "firstfault/errors/e1-x.pb", "checkpoint/error.pb"):
             (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
@@ -196,22 +196,22 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
         assert not result.done()
         (prefix.folder / name).touch()
         assert result.result(SOON_S) is True
-    give_up.set()
-    assert flyte_engine.await_outputs(prefix.uri, give_up, LONG_S) is True
+    shutdown_requested.set()
+    assert flyte_engine.await_outputs(prefix.uri, shutdown_requested, LONG_S) is True
 
 
 def test_a_wait_that_is_given_up(prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal before the wait, or during a long pause of it, ends it at once."""
     monkeypatch.setattr(time_limits, "OUTPUTS_POLL_SECONDS", LONG_S)
     monkeypatch.setattr(time_limits, "MAX_OUTPUTS_POLL_SECONDS", LONG_S)
-    give_up = threading.Event()
+    shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(flyte_engine.await_outputs, prefix.uri, give_up, LONG_S)
+        result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
         until(lambda: looks)
         assert not result.done()
-        give_up.set()
+        shutdown_requested.set()
         assert result.result(SOON_S) is False
-    assert flyte_engine.await_outputs(prefix.uri, give_up, LONG_S) is False
+    assert flyte_engine.await_outputs(prefix.uri, shutdown_requested, LONG_S) is False
 
 
 def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
@@ -246,7 +246,7 @@ def test_an_account_that_may_not_look(
 
 def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that cannot look for another pod's verdict in time keeps its own."""
-    own = sealed(concluded(prefix.recording(), [make_error(0)]), prefix.recording())
+    own = sealed(concluded(prefix.node_context(), [make_error(0)]), prefix.node_context())
     hangs = threading.Event()
     monkeypatch.setattr(time_limits, "POD_VERDICT_READ_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))

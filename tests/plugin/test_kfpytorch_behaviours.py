@@ -42,7 +42,7 @@ from firstfault.wire.documents import encode
 from firstfault_torch import Watchdog, inprocess
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport, about_agent
-from firstfault_torch.capture import ErrorClass
+from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.worker.in_flight import Moment
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
@@ -178,8 +178,8 @@ def test_workers_have_the_tasks_context(pod: Pod) -> None:
 
 
 def _wait_for_a_document() -> None:
-    recording = json.loads(os.environ["FIRSTFAULT_RECORDING"])
-    errors = Path(recording["identity"]["output_prefix"], "firstfault", "errors")
+    node_context = json.loads(os.environ["FIRSTFAULT_RECORDING"])
+    errors = Path(node_context["identity"]["output_prefix"], "firstfault", "errors")
     deadline = time.monotonic() + 60
     while not list(errors.glob("*.pb")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -349,7 +349,7 @@ def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
     error = SignalException("terminated", sigval=signal.SIGTERM)
     said = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())
     copies = {document_path(error_key_for(said)): encode(said)} if recorded else {}
-    return RoundEnd(prefix.recording(), NodeReport(copies), error=error)
+    return RoundEnd(prefix.node_context(), NodeReport(copies), error=error)
 
 
 @pytest.mark.parametrize(

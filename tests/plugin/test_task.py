@@ -26,7 +26,7 @@ from flytekit.models.literals import LiteralMap
 from flytekitplugins import firstfault as plugin
 
 from firstfault_torch import run as run_module
-from firstfault_torch.context import Recording
+from firstfault_torch.node_context import NodeContext
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.elastic import pickled
@@ -109,8 +109,8 @@ def raw(tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "raw")
 
 
-def _recording(function_task: Any) -> Recording:
-    return run_module.recording_of(function_task.engine(), function_task.options())
+def _node_context(function_task: Any) -> NodeContext:
+    return run_module.build_node_context(function_task.engine(), function_task.options())
 
 
 @pytest.mark.parametrize(
@@ -121,24 +121,24 @@ def test_recording(raw: str, variable: str | None, strategy: str | None, monkeyp
     if variable is not None:
         monkeypatch.setenv(STRATEGY_VARIABLE, variable)
     config = Elastic(strategy="earliest", upload_deadline_seconds=2.5, increase_shared_mem=False)
-    recording = _recording(task(task_config=config)(_train))
-    assert recording.strategy == (strategy or variable)
-    assert recording.upload_deadline_seconds == 2.5
-    assert recording.incarnation > 0
-    assert recording.output_prefix.startswith(raw)
+    node_context = _node_context(task(task_config=config)(_train))
+    assert node_context.strategy == (strategy or variable)
+    assert node_context.upload_deadline_seconds == 2.5
+    assert node_context.incarnation > 0
+    assert node_context.output_prefix.startswith(raw)
 
 
 def test_the_folder_of_the_documents(raw: str) -> None:
     """In a pod it is the entrypoint's output prefix, else the raw one; each local call has a folder of its own."""
     own = task(task_config=ELASTIC)(_train)
-    assert len({_recording(own).output_prefix for _ in range(2)}) == 2
+    assert len({_node_context(own).output_prefix for _ in range(2)}) == 2
     with click.Context(click.Command("pyflyte-execute")) as command:
         command.params["output_prefix"] = "s3://bucket/out/0"
-        assert _recording(own).output_prefix == "s3://bucket/out/0"
+        assert _node_context(own).output_prefix == "s3://bucket/out/0"
     context = FlyteContextManager.current_context()
     state = context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(context.with_execution_state(state)):
-        assert _recording(own).output_prefix == raw
+        assert _node_context(own).output_prefix == raw
 
 
 # --- the verdict on its way to Flyte --------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ SENT = (model.SentSignal("SIGTERM", "rank 0 failed"),)
 STOPPED = {"sent_signals": SENT}
 ASSERT = "RuntimeError: CUDA error: device-side assert triggered"
 TRACE = 'Traceback (most recent call last):\n  File "/app/train.py", line 12, in step\n    return row["label"]\n'
-RECORDING = STACK.format("/x/site-packages/firstfault_torch/worker/recording.py", "record_end")
+RECORDING = STACK.format("/x/site-packages/firstfault_torch/worker/worker_monitor.py", "record_end")
 
 
 def told(verdict: model.Verdict) -> str:

@@ -235,12 +235,12 @@ def _start(started: list[subprocess.Popen[str]], code: str = SLEEPS, **more: obj
     return process
 
 
-def _recording(folder: Path) -> str:
+def _node_context(folder: Path) -> str:
     return json.dumps({"node_folder": str(folder), "round": 0})
 
 
 def _of_worker(folder: Path) -> dict[str, str]:
-    return {**os.environ, "FIRSTFAULT_LOCAL_RANK": "1", "FIRSTFAULT_RECORDING": _recording(folder)}
+    return {**os.environ, "FIRSTFAULT_LOCAL_RANK": "1", "FIRSTFAULT_RECORDING": _node_context(folder)}
 
 
 def test_what_the_workers_of_a_killed_agent_leave(
@@ -274,7 +274,7 @@ def test_what_others_started(tmp_path: Path, started: list[subprocess.Popen[str]
         folder.mkdir()
     _start(started, env=_of_worker(node), start_new_session=True)
     _start(started, env=_of_worker(other))
-    _start(started, env={**os.environ, "FIRSTFAULT_RECORDING": _recording(node)})
+    _start(started, env={**os.environ, "FIRSTFAULT_RECORDING": _node_context(node)})
     (node / "stderr-0-1.fifo").touch()
     with (node / "stderr-0-1.fifo").open(encoding="utf-8") as file:
         _start(started, pass_fds=(file.fileno(),))

@@ -3,8 +3,7 @@
 import pytest
 from torch.distributed import TCPStore
 
-from firstfault_torch import context as node_setup
-from firstfault_torch import time_limits
+from firstfault_torch import node_setup, time_limits
 from firstfault_torch.node import document_writer
 from firstfault_torch.rounds.failure_broadcast import RoundStore
 from firstfault_torch.worker import process_state

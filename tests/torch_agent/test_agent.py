@@ -49,8 +49,8 @@ from firstfault_torch.agent.reporter import (
     about_death,
 )
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.capture import ErrorClass
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
+from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node.document_writer import spool_of
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
@@ -251,7 +251,7 @@ def start(
         spec = WorkerSpec("default", 2, handler, entrypoint=functools.update_wrapper(workers, _wait_to_be_stopped))
         spec.max_restarts, spec.monitor_interval = 0, 0.05
         agent = ReportingAgent(
-            prefix.recording(),
+            prefix.node_context(),
             AgentSettings(Options(stop_seconds=stop_seconds), SignalWatch()),
             spec=spec,
             logs_specs=DefaultLogsSpecs(),
@@ -352,7 +352,7 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     """Spool a document as a worker that could not upload it; return its name and its bytes."""
     own = make_error(2 + local_rank, node="worker-1", message="last words", monotonic_ns=time.monotonic_ns())
     name, data = error_key_for(own), encode(own)
-    spool = spool_of(agent.node.reporter.recording, local_rank, agent.node.reporter.report.error_files[local_rank])
+    spool = spool_of(agent.node.reporter.node_context, local_rank, agent.node.reporter.report.error_files[local_rank])
     assert spool is not None
     spool.add(name, data)
     return name, data
@@ -416,7 +416,7 @@ def _config(**fields: Any) -> LaunchConfig:
 def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any) -> RoundEnd:
     return launch_agent(
         job_of(_config(**fields), print, ()),
-        prefix.recording(),
+        prefix.node_context(),
         AgentSettings(Options(stop_seconds=1.0), signals or SignalWatch()),
         Mock(side_effect=AssertionError("the main thread is there")),
     )

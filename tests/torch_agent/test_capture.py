@@ -14,7 +14,7 @@ import pytest
 import firstfault_torch
 from firstfault.exceptions.tracebacks import all_links, format_exception
 from firstfault.model import ExceptionInfo
-from firstfault_torch.capture import before_exit, capture, qualified_name
+from firstfault_torch.failures.capture import before_exit, capture, qualified_name
 
 MEGABYTES_10 = 10 * 1024 * 1024
 

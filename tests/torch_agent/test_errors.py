@@ -12,8 +12,14 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, Proce
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
 from firstfault.model import CATEGORIES, Kind, Origin
-from firstfault_torch import capture
 from firstfault_torch.agent.reporter import kept_exception
+from firstfault_torch.failures.failure_records import ErrorClass, error_class_of
+from firstfault_torch.failures.torch_error_file import (
+    error_file_data,
+    read_error_file,
+    read_traceback,
+    write_error_file,
+)
 
 NANO = 1_000_000_000
 
@@ -26,30 +32,26 @@ def test_it_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "theirs.json"))
     ErrorHandler().record_exception(ValueError("boom"))
-    capture.write_error_file(
-        tmp_path / "ours.json", capture.error_file_data("ValueError", "boom", "Traceback", 5 * NANO)
-    )
+    write_error_file(tmp_path / "ours.json", error_file_data("ValueError", "boom", "Traceback", 5 * NANO))
     ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("ours.json", "theirs.json"))
     assert shape(ours) == shape(theirs)
     assert ours["message"]["message"] == theirs["message"]["message"] == "ValueError: boom"
     path = tmp_path / "error.json"
-    capture.write_error_file(
-        path, capture.error_file_data("my.module.LostError", "boom", "Traceback of it", 1_700_000_000_900_000_000)
-    )
+    write_error_file(path, error_file_data("my.module.LostError", "boom", "Traceback of it", 1_700_000_000_900_000_000))
     failure = ProcessFailure(local_rank=1, pid=42, exitcode=1, error_file=str(path))
     assert failure.timestamp == 1_700_000_000
     word = {"message": "LostError: boom", "extraInfo": {"py_callstack": "Traceback of it", "timestamp": "1700000000"}}
     assert failure.message == word
-    assert capture.read_error_file(path) == word
+    assert read_error_file(path) == word
 
 
 def test_it_is_written_whole(tmp_path: Path) -> None:
     """An older file is replaced, and nothing else is left beside it; a lone surrogate in a message is escaped."""
     path = tmp_path / "error.json"
     path.write_text("{")
-    capture.write_error_file(path, capture.error_file_data("ValueError", "\ud800", "", 0))
+    write_error_file(path, error_file_data("ValueError", "\ud800", "", 0))
     assert [item.name for item in tmp_path.iterdir()] == ["error.json"]
-    word = capture.read_error_file(path)
+    word = read_error_file(path)
     assert word is not None
     assert word["message"] == "ValueError: \ud800"
 
@@ -59,14 +61,14 @@ def test_unreadable(tmp_path: Path, text: str | None) -> None:
     """A missing, truncated or foreign file gives None."""
     if text is not None:
         (tmp_path / "error.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert capture.read_error_file(tmp_path / "error.json") is None
+    assert read_error_file(tmp_path / "error.json") is None
 
 
 @pytest.mark.parametrize("message", ["a plain text", ["a", "list"], 7])
 def test_a_message_that_is_no_record(tmp_path: Path, message: object) -> None:
     """A message without parts, as other tools write it, is a message."""
     (tmp_path / "error.json").write_text(json.dumps({"message": message}))
-    assert capture.read_error_file(tmp_path / "error.json") == {"message": str(message), "extraInfo": {}}
+    assert read_error_file(tmp_path / "error.json") == {"message": str(message), "extraInfo": {}}
 
 
 class _Thing:
@@ -76,13 +78,13 @@ class _Thing:
 def test_traceback_file(tmp_path: Path) -> None:
     """The traceback is read from torch.multiprocessing's pickle; a truncated file gives an empty text."""
     path = tmp_path / "traceback"
-    assert capture.read_traceback(path) == ""
+    assert read_traceback(path) == ""
     whole = pickle.dumps("Traceback (most recent call last):\nValueError: boom\n")
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        assert capture.read_traceback(path) == ""
+        assert read_traceback(path) == ""
     path.write_bytes(whole)
-    assert capture.read_traceback(path).endswith("ValueError: boom\n")
+    assert read_traceback(path).endswith("ValueError: boom\n")
 
 
 @pytest.mark.parametrize("content", [7, ["Traceback"], b"Traceback", _Thing(), print])
@@ -90,7 +92,7 @@ def test_traceback_file_of_another_kind(tmp_path: Path, content: object) -> None
     """Only a text is unpickled, never a class."""
     path = tmp_path / "traceback"
     path.write_bytes(pickle.dumps(content))
-    assert capture.read_traceback(path) == ""
+    assert read_traceback(path) == ""
 
 
 @pytest.mark.parametrize(
@@ -116,11 +118,11 @@ def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -
 
 def test_every_class_has_its_flyte_class() -> None:
     """Each class has a known category; only a recoverable exception is retried on the user's budget."""
-    for error_class in capture.ErrorClass:
+    for error_class in ErrorClass:
         flyte = error_class.value
         assert flyte.category == "" or flyte.category in CATEGORIES
         assert flyte.code.startswith(f"{flyte.origin.value}:")
-        if error_class is capture.ErrorClass.RECOVERABLE_EXCEPTION:
+        if error_class is ErrorClass.RECOVERABLE_EXCEPTION:
             assert (flyte.kind, flyte.origin) == (Kind.RECOVERABLE, Origin.USER)
         else:
             assert (flyte.kind is Kind.RECOVERABLE) is (flyte.origin is Origin.SYSTEM)
@@ -129,22 +131,22 @@ def test_every_class_has_its_flyte_class() -> None:
 @pytest.mark.parametrize(
     ("error", "error_class"),
     [
-        (RendezvousTimeoutError("x"), capture.ErrorClass.RENDEZVOUS_ERROR),
-        (RendezvousConnectionError("x"), capture.ErrorClass.RENDEZVOUS_ERROR),
-        (torch.distributed.DistNetworkError("x"), capture.ErrorClass.RENDEZVOUS_ERROR),
-        (torch.distributed.DistStoreError("x"), capture.ErrorClass.RENDEZVOUS_ERROR),
-        (OSError(28, "No space left on device"), capture.ErrorClass.INFRA_ERROR),
-        (MemoryError(), capture.ErrorClass.INFRA_ERROR),
-        (ConnectionRefusedError(), capture.ErrorClass.INFRA_ERROR),
-        (FileNotFoundError(2, "No such file or directory", "./train"), capture.ErrorClass.INPUT_ERROR),
-        (OSError(8, "Exec format error", "./train"), capture.ErrorClass.INPUT_ERROR),
-        (ValueError("bad port"), capture.ErrorClass.INPUT_ERROR),
-        (TypeError("x"), capture.ErrorClass.INPUT_ERROR),
-        (RuntimeError("x"), capture.ErrorClass.PLATFORM_ERROR),
-        (torch.distributed.DistError("x"), capture.ErrorClass.PLATFORM_ERROR),
+        (RendezvousTimeoutError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (RendezvousConnectionError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (torch.distributed.DistNetworkError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (torch.distributed.DistStoreError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (OSError(28, "No space left on device"), ErrorClass.INFRA_ERROR),
+        (MemoryError(), ErrorClass.INFRA_ERROR),
+        (ConnectionRefusedError(), ErrorClass.INFRA_ERROR),
+        (FileNotFoundError(2, "No such file or directory", "./train"), ErrorClass.INPUT_ERROR),
+        (OSError(8, "Exec format error", "./train"), ErrorClass.INPUT_ERROR),
+        (ValueError("bad port"), ErrorClass.INPUT_ERROR),
+        (TypeError("x"), ErrorClass.INPUT_ERROR),
+        (RuntimeError("x"), ErrorClass.PLATFORM_ERROR),
+        (torch.distributed.DistError("x"), ErrorClass.PLATFORM_ERROR),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.name,
 )
-def test_agent_errors(error: Exception, error_class: capture.ErrorClass) -> None:
+def test_agent_errors(error: Exception, error_class: ErrorClass) -> None:
     """An error of the agent is a rendezvous, infra, input or platform error."""
-    assert capture.error_class_of(error) is error_class
+    assert error_class_of(error) is error_class

@@ -19,8 +19,8 @@ from firstfault.recorder.folder import SpooledDocument
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode
 from firstfault_torch import Options
-from firstfault_torch.context import Recording
 from firstfault_torch.node import document_writer
+from firstfault_torch.node_context import NodeContext
 from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
 from tests.nodes import Job
 from tests.processes import kill
@@ -54,14 +54,14 @@ def proxy(s3: S3) -> Iterator[FaultyProxy]:
 
 
 @pytest.fixture(scope="module")
-def recording(proxy: FaultyProxy) -> Iterator[Recording]:
+def node_context(proxy: FaultyProxy) -> Iterator[NodeContext]:
     """Return a recording of a node whose recorder runs."""
     with document_writer.node_recorder(
         recording_at(proxy.server.uri("faulty"), DEADLINE_S, node="worker-0")
-    ) as recording:
+    ) as node_context:
         # a busy machine takes half a minute to import what an upload needs, in the recorder and in this process
-        assert document_writer.put_on_node("warm", b"", recording, SEALED_S)
-        yield recording
+        assert document_writer.put_on_node("warm", b"", node_context, SEALED_S)
+        yield node_context
 
 
 def stored(server: S3, output_prefix: str) -> Callable[[str], bytes | None]:
@@ -98,7 +98,7 @@ class Uploads:
 
 
 @pytest.fixture(scope="module")
-def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads, Receipt]]:
+def uploads(proxy: FaultyProxy, node_context: NodeContext) -> dict[str, tuple[Uploads, Receipt]]:
     """Upload under all faults at once, with the node's recorder and without, and again when the storage is back.
 
     The connections of the first uploads still hang then.
@@ -107,14 +107,14 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
     def upload(what: str) -> Uploads:
         number, deadline = FIRST_RANK + FAULTS.index(what), LATER_S if what in HARMLESS else DEADLINE_S
         by_recorder, directly = failure(number), failure(100 + number)
-        spool, file = document_writer.spool_of(recording, number, None), f"file-{number:07d}-.pb"
+        spool, file = document_writer.spool_of(node_context, number, None), f"file-{number:07d}-.pb"
         assert spool is not None
         calls: list[Callable[[], tuple[str, bool]]] = [
-            lambda: _told(document_writer.record_error(by_recorder, recording, spool, deadline)[1]),
+            lambda: _told(document_writer.record_error(by_recorder, node_context, spool, deadline)[1]),
             lambda: _told(
-                document_writer.record_error(directly, replace(recording, node_folder=""), None, deadline)[1]
+                document_writer.record_error(directly, replace(node_context, node_folder=""), None, deadline)[1]
             ),
-            lambda: (file, document_writer.put_on_node(file, b"data", recording, deadline)),
+            lambda: (file, document_writer.put_on_node(file, b"data", node_context, deadline)),
         ]
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
@@ -124,7 +124,7 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
         return Uploads(told, seconds, spooled, by_recorder)
 
     def again(found: Uploads) -> Receipt:
-        return document_writer.put_document(found.spooled, encode(found.error), found.error, recording, LATER_S)
+        return document_writer.put_document(found.spooled, encode(found.error), found.error, node_context, LATER_S)
 
     others = [what for what in FAULTS if what != "refused"]
     ranks = {what: FIRST_RANK + FAULTS.index(what) for what in others}
@@ -141,9 +141,9 @@ def uploads(proxy: FaultyProxy, recording: Recording) -> dict[str, tuple[Uploads
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_uploads(s3: S3, recording: Recording, uploads: dict[str, tuple[Uploads, Receipt]], what: str) -> None:
+def test_uploads(s3: S3, node_context: NodeContext, uploads: dict[str, tuple[Uploads, Receipt]], what: str) -> None:
     """An upload is given up in time; its document stays in the spool until the agent can upload it."""
-    (found, receipt), read = uploads[what], stored(s3, recording.output_prefix)
+    (found, receipt), read = uploads[what], stored(s3, node_context.output_prefix)
     assert found.seconds < SLACK_S
     for path, is_durable in found.told:
         assert is_durable == (what in HARMLESS)

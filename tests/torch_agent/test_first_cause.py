@@ -24,7 +24,7 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
-from firstfault_torch.capture import capture
+from firstfault_torch.failures.capture import capture
 
 PEER = "Connection closed by peer [10.0.0.1]:4211"
 _CACHE: dict[str, Any] = {}
@@ -262,10 +262,10 @@ def _helper(error: Exception) -> None:
     try:
         step(error)
     except Exception as caught:  # noqa: BLE001 - as programs do
-        give_up(caught)
+        shutdown_requested(caught)
 
 
-def give_up(error: Exception) -> None:
+def shutdown_requested(error: Exception) -> None:
     """Raise a wrapper that repeats the error's text."""
     raise LookupError(f"epoch 3: {error}")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from firstfault_torch import guard
-from firstfault_torch.guard import bounded, guarded, undisturbed
+from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, suppress_internal_errors
 
 LONG_S = 60.0
 SOON_S = 30.0
@@ -40,20 +40,20 @@ ERRORS = [ValueError("boom"), KeyboardInterrupt(), SystemExit(7), _HostileError(
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of our own code becomes one warning that names what it was doing; with the traceback on request."""
-    with guarded("counting sheep"):
+    with suppress_internal_errors("counting sheep"):
         pass
     assert not caplog.records
-    with guarded("counting sheep"):
+    with suppress_internal_errors("counting sheep"):
         raise error
     (record,) = caplog.records
-    assert bounded(_raiser(error), 30, "counting sheep") is None
+    assert call_with_timeout(_raiser(error), 30, "counting sheep") is None
     assert [found.getMessage() for found in caplog.records] == [record.getMessage()] * 2
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"firstfault: failed while counting sheep ({type(error).__name__}: ")
     assert record.exc_info in {None, False}
     caplog.clear()
     monkeypatch.setenv("FIRSTFAULT_DEBUG", "1")
-    with guarded("counting sheep"):
+    with suppress_internal_errors("counting sheep"):
         raise ValueError("boom")
     assert "ValueError: boom" in caplog.text
     assert "Traceback" in caplog.text
@@ -65,7 +65,7 @@ def test_bounded_gives_up(seconds: float) -> None:
     release = threading.Event()
     before = set(threading.enumerate())  # another test's threads may still end
     began = time.monotonic()
-    assert bounded(lambda: release.wait(LONG_S), seconds, "counting sheep") is None
+    assert call_with_timeout(lambda: release.wait(LONG_S), seconds, "counting sheep") is None
     took = time.monotonic() - began
     begun = set(threading.enumerate()) - before
     assert [thread.daemon for thread in begun if thread.name == "firstfault-call"] == [True]
@@ -93,7 +93,7 @@ def test_a_signal_while_it_waits(
     before = signal.signal(signal.SIGUSR1, handler)
     began = time.monotonic()
     try:
-        assert bounded(call, LONG_S, "counting sheep") == found
+        assert call_with_timeout(call, LONG_S, "counting sheep") == found
     finally:
         release.set()
         signal.signal(signal.SIGUSR1, before)
@@ -102,13 +102,13 @@ def test_a_signal_while_it_waits(
 
 
 def test_a_call_that_is_given_up() -> None:
-    """A wait ends soon after `give_up` is set, with the result if there is one."""
+    """A wait ends soon after `shutdown_requested` is set, with the result if there is one."""
     over, never = threading.Event(), threading.Event()
     began = time.monotonic()
     threading.Timer(0.2, over.set).start()
-    assert bounded(lambda: never.wait(LONG_S), LONG_S, "waiting", over) is None
+    assert call_with_timeout(lambda: never.wait(LONG_S), LONG_S, "waiting", over) is None
     assert 0.2 <= time.monotonic() - began < SOON_S
-    assert bounded(lambda: 7, LONG_S, "counting", over, hurried_seconds=LONG_S) == 7
+    assert call_with_timeout(lambda: 7, LONG_S, "counting", over, shutdown_seconds=LONG_S) == 7
     never.set()
 
 
@@ -129,7 +129,7 @@ def handlers() -> Iterator[dict[signal.Signals, object]]:
 @pytest.mark.parametrize("handled_only", [True, False])
 def test_undisturbed(handlers: dict[signal.Signals, object], handled_only: bool) -> None:
     """Signals are ignored; with `handled_only` one without a handler still ends the process."""
-    with undisturbed(handled_only=handled_only):
+    with ignore_worker_signals(handled_only=handled_only):
         signal.raise_signal(signal.SIGINT)
         inside = signal.getsignal(signal.SIGTERM)
     assert inside is (signal.SIG_DFL if handled_only else signal.SIG_IGN)
@@ -143,7 +143,7 @@ def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
     inside = []
 
     def look() -> None:
-        with undisturbed():
+        with ignore_worker_signals():
             inside.append({number: signal.getsignal(number) for number in handlers})
 
     thread = threading.Thread(target=look)
@@ -160,7 +160,7 @@ def test_a_child_that_dies_while_undisturbed() -> None:
 
     before = signal.signal(signal.SIGCHLD, handler)
     try:
-        with undisturbed(handled_only=True):
+        with ignore_worker_signals(handled_only=True):
             child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
             assert child.wait() == 7
         assert signal.getsignal(signal.SIGCHLD) is handler

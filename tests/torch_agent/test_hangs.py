@@ -21,7 +21,7 @@ from firstfault.layout import LIVE, ROSTER, watched_name
 from firstfault.model import CollectiveProgress, ExpiredDeadline, Place, RestartKind, StackDump, WorkerError, Writer
 from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
-from firstfault_torch.capture import ErrorClass, failure_record
+from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
 from firstfault_torch.hang.looks import Standstill, told_by_kernel, usage
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
@@ -238,7 +238,7 @@ def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, 
 
 def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) -> StallWatch:
     """Return the watch of a job of one node whose rank 5 stands in a loader."""
-    reporter = SimpleNamespace(recording=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=put)
+    reporter = SimpleNamespace(node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=put)
     places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, world_size=8))
     watch = StallWatch(Hang(None, None), cast("Any", SimpleNamespace(reporter=reporter, places=places, peers=None)))
     watch._hang = Hang(60)

@@ -16,8 +16,8 @@ from firstfault.model import Place, Scope
 from firstfault.model.failure import CTRL_C
 from firstfault.testing import make_job
 from firstfault_torch.agent.reporter import about_agent
-from firstfault_torch.capture import ErrorClass
-from firstfault_torch.context import Moment
+from firstfault_torch.failures.failure_records import ErrorClass
+from firstfault_torch.node_context import Moment
 
 
 @pytest.mark.parametrize(

@@ -296,14 +296,14 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         of_recorder, "REQUEST_RECEIPT_TIMEOUT_SECONDS", SOON_S
     )  # on a busy machine a recorder takes seconds to start
     looks: list[RosterPoll] = []
-    with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
-        assert recording.files is not None
-        recorder = Recorder(recording.files)
+    with node_recorder(replace(prefix.node_context(), round=ROUND)) as node_context:
+        assert node_context.files is not None
+        recorder = Recorder(node_context.files)
         recorder.roster(SOON_S)  # so that the first poll is answered at once
 
         def begin(patience: float = 0.0, incarnation: int = OLD) -> queue.Queue[int]:
             heard: queue.Queue[int] = queue.Queue()
-            own = replace(recording, incarnation=incarnation)
+            own = replace(node_context, incarnation=incarnation)
             looks.append(RosterPoll(recorder, own, OWN, patience, heard.put))
             return heard
 

@@ -144,8 +144,8 @@ def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix
     processes[0].terminate()
     _exit_codes(processes[:1])
     local = LocalWorkers(
-        prefix.recording(),
-        Reporter(prefix.recording(), lambda rank: Place(node="worker-0", local_rank=rank)),
+        prefix.node_context(),
+        Reporter(prefix.node_context(), lambda rank: Place(node="worker-0", local_rank=rank)),
         LONG_S,
         lambda: None,
     )
@@ -168,7 +168,7 @@ def test_a_worker_in_a_finaliser(
     seen = workers.Observation(f'{stack}  File "/app/train.py", line 9 in main\n')
     monkeypatch.setattr(workers, "observe", lambda *_: {0: seen})
     awaited: list[set[int]] = []
-    local = LocalWorkers(prefix.recording(), Reporter(prefix.recording(), Place), LONG_S, lambda: None)
+    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
     local._context = SimpleNamespace(_pc=SimpleNamespace(processes=start(_plain)))
     local._await_raised = lambda ranks: frozenset(awaited.append(ranks) or ())
 
@@ -379,8 +379,8 @@ def spool(tmp_path: Path) -> Path:
 
 def _report(prefix: Prefix, spool: Path, death: Death, stop: Stop | None = None) -> None:
     """Let the agent report one death."""
-    recording = replace(prefix.recording(), node_folder=str(spool.parents[1]))
-    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    node_context = replace(prefix.node_context(), node_folder=str(spool.parents[1]))
+    reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
     reporter.document(death, stop)
     reporter.finish((0, 1), None)
     reporter.drain()
@@ -388,9 +388,9 @@ def _report(prefix: Prefix, spool: Path, death: Death, stop: Stop | None = None)
 
 def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> None:
     """When torch prints that it waits before an abort, the worker is asked once; the document has its collectives."""
-    recording = replace(prefix.recording(), node_folder=str(spool.parents[1]))
-    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
-    local = LocalWorkers(recording, reporter, LONG_S, lambda: None)
+    node_context = replace(prefix.node_context(), node_folder=str(spool.parents[1]))
+    reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    local = LocalWorkers(node_context, reporter, LONG_S, lambda: None)
     questions: list[int] = []
     outstanding = CollectiveProgress("default_pg", "nccl2:all_reduce", 9, 8)
 
@@ -398,8 +398,8 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
         questions.append(1)
         return to_message([outstanding], ())
 
-    assert recording.files is not None
-    channel, files = WorkerChannel(recording.files, 0, 1, answer), recording.files.worker(0, 1)
+    assert node_context.files is not None
+    channel, files = WorkerChannel(node_context.files, 0, 1, answer), node_context.files.worker(0, 1)
     local.prepare({1: {}}, LogsDest(stderrs={1: ""}))
     with Path(files.stderr).open("wb", buffering=0) as stderr:
         for part in (

@@ -19,11 +19,11 @@ from firstfault.wire.documents import decode, encode, encode_seal
 from firstfault_torch import run, time_limits
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.context import Recording
+from firstfault_torch.conclusion.sealed_verdict import build_torch_error_data
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
+from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options
-from firstfault_torch.verdict import torch_error_data
 from tests.prefix import Prefix
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
@@ -43,8 +43,8 @@ def _failure(rank: int, **fields: Any) -> WorkerError:
     return make_error(rank, node=f"worker-{rank}", group_rank=rank, group_world_size=2, **fields)
 
 
-def _settled(recording: Recording, *failures: WorkerError, seconds: float = 0.0, **options: Any) -> Conclusion:
-    return concluded(recording, failures, seconds=seconds, **options)
+def _settled(node_context: NodeContext, *failures: WorkerError, seconds: float = 0.0, **options: Any) -> Conclusion:
+    return concluded(node_context, failures, seconds=seconds, **options)
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def _settled(recording: Recording, *failures: WorkerError, seconds: float = 0.0,
 def test_what_this_node_knows_counts_once(uploaded: bool, prefix: Prefix) -> None:
     """This node's own failure counts also if its document was never uploaded, and once if it was."""
     own = _failure(0, message="lost on the way")
-    conclusion = _settled(prefix.recording(), _wrote(prefix.uri, own) if uploaded else own)
+    conclusion = _settled(prefix.node_context(), _wrote(prefix.uri, own) if uploaded else own)
     assert "lost on the way" in conclusion.verdict.headline
     assert (len(conclusion.job.failures), conclusion.verdict.document_count) == (1, 1)
 
@@ -62,7 +62,7 @@ def test_what_this_node_knows_counts_once(uploaded: bool, prefix: Prefix) -> Non
 def test_no_failure_at_all(prefix: Prefix) -> None:
     """Without any failure there is no verdict."""
     with pytest.raises(LookupError, match="no failure is on record"):
-        _settled(prefix.recording())
+        _settled(prefix.node_context())
 
 
 def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +129,8 @@ def test_a_strategy_or_policy_that_fails(  # noqa: PLR0917
 ) -> None:
     """It is replaced by firstfault's default, with one warning; there is still a verdict."""
     name = strategy(function) if callable(function) else function or "earliest"
-    recording = replace(prefix.recording(), strategy=name)
-    found = _settled(recording, _failure(0, kind=Kind.RECOVERABLE), policy=policy)
+    node_context = replace(prefix.node_context(), strategy=name)
+    found = _settled(node_context, _failure(0, kind=Kind.RECOVERABLE), policy=policy)
     assert (found.verdict.strategy, found.verdict.ranks, found.decision.retry) == ("earliest", (0,), True)
     (line,) = caplog.records
     assert f"the strategy {name} or the task's retry policy failed (" in line.getMessage()
@@ -141,7 +141,7 @@ def test_a_strategy_or_policy_that_fails(  # noqa: PLR0917
 def test_a_strategy_of_ones_own(strategy: str, prefix: Prefix) -> None:
     """The strategy that the task names decides."""
     failures = [_failure(0, at_ms=0, kind=Kind.RECOVERABLE), _failure(1, at_ms=9, message="last")]
-    verdict = _settled(replace(prefix.recording(), strategy=strategy), *failures).verdict
+    verdict = _settled(replace(prefix.node_context(), strategy=strategy), *failures).verdict
     assert (verdict.strategy, verdict.ranks) == (strategy, (0,))
 
 
@@ -152,19 +152,19 @@ def test_a_policy_that_blocks(
     """It must not hold the pod: after a limit, and soon after the pod was told to end, the defaults decide."""
     monkeypatch.setattr(time_limits, "CONCLUDE_TIMEOUT_SECONDS", LONG_S if leaving else 0.3)
     monkeypatch.setattr(time_limits, "TERMINATED_CONCLUDE_TIMEOUT_SECONDS", 0.3)
-    release, asked, give_up = threading.Event(), [], threading.Event()
+    release, asked, shutdown_requested = threading.Event(), [], threading.Event()
 
     def blocks(*_: object) -> bool:
         asked.append(1)
         if leaving:
-            give_up.set()
+            shutdown_requested.set()
         release.wait(LONG_S)
         return False
 
     began = time.monotonic()
     recoverable = _failure(0, kind=Kind.RECOVERABLE)
     try:
-        found = _settled(prefix.recording(), recoverable, policy=blocks, give_up=give_up)
+        found = _settled(prefix.node_context(), recoverable, policy=blocks, shutdown_requested=shutdown_requested)
     finally:
         release.set()
     assert time.monotonic() - began < LONG_S / 2
@@ -181,9 +181,9 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
         seen.append((context.attempt, context.retries, context.pods_alive))
         return policy(verdict, context)
 
-    recording = recording_at(prefix.uri, attempt=2)
+    node_context = recording_at(prefix.uri, attempt=2)
     own = _failure(0, kind=Kind.RECOVERABLE)
-    assert _settled(recording, own, policy=policy and told, retries=5).decision.retry is retry
+    assert _settled(node_context, own, policy=policy and told, retries=5).decision.retry is retry
     assert seen == ([(2, 5, True)] if policy else [])
 
 
@@ -200,8 +200,8 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
 )
 def test_torch_error_data(fields: dict[str, Any], message: str, prefix: Prefix) -> None:
     """An outer launcher gets the root cause in torch's format; a death by its code and the verdict's headline."""
-    verdict = _settled(prefix.recording(), _failure(1, **fields)).verdict
-    found = torch_error_data(verdict)["message"]
+    verdict = _settled(prefix.node_context(), _failure(1, **fields)).verdict
+    found = build_torch_error_data(verdict)["message"]
     assert found["message"].startswith(message)
     assert found["extraInfo"] == {"py_callstack": verdict.message, "timestamp": "1700000000"}
 
@@ -215,7 +215,7 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     monkeypatch.setattr(run, "end_node_recorder", lambda _: None)
     monkeypatch.setattr(run.os, "_exit", lambda _: None)
     own = _wrote(prefix.uri, _failure(0, message="own"))
-    end = RoundEnd(prefix.recording(), NodeReport({document_path(own.documents[0].name): encode(own)}))
+    end = RoundEnd(prefix.node_context(), NodeReport({document_path(own.documents[0].name): encode(own)}))
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
     monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
     return lambda: run._end_process(run.Pod(engine, Options(), threading.Event()), end)
@@ -226,7 +226,7 @@ def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, las
     """A node without time to read replaces an outdated verdict, but none of a node that had time."""
     document = b""
     if age_s is not None:
-        other = sealed_of(_settled(prefix.recording(), _failure(1, message="another")), prefix.recording())
+        other = sealed_of(_settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context())
         document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns() - age_s * 10**9))
         put_file(prefix.uri, "error.pb", document)
     last_resort()

@@ -25,15 +25,15 @@ from firstfault.report.first_line import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import run, time_limits
-from firstfault_torch import verdict as verdicts
 from firstfault_torch.agent.agent import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.conclusion import notifications
+from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers import WEBHOOK_VARIABLE, send_record
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
-from firstfault_torch.verdict import notify
 from tests.http_receiver import Receiver, receiving
 from tests.prefix import Prefix
 from tests.recordings import concluded, sealed
@@ -60,7 +60,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def install(**calls: Callable[[Report], object]) -> None:
         points = [SimpleNamespace(name=name, load=lambda call=call: call) for name, call in calls.items()]
-        monkeypatch.setattr(verdicts, "entry_points", lambda group: points if group == "firstfault.notifiers" else [])
+        monkeypatch.setattr(
+            notifications, "entry_points", lambda group: points if group == "firstfault.notifiers" else []
+        )
 
     return install
 
@@ -144,7 +146,7 @@ def test_a_slow_lookup_of_installed_notifiers(
     """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
     goes_on = threading.Event()
     monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(verdicts, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group])
+    monkeypatch.setattr(notifications, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group])
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
     assert time.monotonic() - began < LONG_S / 2
@@ -163,7 +165,7 @@ def _reported(prefix: Prefix, end: RoundEnd) -> SealedVerdict | None:
 def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> None:
     """When the event arrives, the verdict is in the storage, and no other node waits for it."""
     own = make_error(0, node="worker-0", message="no labels")
-    _, receipt = record_error(own, prefix.recording(), None, 30)
+    _, receipt = record_error(own, prefix.node_context(), None, 30)
     report = NodeReport({document_path(receipt.name): encode(own)})
     settled: list[bool] = []
 
@@ -176,7 +178,7 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
     peers = Mock()
     peers.settle.return_value = [Reports(report.copies)]
     peers.settlement.hand_over = hand_over
-    assert _reported(prefix, RoundEnd(prefix.recording(), report, peers=peers)) is not None
+    assert _reported(prefix, RoundEnd(prefix.node_context(), report, peers=peers)) is not None
     assert settled == [True]
     (request,) = webhook.received
     assert json.loads(request.body)["data"]["root"]["message"] == "no labels"
@@ -185,11 +187,11 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
 def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) -> None:
     """Each verdict is told by the node that reached it."""
     own = make_error(0, node="worker-0", message="no labels")
-    conclusion = concluded(prefix.recording(), [own])
-    document = sealed(conclusion, prefix.recording()).document
+    conclusion = concluded(prefix.node_context(), [own])
+    document = sealed(conclusion, prefix.node_context()).document
     peers = Mock()
     peers.settle.return_value = [SettledDocument(document, durable=True)]
-    assert _reported(prefix, RoundEnd(prefix.recording(), NodeReport(), group_rank=1, peers=peers)) is not None
+    assert _reported(prefix, RoundEnd(prefix.node_context(), NodeReport(), group_rank=1, peers=peers)) is not None
     assert not webhook.received
 
 
@@ -357,8 +359,8 @@ def test_a_receiver_that_does_not_answer(
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
     monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr("firstfault_torch.notifiers.OTEL_S", 60.0)
-    monkeypatch.setattr("firstfault_torch.notifiers.WEBHOOK_S", 60.0)
+    monkeypatch.setattr("firstfault_torch.notifiers.OTEL_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr("firstfault_torch.notifiers.WEBHOOK_TIMEOUT_SECONDS", 60.0)
     if receiver == "webhook":
         monkeypatch.delenv(BASE)
         monkeypatch.setenv(WEBHOOK_VARIABLE, f"{collector.url}/a-secret")

@@ -28,10 +28,10 @@ from firstfault.report.fault_owner import FaultOwner
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.capture import capture
 from firstfault_torch.compat.torch_worker import backends_that_abort
-from firstfault_torch.context import Moment
+from firstfault_torch.failures.capture import capture
 from firstfault_torch.node.channel import from_message, to_message
+from firstfault_torch.node_context import Moment
 from firstfault_torch.worker import process_state
 
 _GIB = 1 << 30
@@ -157,7 +157,7 @@ def test_limits_of_a_process() -> None:
     """A process records that its memory and its threads are limited; a limit above the machine's memory is none."""
     program = (
         "import json, os, resource\n"
-        "from firstfault_torch.capture import capture\n"
+        "from firstfault_torch.failures.capture import capture\n"
         "from firstfault_torch.worker.process_state import system_state\n"
         "memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\n"
         "resource.setrlimit(resource.RLIMIT_AS, (memory // 2, memory // 2))\n"

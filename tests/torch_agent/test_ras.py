@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from firstfault_torch import verdict
+from firstfault_torch import time_limits
+from firstfault_torch.conclusion import notifications
 from firstfault_torch.hang.ras import with_ras
 from firstfault_torch.hang.told import Told
 from tests.http_receiver import receiving
@@ -195,11 +196,11 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_notifier_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The watch waits for it no longer than for a verdict's; one that wants no stalls is not called."""
-    monkeypatch.setattr(verdict.time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
     goes_on = threading.Event()
     hangs, called = SimpleNamespace(on_stall=lambda _: goes_on.wait(60)), list[object]()
     points = [SimpleNamespace(name=name, load=lambda it=it: it) for name, it in (("a", hangs), ("b", called.append))]
-    monkeypatch.setattr(verdict, "entry_points", lambda **_: points)
+    monkeypatch.setattr(notifications, "entry_points", lambda **_: points)
     began = time.monotonic()
     watching(backend="gloo")._compare({}, 61.0, ends=False)
     assert time.monotonic() - began < 5

@@ -25,11 +25,11 @@ from firstfault.model import DocumentRef, ExceptionInfo, Kind, Resources, Subjec
 from firstfault.recorder.folder import Recorder, Spool
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode
-from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine, RecoverableError
 from firstfault_torch.node import document_writer as recorder
-from firstfault_torch.worker import recording as worker
-from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, recorded, run_recorded
+from firstfault_torch.node_context import NodeContext
+from firstfault_torch.worker import worker_monitor as worker
+from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, recorded, run_recorded
 from tests.prefix import Prefix
 from tests.recordings import recording_at
 
@@ -76,11 +76,11 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Make this process look like rank 1 of a node; return its error.json's path."""
 
     def become(uri: str = prefix.uri, deadline_seconds: float = LONG_S) -> Path:
-        recording = recording_at(uri, deadline_seconds, node="worker-0", round=2, incarnation=7)
+        node_context = recording_at(uri, deadline_seconds, node="worker-0", round=2, incarnation=7)
         error_file = tmp_path / "1" / "error.json"
         error_file.parent.mkdir(exist_ok=True)
         ranks = {"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2"}
-        for name, value in {**recording.environment(), **ranks, "TORCHELASTIC_ERROR_FILE": str(error_file)}.items():
+        for name, value in {**node_context.environment(), **ranks, "TORCHELASTIC_ERROR_FILE": str(error_file)}.items():
             monkeypatch.setenv(name, value)
         return error_file
 
@@ -105,12 +105,12 @@ def _failure(**fields: Any) -> WorkerError:
 )
 def test_where_the_spool_is(error_file: str | None, there: bool, prefix: Prefix, tmp_path: Path) -> None:
     """It lies in the node's folder, without a recorder beside torch's error.json; without an agent there is none."""
-    spool = recorder.spool_of(prefix.recording(), 1, error_file)
+    spool = recorder.spool_of(prefix.node_context(), 1, error_file)
     assert (spool is not None) is there
     assert spool is None or str(spool.folder) == "/job/0/firstfault"
-    assert recorder.spool_for_agent(prefix.recording()) is None
-    recording = replace(prefix.recording(), round=2, node_folder=str(tmp_path))
-    spools = (recorder.spool_of(recording, 1, error_file), recorder.spool_for_agent(recording))
+    assert recorder.spool_for_agent(prefix.node_context()) is None
+    node_context = replace(prefix.node_context(), round=2, node_folder=str(tmp_path))
+    spools = (recorder.spool_of(node_context, 1, error_file), recorder.spool_for_agent(node_context))
     assert [spool and spool.folder for spool in spools] == [tmp_path / "spool" / "2-1", tmp_path / "spool" / "agent"]
 
 
@@ -199,10 +199,10 @@ def test_the_memory_of_the_container(
 ) -> None:
     """The recorder is asked for the container's memory if a limit may explain the exception."""
     monkeypatch.setattr(Recorder, "resources", lambda *_: Resources(memory_limit_bytes=7))
-    with recorder.node_recorder(prefix.recording()) as recording:
-        told = Recording.from_environment()
+    with recorder.node_recorder(prefix.node_context()) as node_context:
+        told = NodeContext.from_environment()
         assert told is not None
-        for name, value in replace(told, node_folder=recording.node_folder).environment().items():
+        for name, value in replace(told, node_folder=node_context.node_folder).environment().items():
             monkeypatch.setenv(name, value)
         _leaving(error)
     failure, _ = _recorded(prefix)

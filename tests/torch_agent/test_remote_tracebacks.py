@@ -16,7 +16,7 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
-from firstfault_torch.capture import capture
+from firstfault_torch.failures.capture import capture
 from tests.torch_agent.remote_failures import WAYS
 
 # Python 3.12 and later warn of a fork beside threads

@@ -19,8 +19,9 @@ from firstfault_torch import time_limits
 from firstfault_torch.agent.node_round import AgentSettings, Restarts
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.context import Identity, Recording, node_place
+from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.options import Options
+from firstfault_torch.places import get_node_place
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
@@ -57,16 +58,16 @@ class Agent:
 
     def __post_init__(self) -> None:
         identity = Identity(self.folder, "plain", 0, f"worker-{self.group_rank}")
-        self.recording = Recording("evidence", identity)
-        self.reporter = Reporter(self.recording, self.place)
-        self.gave_up, self.woken = threading.Event(), threading.Event()
+        self.node_context = NodeContext("evidence", identity)
+        self.reporter = Reporter(self.node_context, self.place)
+        self.shutdown_requested, self.woken = threading.Event(), threading.Event()
         self.peers = Peers(
             group_on(self.store, self.group_rank, self.nodes, self.closed.set),
-            self.recording,
+            self.node_context,
             patience_seconds=60.0,
             others_suffice=self.nodes > 1,
             wake=self.woken.set,
-            gave_up=self.gave_up,
+            shutdown_requested=self.shutdown_requested,
         )
         self.peers.join({f"joined-{self.group_rank}": b"here"})
         settings = AgentSettings(Options(settle_seconds=LONG_S), SignalWatch(), decide_restart=self._decide)
@@ -76,7 +77,7 @@ class Agent:
     def place(self, local_rank: int | None = None) -> Place:
         """Return the agent's place."""
         del local_rank
-        return replace(node_place(self.recording), group_rank=self.group_rank, group_world_size=self.nodes)
+        return replace(get_node_place(self.node_context), group_rank=self.group_rank, group_world_size=self.nodes)
 
     def begin(self) -> threading.Thread:
         """Report and decide in a thread."""
@@ -91,8 +92,8 @@ class Agent:
         self.reporter.report.copies[f"report-{self.group_rank}"] = b"failed"
         self.decided = self.restarts.decided(self.place(), 3, self.peers, first)
 
-    def _decide(self, recording: Recording, reports: Reports, context: RestartContext) -> RestartRecord | None:
-        del recording
+    def _decide(self, node_context: NodeContext, reports: Reports, context: RestartContext) -> RestartRecord | None:
+        del node_context
         self.contexts.append(context)
         self.reports.append(reports)
         return self.answer
@@ -131,7 +132,7 @@ def _run(agents: list[Agent]) -> None:
 def _records(agents: list[Agent]) -> tuple[RestartRecord, ...]:
     for agent in agents:
         agent.reporter.drain()
-    return MultiErrorFileOutputReader(agents[0].recording.output_prefix).restarts()
+    return MultiErrorFileOutputReader(agents[0].node_context.output_prefix).restarts()
 
 
 def _settled(agents: list[Agent]) -> list[bytes]:

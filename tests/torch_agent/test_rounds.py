@@ -51,7 +51,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def test_a_healthy_rendezvous_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call has its own answer, and all other attributes are the handler's."""
-    monkeypatch.setattr("firstfault_torch.guard.ANSWER_S", LONG_S)
+    monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", LONG_S)
     handler = SimpleNamespace(num_nodes_waiting=iter([0, 1, 2]).__next__, get_run_id=lambda: "a run")
     rendezvous = Rendezvous(handler)
     assert [rendezvous.num_nodes_waiting() for _ in range(3)] == [0, 1, 2]
@@ -86,10 +86,10 @@ def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RendezvousConnectionError("the connection is lost")
 
     rendezvous = Rendezvous(SimpleNamespace(num_nodes_waiting=fail))
-    monkeypatch.setattr("firstfault_torch.guard.ANSWER_S", 0.1)
+    monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", 0.1)
     assert rendezvous.num_nodes_waiting() == 0
     may_answer.set()
-    monkeypatch.setattr("firstfault_torch.guard.ANSWER_S", LONG_S)
+    monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", LONG_S)
     for _ in range(2):  # the late one, then one in time
         with pytest.raises(RendezvousConnectionError):
             until(lambda: rendezvous.num_nodes_waiting() != 0)
@@ -127,7 +127,11 @@ class Node:
         self.wake = threading.Event()
         group = group_on(PrefixStore("round", shared).clone(), group_rank, NODES)
         self.peers = Peers(
-            group, prefix.recording(), patience_seconds=LONG_S, wake=self.wake.set, gave_up=threading.Event()
+            group,
+            prefix.node_context(),
+            patience_seconds=LONG_S,
+            wake=self.wake.set,
+            shutdown_requested=threading.Event(),
         )
         self.outcome = self.peers.broadcast
 

@@ -16,7 +16,8 @@ from firstfault.model import Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.verdict import VERDICT, await_turn, retries_left, turn_of
+from firstfault_torch.conclusion.previous_attempt import VERDICT, count_retries_left
+from firstfault_torch.conclusion.sealed_verdict import get_conclusion_delay, wait_for_peer_verdict
 from tests.recordings import concluded, recording_at
 
 SOON_S = 30.0
@@ -32,10 +33,10 @@ def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, ca
     else:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    recording = recording_at(str(tmp_path / "out"), previous_handover_uri=str(tmp_path / "0"), attempt=1)
+    node_context = recording_at(str(tmp_path / "out"), previous_handover_uri=str(tmp_path / "0"), attempt=1)
 
     with caplog.at_level(logging.WARNING):
-        conclusion = concluded(recording, [make_error(3)])
+        conclusion = concluded(node_context, [make_error(3)])
 
     assert conclusion.verdict.ranks == (3,)
     assert AGAIN not in conclusion.decision.reason
@@ -65,7 +66,7 @@ def test_how_many_retries_are_left(
     if before is not None:
         verdict = run_strategy(get_strategy("earliest"), make_job(make_error(3)))
         previous = replace(decide(verdict), retry=True, **before)
-    assert retries_left(attempt, retries, previous) == left
+    assert count_retries_left(attempt, retries, previous) == left
 
 
 # --- nodes without a store --------------------------------------------------------------------------------------------
@@ -76,12 +77,12 @@ def test_the_first_nodes_have_turns_of_their_own() -> None:
 
     Then few nodes read at a time; the last of 1,024 has its turn within half a minute, the last of 10,000 soon after.
     """
-    assert [turn_of(rank) for rank in range(5)] == [0.0, 0.0, 5.0, 7.0, 9.0]
-    turns = sorted(turn_of(rank) for rank in range(1024))
+    assert [get_conclusion_delay(rank) for rank in range(5)] == [0.0, 0.0, 5.0, 7.0, 9.0]
+    turns = sorted(get_conclusion_delay(rank) for rank in range(1024))
     assert [sum(turn < limit for turn in turns) for limit in (10, 11, 14, 17)] == [5, 5, 9, 17]
     assert 30 < turns[-1] < 36
-    assert turn_of(9_999) < 48
-    assert len({turn_of(700) for _ in range(5)}) == 5
+    assert get_conclusion_delay(9_999) < 48
+    assert len({get_conclusion_delay(700) for _ in range(5)}) == 5
 
 
 def _find(*answers: Any) -> Any:
@@ -98,10 +99,10 @@ def _find(*answers: Any) -> Any:
 
 def test_the_verdict_of_another_node_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage that does not answer once is asked again."""
-    monkeypatch.setattr("firstfault_torch.time_limits.TURN_PAUSE_S", 0.05)
+    monkeypatch.setattr("firstfault_torch.time_limits.VERDICT_POLL_SECONDS", 0.05)
     verdict = object()
     began = time.monotonic()
-    found = await_turn(_find(None, AccessDeniedError("no"), verdict), 60.0, threading.Event())
+    found = wait_for_peer_verdict(_find(None, AccessDeniedError("no"), verdict), 60.0, threading.Event())
     assert found is verdict
     assert time.monotonic() - began < SOON_S
 
@@ -109,10 +110,10 @@ def test_the_verdict_of_another_node_ends_the_wait(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("terminated", [False, True])
 def test_the_turn_comes(terminated: bool) -> None:
     """If there is no verdict, the wait ends when the turn comes, or soon after the process got a signal."""
-    give_up = threading.Event()
+    shutdown_requested = threading.Event()
     began = time.monotonic()
     if terminated:
-        threading.Timer(0.2, give_up.set).start()
-    assert await_turn(_find(None), 60.0 if terminated else 0.2, give_up) is None
+        threading.Timer(0.2, shutdown_requested.set).start()
+    assert wait_for_peer_verdict(_find(None), 60.0 if terminated else 0.2, shutdown_requested) is None
     assert 0.2 <= time.monotonic() - began < SOON_S
-    assert await_turn(_find("published"), 0.0, threading.Event()) == "published"
+    assert wait_for_peer_verdict(_find("published"), 0.0, threading.Event()) == "published"

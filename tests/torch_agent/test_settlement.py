@@ -51,7 +51,7 @@ class Agent:
     published: int = 0
     settled: SettledDocument | None = None
     took_s: float = 0.0
-    give_up: threading.Event = field(default_factory=threading.Event)
+    shutdown_requested: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.settlement = Settlement(self.group_rank, self.nodes)
@@ -66,10 +66,10 @@ class Agent:
     def _run(self) -> None:
         copies = {f"report-{self.group_rank}": b"x" * self.report_size or b"it failed"}
         if self.leaving:
-            self.give_up.set()
+            self.shutdown_requested.set()
         began = time.monotonic()
         connections = (self.store.clone(), self.store.clone())
-        self.settled = self._settled(self.settlement.settle(connections, copies, self.seconds, self.give_up))
+        self.settled = self._settled(self.settlement.settle(connections, copies, self.seconds, self.shutdown_requested))
         self.took_s = time.monotonic() - began
 
     def _settled(self, steps: Iterator[Reports | SettledDocument]) -> SettledDocument | None:
@@ -190,7 +190,7 @@ def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., li
     threads = [agent.begin() for agent in made]
     until(lambda: made[0].published)
     for agent in made[1:]:
-        agent.give_up.set()
+        agent.shutdown_requested.set()
     for thread in threads:
         thread.join(SOON_S)
     assert _documents(made) == {b"sealed by 0"}

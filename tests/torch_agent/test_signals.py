@@ -93,7 +93,7 @@ def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Co
             work(watch, say)
         except SignalException as error:
             watch.notice()
-            say("raised", error.sigval.name, watch.gave_up.is_set())
+            say("raised", error.sigval.name, watch.shutdown_requested.is_set())
             heard.wait(LONG_S)
     say("left", signal.getsignal(signal.SIGTERM))
 
@@ -251,9 +251,9 @@ def test_at_the_beginning_of_a_wait(start: Callable[..., Agent]) -> None:
             return trace
 
         sys.settrace(trace)
-        gave_up = watch.gave_up.wait(LONG_S)
+        shutdown_requested = watch.shutdown_requested.wait(LONG_S)
         sys.settrace(None)
-        say("gave up", gave_up)
+        say("gave up", shutdown_requested)
 
     agent = start(work)
     assert agent.next() == ("gave up", True)
@@ -294,7 +294,7 @@ def test_a_forked_worker(start: Callable[..., Agent]) -> None:
         _, status = os.waitpid(worker, 0)
         say("ended", os.waitstatus_to_exitcode(status))
         time.sleep(0.1)
-        say("heard", watch.received, watch.gave_up.is_set())
+        say("heard", watch.received, watch.shutdown_requested.is_set())
         worker = os.fork()
         if worker == 0:
             time.sleep(LONG_S)
@@ -380,5 +380,5 @@ def test_the_signals_that_are_handled() -> None:
         assert signal.getsignal(signal.SIGTERM) is before
         with pytest.raises(SignalException):
             signal.raise_signal(signal.SIGUSR1)
-        assert watch.gave_up.is_set()
+        assert watch.shutdown_requested.is_set()
         watch.notice()

@@ -76,7 +76,7 @@ def test_a_name_that_is_missing(
     monkeypatch.setattr(f"firstfault_torch.compat.torch_agent.{table}", ("_exit_barrier_before_a_rename",))
     config = LaunchConfig(1, 1, 1, run_id="run", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
     settings = AgentSettings(Options(), SignalWatch())
-    assert launch_agent(job_of(config, print, ()), prefix.recording(), settings, Mock()).results == {}
+    assert launch_agent(job_of(config, print, ()), prefix.node_context(), settings, Mock()).results == {}
     assert ran == [LocalElasticAgent]
     (line,) = _warnings(caplog)
     assert "_exit_barrier_before_a_rename of its agent" in line

@@ -15,13 +15,13 @@ import atexit, os, pickle, sys, traceback
 from types import SimpleNamespace as Space
 
 sys.modules["torch.distributed.distributed_c10d"] = Space(_world=Space(pg_map={1: 1}))
-from firstfault_torch.capture import capture
+from firstfault_torch.failures.capture import capture
 from firstfault_torch.torchrun import script
 
 def tell(error, is_kept):
     os.write(1, pickle.dumps(capture(error)))
 
-script._monitor = lambda: Space(recording=Space(upload_deadline_seconds=20), exits=tell)
+script._monitor = lambda: Space(node_context=Space(upload_deadline_seconds=20), exits=tell)
 shown = repr(exit)
 script.watch()
 assert (pickle.loads(pickle.dumps(sys.exit)), repr(exit)) == (sys.exit, shown)

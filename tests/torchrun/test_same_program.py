@@ -50,7 +50,7 @@ def _run(
 ) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0", **variables}
     if prefix is not None:
-        environment |= {**prefix.recording().environment(), "FIRSTFAULT_WORKER": str(os.getpid())}
+        environment |= {**prefix.node_context().environment(), "FIRSTFAULT_WORKER": str(os.getpid())}
     return subprocess.run(
         [*([] if command[0].startswith("/bin/") else [sys.executable]), *command, how],
         cwd=folder,

@@ -46,13 +46,14 @@ from firstfault.model import TERMINATED, Phase, RestartRecord
 from firstfault_torch.agent.local_workers import ObservedLogs
 from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.reporter import Death, NodeReport, Reporter, about_agent
-from firstfault_torch.agent.signals import guarded_in_main
-from firstfault_torch.capture import ErrorClass, error_class_of
+from firstfault_torch.agent.signals import suppress_internal_errors_in_main
 from firstfault_torch.compat import torch_agent, warn_once
-from firstfault_torch.context import Moment, Recording, node_place
-from firstfault_torch.guard import bounded, caught, guarded
+from firstfault_torch.failures.failure_records import ErrorClass, error_class_of
+from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, try_call
 from firstfault_torch.node.channel import starting
+from firstfault_torch.node_context import Moment, NodeContext
 from firstfault_torch.options import DEFAULT_SIGNALS, with_node
+from firstfault_torch.places import get_node_place
 from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, begin_round, has_shared_store
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import RENDEZVOUS_CLOSE_TIMEOUT_SECONDS
@@ -82,7 +83,7 @@ class ReportingAgent(LocalElasticAgent):
         MissingNamesError: torch's agent does not have all hooks and attributes.
     """
 
-    def __init__(self, recording: Recording, settings: AgentSettings, *, spec: WorkerSpec, **kwargs: Any) -> None:
+    def __init__(self, node_context: NodeContext, settings: AgentSettings, *, spec: WorkerSpec, **kwargs: Any) -> None:
         handler: Any = Rendezvous(spec.rdzv_handler)
         logs = kwargs["logs_specs"] = ObservedLogs(kwargs["logs_specs"])
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE, rdzv_handler=handler), **kwargs)
@@ -94,7 +95,7 @@ class ReportingAgent(LocalElasticAgent):
         self._signals = settings.signals
         self._load = settings.load
         self._log_template: str | None = getattr(self, "_log_line_prefix_template", None)
-        self.node = NodeRound(self._worker_group, recording, settings)
+        self.node = NodeRound(self._worker_group, node_context, settings)
         self._rounds = 0
         self._refused = 0
         """Restarts that torch had left and that the agents decided against."""
@@ -106,54 +107,54 @@ class ReportingAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Join the rendezvous, and number the round alike on all nodes."""
-        with guarded_in_main("ending a round"):
+        with suppress_internal_errors_in_main("ending a round"):
             if self._rounds:
                 self.node.end(is_last=False)
         super()._rendezvous(worker_group)
         # if the nodes cannot agree on a number, it at least differs from the last round's
-        number = self.node.reporter.recording.round + 1 if self._rounds else 0
+        number = self.node.reporter.node_context.round + 1 if self._rounds else 0
         self._rounds += 1
-        with guarded_in_main("numbering the round"):
+        with suppress_internal_errors_in_main("numbering the round"):
             # first: the other nodes wait for it
             counted = self._rounds if has_shared_store(worker_group) else 0
             number = begin_round(worker_group.store, worker_group.group_rank, number, counted)
-        with guarded_in_main("beginning a round"):
+        with suppress_internal_errors_in_main("beginning a round"):
             used = worker_group.spec.max_restarts - self._remaining_restarts - self._refused
             self.node.begin(number, self._remaining_restarts, used)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the workers, then watch them and listen to the other nodes."""
         node = self.node
-        with guarded_in_main("preparing the workers' deadlines"):
+        with suppress_internal_errors_in_main("preparing the workers' deadlines"):
             self._worker_watchdog = node.workers.open_timers()  # torch stops it with the workers
-        with guarded_in_main("filling in the prefix of log lines"):
+        with suppress_internal_errors_in_main("filling in the prefix of log lines"):
             if self._log_template:
                 place = node.places.of()
                 values = {"group_rank": place.group_rank, "node": place.node}
                 self._log_line_prefix_template = with_node(self._log_template, values)
         # spawned and forked workers both inherit this process's environment; torch's own watchdog would kill the agent
         variables = torch_agent.flight_recorder_variables(os.environ)
-        with guarded_in_main("telling the workers where to record"):
-            variables = {**variables, **node.reporter.recording.environment()}
+        with suppress_internal_errors_in_main("telling the workers where to record"):
+            variables = {**variables, **node.reporter.node_context.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
         try:
-            with starting(node.reporter.recording.files), environment_set(variables):
+            with starting(node.reporter.node_context.files), environment_set(variables):
                 ids: dict[int, Any] = super()._start_workers(worker_group)
         except Exception:
-            with guarded_in_main("connecting the agents"):  # the workers of the others wait for these
+            with suppress_internal_errors_in_main("connecting the agents"):  # the workers of the others wait for these
                 node.listen_to_peers(self._interval)
             raise
-        with guarded_in_main("watching the workers"):
+        with suppress_internal_errors_in_main("watching the workers"):
             self._signals.install()
             node.workers.started(self._pcontext, node.places.ranks)
-        with guarded_in_main("connecting the agents"):
+        with suppress_internal_errors_in_main("connecting the agents"):
             node.listen_to_peers(self._interval)
-        with guarded_in_main("keeping a record of the restart"):
+        with suppress_internal_errors_in_main("keeping a record of the restart"):
             node.restarts.began_again(node.places.of(0).world_size)
-        with guarded_in_main("looking for the workers' progress"):
+        with suppress_internal_errors_in_main("looking for the workers' progress"):
             node.watch_progress()
-        with guarded_in_main("loading what a failure needs"):
+        with suppress_internal_errors_in_main("loading what a failure needs"):
             self._load()
         return ids
 
@@ -175,12 +176,12 @@ class ReportingAgent(LocalElasticAgent):
                 self._restart_with_a_failed_peer(worker_group)
             return survivors
         failed: list[Death] = []
-        with guarded_in_main("looking at the workers"):
+        with suppress_internal_errors_in_main("looking at the workers"):
             failed = node.look()
         looked_ns = time.monotonic_ns()
         result = self._failed_result(failed) if failed else self._result_of_torch(worker_group)
         if result.state in _FAILED:
-            with guarded_in_main("reporting a failure"):
+            with suppress_internal_errors_in_main("reporting a failure"):
                 node.report_failure(result, looked_ns)
             if node.asks and not node.may_restart():
                 # torch takes this failure for the last one
@@ -197,7 +198,7 @@ class ReportingAgent(LocalElasticAgent):
             PeerFailedError: another node has failed.
         """
         node = self.node
-        with guarded_in_main("reporting success"):
+        with suppress_internal_errors_in_main("reporting success"):
             node.reporter.announce(Phase.SUCCEEDED, node.places.ranks)
         if node.peers is None:
             super()._exit_barrier()  # type: ignore[no-untyped-call]
@@ -215,18 +216,18 @@ class ReportingAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup, **more: Any) -> None:
         """Ask and stop the workers before torch does so, after a failure or when nodes join."""
-        with guarded_in_main("stopping the workers"):
+        with suppress_internal_errors_in_main("stopping the workers"):
             self.node.stop_workers("a new rendezvous begins")
         super()._stop_workers(worker_group, **more)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30, **more: Any) -> None:
         """Ask and stop the workers before torch does so."""
-        terminated = self._signals.gave_up.is_set()
+        terminated = self._signals.shutdown_requested.is_set()
         seconds = self._stop_seconds
         if terminated:
             self._signals.notice()
             seconds = self._terminated_seconds
-        with guarded_in_main("stopping the workers"):
+        with suppress_internal_errors_in_main("stopping the workers"):
             if terminated:
                 self.node.stop_workers(TERMINATED, death_sig, seconds)
             else:
@@ -245,7 +246,7 @@ class ReportingAgent(LocalElasticAgent):
 
         A worker that ends while torch writes its exception leaves half a file; torch raises when it reads or prints it.
         """
-        found, error = caught(partial(super()._monitor_workers, group), Exception)
+        found, error = try_call(partial(super()._monitor_workers, group), Exception)
         if error is not None:
             deaths = self.node.workers.deaths()
             if isinstance(error, SignalException) or not deaths:
@@ -268,7 +269,7 @@ class ReportingAgent(LocalElasticAgent):
         reported = stopped.first if stopped is not None else frozenset()
         first = next((death for death in deaths if death.local_rank in reported), deaths[0])
         if stopped is None or first.local_rank in reported:
-            with guarded_in_main("logging a failure"):
+            with suppress_internal_errors_in_main("logging a failure"):
                 torch_agent.log_failure(self._pcontext, first.local_rank, first.pid, first.exit_code)
         file = files.get(first.local_rank, "")
         failure = torch_agent.process_failure(first.local_rank, first.pid, first.exit_code, file)
@@ -324,7 +325,7 @@ _OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
 class RoundEnd:
     """How a node's last round ended, with results or with an error."""
 
-    recording: Recording
+    node_context: NodeContext
     """With the number of the round."""
     report: NodeReport
     """What this node has written about the round."""
@@ -383,7 +384,7 @@ def job_of(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tup
 
 
 def launch_agent(
-    job: Job, recording: Recording, settings: AgentSettings, last_resort: Callable[[RoundEnd], None]
+    job: Job, node_context: NodeContext, settings: AgentSettings, last_resort: Callable[[RoundEnd], None]
 ) -> RoundEnd:
     """Run the workers of this node to their end with a `ReportingAgent`; return how they ended.
 
@@ -395,33 +396,35 @@ def launch_agent(
 
     def end_pod(number: signal.Signals) -> None:
         error = SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
-        last_resort(_failed(agent, error, recording))
+        last_resort(_failed(agent, error, node_context))
 
     signals.last_resort = end_pod
     try:
         arguments, run, shutdown = job.prepare()
         try:
-            agent = ReportingAgent(recording, settings, **arguments)
+            agent = ReportingAgent(node_context, settings, **arguments)
         except MissingNamesError as error:
             warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
         if agent is not None:
             results = run(agent)
-            return RoundEnd(agent.node.reporter.recording, agent.node.reporter.report, results)
-        with environment_set(recording.environment()):
-            return RoundEnd(recording, NodeReport(), run(LocalElasticAgent(**arguments)))
+            return RoundEnd(agent.node.reporter.node_context, agent.node.reporter.report, results)
+        with environment_set(node_context.environment()):
+            return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
         signals.notice()
         if isinstance(error, SignalException):
             shutdown = None  # the rendezvous stays open: another pod may take this one's place
-        return _failed(agent, error, recording)
+        return _failed(agent, error, node_context)
     finally:
         signals.begin_shutdown()
         if agent is not None:
-            with guarded("ending the report"):
+            with suppress_internal_errors("ending the report"):
                 agent.close()
         if shutdown is not None:
             # the node that hosts the store may be gone or frozen
-            bounded(shutdown, RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous", signals.gave_up)
+            call_with_timeout(
+                shutdown, RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous", signals.shutdown_requested
+            )
 
 
 def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
@@ -438,7 +441,7 @@ def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
     )
 
 
-def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording) -> RoundEnd:
+def _failed(agent: ReportingAgent | None, error: Exception, node_context: NodeContext) -> RoundEnd:
     """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
     peers = agent.node.peers if agent is not None else None
     if peers is not None and isinstance(error, RendezvousClosedError):
@@ -448,22 +451,22 @@ def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording
     report = NodeReport()
     # the failure of a worker or of another node is documented already
     if not isinstance(error, ChildFailedError | PeerFailedError):
-        with guarded("reporting the agent's own failure"):
+        with suppress_internal_errors("reporting the agent's own failure"):
             error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
             if agent is not None:
                 agent.node.report_agent(error, error_class)
             else:  # before there is a round, and ranks
-                place = replace(node_place(recording), incarnation=recording.incarnation)
-                reporter = Reporter(recording, lambda _: place)
+                place = replace(get_node_place(node_context), incarnation=node_context.incarnation)
+                reporter = Reporter(node_context, lambda _: place)
                 reporter.write(about_agent(error, error_class, place, Moment.now()))
                 reporter.finish((), None)
                 reporter.drain()
                 report = reporter.report
     if agent is None:
-        return RoundEnd(recording, report, error=error)
+        return RoundEnd(node_context, report, error=error)
     node = agent.node
     return RoundEnd(
-        node.reporter.recording,
+        node.reporter.node_context,
         node.reporter.report,
         error=error,
         group_rank=node.places.of().group_rank or 0,
@@ -474,7 +477,7 @@ def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording
 
 def _run(agent: LocalElasticAgent, config: LaunchConfig) -> dict[int, Any]:
     if config.metrics_cfg:
-        with guarded("setting up torch's metrics"):
+        with suppress_internal_errors("setting up torch's metrics"):
             metrics.initialize_metrics(MetricsConfig(config.metrics_cfg))
     try:
         results = results_of(agent)
@@ -506,7 +509,7 @@ def results_of(agent: LocalElasticAgent) -> dict[int, Any]:
 def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
     handler = getattr(config, "event_log_handler", "null")
     if handler != "null":  # an event asks the name service
-        with guarded("recording torch's event"):
+        with suppress_internal_errors("recording torch's event"):
             events.record(event(), handler)
 
 

@@ -26,13 +26,13 @@ from firstfault.recorder.folder import tail_of
 from firstfault.recorder.orphans import end_left_processes
 from firstfault_torch import time_limits
 from firstfault_torch.agent.reporter import Death, Expiry, Observation, Reporter, Stop
-from firstfault_torch.agent.signals import guarded_in_main
+from firstfault_torch.agent.signals import suppress_internal_errors_in_main
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
-from firstfault_torch.context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, Recording
-from firstfault_torch.guard import begun, guarded, logger
+from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
 from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
+from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
 from firstfault_torch.watchdog import Timer, Watchdog
 
 _FLAGS = 5
@@ -52,7 +52,7 @@ class LocalWorkers:
 
     def __init__(
         self,
-        recording: Recording,
+        node_context: NodeContext,
         reporter: Reporter,
         stop_seconds: float,
         wake: Callable[[], None],
@@ -76,9 +76,9 @@ class LocalWorkers:
         self.are_programs = False
         """Whether the workers are programs, which torch starts by themselves, and not functions."""
         self._forgotten: frozenset[int] = frozenset()
-        if recording.files is not None:
-            with guarded("opening the channel to the workers"):
-                self._channel = AgentChannel(recording.files, wake)
+        if node_context.files is not None:
+            with suppress_internal_errors("opening the channel to the workers"):
+                self._channel = AgentChannel(node_context.files, wake)
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -88,21 +88,21 @@ class LocalWorkers:
         self._forgotten = frozenset()
         self.expired = {}
         if self._channel is not None:
-            self._channel.begin(self._reporter.recording.round)
+            self._channel.begin(self._reporter.node_context.round)
 
     def open_timers(self) -> TimerServer | None:
         """Make the FIFO for the workers' deadlines, before the workers start; None: there is no watchdog."""
         if self._watchdog is not None:
-            recording = self._reporter.recording
-            self._timers = open_timers(recording.files, recording.round)
+            node_context = self._reporter.node_context
+            self._timers = open_timers(node_context.files, node_context.round)
         return self._timers
 
     def prepare(self, environments: dict[int, dict[str, str]], logs: LogsDest) -> None:
         """Add to the workers' environments, by local rank, and read their stderr; torch has just chosen both."""
-        recording = self._reporter.recording
-        with guarded_in_main("listening to the workers' stderr"):
-            if recording.files is not None:
-                self._stderr = StderrRelay(recording.files, recording.round, logs.stderrs, self._ask_before_abort)
+        node_context = self._reporter.node_context
+        with suppress_internal_errors_in_main("listening to the workers' stderr"):
+            if node_context.files is not None:
+                self._stderr = StderrRelay(node_context.files, node_context.round, logs.stderrs, self._ask_before_abort)
         timers = self._timers.environment(self._watchdog) if self._timers and self._watchdog else {}
         for local_rank, environment in environments.items():
             environment.update(timers)
@@ -118,17 +118,17 @@ class LocalWorkers:
         self._context = context
         if self._stderr is not None:
             # first: a worker must not wait for a reader
-            with guarded("passing on the workers' stderr"):
+            with suppress_internal_errors("passing on the workers' stderr"):
                 self._stderr.start()
         if self.are_programs:
             close_program_files(context)
             _sessions.update(process.pid for process in worker_processes(context))
-            with guarded("noting the sessions of the workers"):
-                if self._reporter.recording.files is not None:
-                    self._reporter.recording.files.note_sessions(_sessions)
+            with suppress_internal_errors("noting the sessions of the workers"):
+                if self._reporter.node_context.files is not None:
+                    self._reporter.node_context.files.note_sessions(_sessions)
         self._watch = DeathWatch(worker_processes(context), self._wake)
         if self._timers is not None:
-            with guarded("watching the workers' deadlines"):
+            with suppress_internal_errors("watching the workers' deadlines"):
                 self._timers.start([process.pid for process in worker_processes(context)], self._expire)
         self._reporter.started(dict(context.error_files), traceback_files(context), ranks, self._stderr)
 
@@ -218,7 +218,7 @@ class LocalWorkers:
         for ever, so it could prevent the abort. A question that is not answered prevents nothing.
         """
         if self._channel is not None:
-            begun(partial(self._channel.ask, [local_rank], 0), "asking a worker that is about to be aborted")
+            start_in_thread(partial(self._channel.ask, [local_rank], 0), "asking a worker that is about to be aborted")
 
     # --- progress -----------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class LocalWorkers:
 
     def stacks(self, pids: dict[int, int]) -> dict[int, str]:
         """Return the stacks of workers that do not answer; see `observe` for what this may do to one that runs."""
-        files, number = self._reporter.recording.files, self._reporter.recording.round
+        files, number = self._reporter.node_context.files, self._reporter.node_context.round
         return (
             ask_for_stacks(files, number, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS) if files is not None else {}
         )
@@ -253,8 +253,8 @@ class LocalWorkers:
         ranks = {process.pid: rank for rank, process in enumerate(worker_processes(self._context))}
         asked = {ranks[pid]: pid for pid in timers}
         observations: dict[int, Observation] = {}
-        with guarded("asking workers for their state at a deadline"):
-            observations = observe(self._channel, self._reporter.recording, asked)
+        with suppress_internal_errors("asking workers for their state at a deadline"):
+            observations = observe(self._channel, self._reporter.node_context, asked)
         with self._ending:
             if self.stopped is not None:
                 return  # they are victims of another failure
@@ -293,7 +293,7 @@ class LocalWorkers:
             first |= self.expired.keys() | {rank for rank, pid in alive.items() if not _is_running(pid)}
             self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
-        observations = observe(self._channel, self._reporter.recording, asked)
+        observations = observe(self._channel, self._reporter.node_context, asked)
         # a busy worker may not have answered in time
         raising = {rank for rank, seen in observations.items() if seen.raised_at or stood_at(seen.stack).finalises}
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
@@ -353,7 +353,7 @@ class DeathWatch:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         # without a thread a death has the time at which the agent looks
-        with guarded("watching when workers end"):
+        with suppress_internal_errors("watching when workers end"):
             thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
             thread.start()
             self._thread = thread
@@ -430,22 +430,22 @@ def _is_running(pid: int) -> bool:
 # --- asking and stopping --------------------------------------------------------------------------------------------
 
 
-def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
+def observe(channel: AgentChannel | None, node_context: NodeContext, pids: dict[int, int]) -> dict[int, Observation]:
     """Return stacks and state of living workers by local rank, within a fraction of a second.
 
     An exception that is still inside the task function is not included: the worker documents it itself. Stacks and
     state are asked for one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
     a worker in which another thread runs meanwhile.
     """
-    files = recording.files
+    files = node_context.files
     if channel is None or files is None or not pids:
         return {}
     stacks: dict[int, str] = {}
-    with guarded("asking workers for their stacks"):
-        stacks = ask_for_stacks(files, recording.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
+    with suppress_internal_errors("asking workers for their stacks"):
+        stacks = ask_for_stacks(files, node_context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     for rank in answers.keys() - stacks.keys():
-        stacks[rank] = tail_of(files.worker(recording.round, rank).stacks)
+        stacks[rank] = tail_of(files.worker(node_context.round, rank).stacks)
     return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 
@@ -496,11 +496,11 @@ def _send(process: Any, number: signal.Signals) -> None:
         process.send_signal(number) if hasattr(process, "send_signal") else os.kill(process.pid, number)
 
 
-def end_what_workers_left(recording: Recording, seconds: float) -> None:
+def end_what_workers_left(node_context: NodeContext, seconds: float) -> None:
     """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
 
     They get SIGTERM, and SIGKILL after `seconds`.
     """
-    if recording.files is not None:
-        with guarded("ending the processes that workers have left"):
-            end_left_processes(recording.files.path, seconds, frozenset(_sessions))
+    if node_context.files is not None:
+        with suppress_internal_errors("ending the processes that workers have left"):
+            end_left_processes(node_context.files.path, seconds, frozenset(_sessions))

@@ -24,12 +24,13 @@ from firstfault.model import TERMINATED, TERMINATED_BY, Place, RestartKind, Rest
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from firstfault_torch.agent.local_workers import LocalWorkers, end_what_workers_left
 from firstfault_torch.agent.reporter import Death, Reporter, Stop, about_agent
-from firstfault_torch.agent.signals import SignalReceived, SignalWatch, guarded_in_main
+from firstfault_torch.agent.signals import SignalReceived, SignalWatch, suppress_internal_errors_in_main
 from firstfault_torch.agent.timers import watchdog_of
-from firstfault_torch.capture import ErrorClass
-from firstfault_torch.context import Moment, Recording, node_place
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.failures.failure_records import ErrorClass
+from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.node_context import Moment, NodeContext
 from firstfault_torch.options import Options, Stalls, Survivors
+from firstfault_torch.places import get_node_place
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
@@ -58,9 +59,9 @@ class AgentSettings:
 class Places:
     """The places of a node's agent and of its workers in the present round."""
 
-    def __init__(self, group: WorkerGroup, recording: Recording) -> None:
+    def __init__(self, group: WorkerGroup, node_context: NodeContext) -> None:
         self._group = group
-        self._base = replace(node_place(recording), incarnation=recording.incarnation)
+        self._base = replace(get_node_place(node_context), incarnation=node_context.incarnation)
 
     def begin_round(self, number: int, restarts_used: int) -> None:
         """Set what torch's group does not know."""
@@ -103,14 +104,14 @@ class NodeRound:
     Neither this object nor one of its parts holds the agent: a reference cycle would let it end in a forked worker.
     """
 
-    def __init__(self, group: WorkerGroup, recording: Recording, settings: AgentSettings) -> None:
+    def __init__(self, group: WorkerGroup, node_context: NodeContext, settings: AgentSettings) -> None:
         options = settings.options
         self.wake = threading.Event()
         """Set when the main thread has to look: a worker failed, or the round's outcome is known."""
-        self.places = Places(group, recording)
-        self.reporter = Reporter(recording, self.places.of)
+        self.places = Places(group, node_context)
+        self.reporter = Reporter(node_context, self.places.of)
         self.workers = LocalWorkers(
-            recording, self.reporter, options.stop_seconds, self.wake.set, watchdog_of(options.watchdog)
+            node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog_of(options.watchdog)
         )
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
         self.survivors: Survivors | None = None
@@ -146,11 +147,11 @@ class NodeRound:
         if self.places.nodes > 1:
             self.peers = Peers(
                 self._group,
-                self.reporter.recording,
+                self.reporter.node_context,
                 patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
                 others_suffice=self.asks and self.restarts.others_suffice(self.places.nodes),
                 wake=self.wake.set,
-                gave_up=self._settings.signals.gave_up,
+                shutdown_requested=self._settings.signals.shutdown_requested,
             )
             self.peers.join(self.reporter.report.copies)
 
@@ -175,10 +176,10 @@ class NodeRound:
         elif self.peers is not None:
             self.peers.end()
         self.reporter.drain()
-        with guarded_in_main("removing torch's files"):
+        with suppress_internal_errors_in_main("removing torch's files"):
             self.reporter.remove_traceback_files()
         if not is_last:
-            end_what_workers_left(self.reporter.recording, self._settings.options.stop_seconds)
+            end_what_workers_left(self.reporter.node_context, self._settings.options.stop_seconds)
         self.workers.close_stderr()
         if is_last:
             self.workers.close()
@@ -227,7 +228,7 @@ class NodeRound:
     def _forget_recovered(self) -> None:
         """Leave out workers without which the others had continued."""
         if self.survivors is not None:
-            with guarded_in_main("leaving out faults from which the ranks had recovered"):
+            with suppress_internal_errors_in_main("leaving out faults from which the ranks had recovered"):
                 self.survivors.forget_recovered(self._group)
 
     def _tell(self, reported: dict[int, dict[str, Any]], deaths: list[Death]) -> None:
@@ -264,10 +265,10 @@ class NodeRound:
     def report_agent(self, error: BaseException, error_class: ErrorClass) -> None:
         """Write a document about a failure of the agent itself, and finish the node's report."""
         preempted = error_class is ErrorClass.PREEMPTION
-        with guarded("stopping the workers"):
+        with suppress_internal_errors("stopping the workers"):
             self.stop_workers(TERMINATED if preempted else "its agent had failed")
         if preempted and self._settings.signals.is_listening:
-            self._signal_reported.wait(self.reporter.recording.upload_deadline_seconds)
+            self._signal_reported.wait(self.reporter.node_context.upload_deadline_seconds)
         else:
             self.reporter.write(about_agent(error, error_class, self.places.of(), Moment.now()))
         if not preempted:
@@ -289,7 +290,7 @@ class NodeRound:
         if self.survivors is not None:
             self.survivors.await_end()
         self._forget_recovered()
-        with guarded_in_main("stopping the workers"):
+        with suppress_internal_errors_in_main("stopping the workers"):
             deaths = frozenset(death.local_rank for death in self.workers.deaths())
             self.workers.stop(failure.reason, deaths, caused_by=failure.cause)
             self.finish_report()
@@ -305,7 +306,7 @@ class NodeRound:
         """Decide with the other agents whether the workers are restarted."""
         broadcast = self.peers.broadcast if self.peers is not None else None
         allowed = True
-        with guarded_in_main("deciding on a restart"):
+        with suppress_internal_errors_in_main("deciding on a restart"):
             place = self.places.of()
             first = broadcast.first_failure if broadcast is not None else None
             first = first or FirstFailure("its workers", place.node, place.group_rank)
@@ -316,7 +317,7 @@ class NodeRound:
 
 # --- whether the workers are restarted --------------------------------------------------------------------------------
 
-DecideRestart = Callable[[Recording, Reports, RestartContext], RestartRecord | None]
+DecideRestart = Callable[[NodeContext, Reports, RestartContext], RestartRecord | None]
 """Judges a round by the agents' reports; returns the decision, None if that failed."""
 _NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
 
@@ -367,7 +368,7 @@ class Restarts:
             self._previous_fingerprint = record.fingerprint
         else:
             logger.warning("restarting the workers: %s", record.reason)
-        if is_mine or not self._reporter.recording.identity.is_folder_shared:
+        if is_mine or not self._reporter.node_context.identity.is_folder_shared:
             path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
             self._written = (path, record) if record.restart else None
             self._reporter.put(path, restart_to_json(record))
@@ -404,22 +405,22 @@ class Restarts:
         return (record, own == document) if record is not None else None
 
     def _judged(self, nodes: int, restarts_left: int, reports: Reports) -> RestartRecord | None:
-        recording = self._reporter.recording
+        node_context = self._reporter.node_context
         context = RestartContext(
-            round=recording.round,
+            round=node_context.round,
             restarts_left=restarts_left,
             nodes_left=nodes - len(reports.lost),
             min_nodes=self._min_nodes,
             previous_fingerprint=self._previous_fingerprint,
         )
-        with guarded("judging the round"):
-            return self._decide(recording, reports, context) if self._decide is not None else None
+        with suppress_internal_errors("judging the round"):
+            return self._decide(node_context, reports, context) if self._decide is not None else None
         return None
 
     def _without_agreement(self, first: FirstFailure) -> RestartRecord:
         return RestartRecord(
             kind=RestartKind.ROUND,
-            number=self._reporter.recording.round,
+            number=self._reporter.node_context.round,
             headline=first.reason,
             restart=True,
             reason=_NO_AGREEMENT,

@@ -20,11 +20,15 @@ from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.capture import ErrorClass, capture, failure_record, lost_agent, read_error_file, read_traceback
-from firstfault_torch.context import Moment, Recording, is_in_foreground, setup_of_node, time_limit
-from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.failures.capture import capture
+from firstfault_torch.failures.failure_records import ErrorClass, failure_record, lost_agent
+from firstfault_torch.failures.torch_error_file import read_error_file, read_traceback
+from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
+from firstfault_torch.node_context import Moment, NodeContext
+from firstfault_torch.node_setup import read_node_setup
+from firstfault_torch.places import is_in_foreground, read_time_limit
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.time_limits import (
     MEMORY_REPORT_TIMEOUT_SECONDS,
@@ -54,8 +58,8 @@ class Reporter:
     `place_of` returns the place of the agent (None), or of the worker with a local rank.
     """
 
-    def __init__(self, recording: Recording, place_of: Callable[[int | None], model.Place]) -> None:
-        self.recording = recording
+    def __init__(self, node_context: NodeContext, place_of: Callable[[int | None], model.Place]) -> None:
+        self.node_context = node_context
         self.report = NodeReport()
         self._place_of = place_of
         self._traceback_files: dict[int, str] = {}
@@ -71,7 +75,7 @@ class Reporter:
     @property
     def deadline_seconds(self) -> float:
         """The longest wait for an upload that begins now; shorter after `hurry`."""
-        seconds = self.recording.upload_deadline_seconds
+        seconds = self.node_context.upload_deadline_seconds
         if self._hurried_until is None:
             return seconds
         return min(seconds, max(self._hurried_until - time.monotonic(), TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS))
@@ -91,7 +95,7 @@ class Reporter:
         self._own_logs = {}
         self._log_tails = None
         self.progress = model.Progress
-        self.recording = replace(self.recording, round=number, group_world_size=nodes)
+        self.node_context = replace(self.node_context, round=number, group_world_size=nodes)
 
     def started(
         self,
@@ -105,9 +109,9 @@ class Reporter:
         self._traceback_files = traceback_files
         self._log_tails = log_tails
         self.announce(model.Phase.JOINED, ranks)
-        with guarded("spooling the report on the agent's death"):
-            if self.recording.files is not None:
-                place, spool = self._place_of(None), self.recording.files.last_words
+        with suppress_internal_errors("spooling the report on the agent's death"):
+            if self.node_context.files is not None:
+                place, spool = self._place_of(None), self.node_context.files.last_words
                 spool.add("document.pb", encode(lost_agent(place)))
                 spool.add("presence.pb", encode_presence(model.NodePresence(model.Phase.FAILED, place, ranks)))
 
@@ -123,7 +127,7 @@ class Reporter:
             self._pool.shutdown(wait=True)
             self._pool = None
         for entry in self._entries:
-            with guarded("writing the roster"):
+            with suppress_internal_errors("writing the roster"):
                 entry.result()
         self._entries = []
 
@@ -137,7 +141,7 @@ class Reporter:
         )
         if phase is model.Phase.FAILED:
             logs = tuple(tail for _, tail in sorted(self._own_logs.items()))
-            setup = setup_of_node(self.recording.identity)
+            setup = read_node_setup(self.node_context.identity)
             presence = replace(presence, receipts=tuple(self.report.receipts), log_tails=logs, setup=setup)
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
@@ -147,7 +151,7 @@ class Reporter:
 
     def put(self, path: str, data: bytes) -> Future[Any]:
         """Write another small file below the output prefix, in the background."""
-        put = self._submit(lambda: document_writer.put_on_node(path, data, self.recording, self.deadline_seconds))
+        put = self._submit(lambda: document_writer.put_on_node(path, data, self.node_context, self.deadline_seconds))
         self._entries = [*(entry for entry in self._entries if not entry.done()), put]
         return put
 
@@ -155,8 +159,8 @@ class Reporter:
 
     def write(self, failure: model.WorkerError) -> model.Receipt:
         """Make a document that the agent wrote durable, within the deadline."""
-        spool = document_writer.spool_for_agent(self.recording)
-        data, receipt = document_writer.record_error(failure, self.recording, spool, self.deadline_seconds)
+        spool = document_writer.spool_for_agent(self.node_context)
+        data, receipt = document_writer.record_error(failure, self.node_context, spool, self.deadline_seconds)
         self.report.copies[document_writer.document_path(receipt.name)] = data
         self.report.receipts.append(receipt)
         return receipt
@@ -189,7 +193,7 @@ class Reporter:
     def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
         """Announce that this node has failed, and because of which failure, after all its documents are written."""
         for upload in self._documented.values():
-            with guarded("uploading a worker's document"):
+            with suppress_internal_errors("uploading a worker's document"):
                 upload.result()
         self.announce(model.Phase.FAILED, ranks, first)
 
@@ -203,12 +207,12 @@ class Reporter:
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = expiry is None and (stop is None or not stop.ended(death))
-        kept, resources, rank, files = None, model.Resources(), death.local_rank, self.recording.files
+        kept, resources, rank, files = None, model.Resources(), death.local_rank, self.node_context.files
         if not own and not death.signal:
             # what torch kept of a process that a signal ended was handled: the process continued
             kept = kept_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
         if death.signal == "SIGKILL" and by_itself and files is not None:
-            with guarded("asking for the container's memory"):
+            with suppress_internal_errors("asking for the container's memory"):
                 resources = Recorder(files).resources(MEMORY_REPORT_TIMEOUT_SECONDS)
         stack, log = self._fatal_stack(rank), self._log_of(death)
         traces = Traces(kept, resources, stack, log, seen)
@@ -216,7 +220,7 @@ class Reporter:
 
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the others have recovered from it."""
-        spool = document_writer.spool_of(self.recording, local_rank, self.report.error_files.get(local_rank))
+        spool = document_writer.spool_of(self.node_context, local_rank, self.report.error_files.get(local_rank))
         if spool is None:
             return
         for document in spool.documents():
@@ -240,7 +244,7 @@ class Reporter:
         A document that cannot be read gets a receipt with that error; it hides neither the others nor the agent's own.
         """
         error_file = self.report.error_files.get(death.local_rank)
-        spool = document_writer.spool_of(self.recording, death.local_rank, error_file)
+        spool = document_writer.spool_of(self.node_context, death.local_rank, error_file)
         if spool is None:
             return []
         rank = self._place_of(death.local_rank).rank
@@ -248,7 +252,7 @@ class Reporter:
         for document in spool.documents():
             failure, unread = None, "" if document.is_durable else "it cannot be read"
             receipt = model.Receipt(document.name, durable=document.is_durable, error=unread, rank=rank)
-            with guarded(f"reading {document.name} in the node's spool"):
+            with suppress_internal_errors(f"reading {document.name} in the node's spool"):
                 receipt, failure = self._take(document)
             self.report.receipts.append(receipt)
             if failure is not None:
@@ -265,14 +269,14 @@ class Reporter:
             raise TypeError(f"{document.name} in the node's spool is not an error document")
         self.report.copies[document_writer.document_path(document.name)] = data
         receipt = settled or document_writer.put_document(
-            document, data, failure, self.recording, self.deadline_seconds
+            document, data, failure, self.node_context, self.deadline_seconds
         )
         return receipt, failure
 
     def _fatal_stack(self, local_rank: int) -> str:
-        if self.recording.files is None:
+        if self.node_context.files is None:
             return ""
-        stack = tail_of(self.recording.files.worker(self.recording.round, local_rank).fatal_stacks)
+        stack = tail_of(self.node_context.files.worker(self.node_context.round, local_rank).fatal_stacks)
         if stack:
             # torch elastic would print it there
             if self._log_tails is not None:
@@ -441,7 +445,7 @@ def about_death(
     stack = traces.fatal_stack or seen.stack
     if stack:  # without source lines if the program's files cannot be read in time
         read = partial(with_source, stack, linecache.getline)
-        stack = bounded(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
+        stack = call_with_timeout(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
     if seen.raised_at is not None and not traces.fatal_stack:
         stack = with_raise_point(stack, seen.raised_at)
     code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
@@ -507,7 +511,7 @@ def about_agent(error: BaseException, sort: ErrorClass, place: model.Place, mome
     signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
     name = signal_name(signal_number) if signal_number is not None else ""
-    limit = time_limit() if name else ""
+    limit = read_time_limit() if name else ""
     terminated = f"the agent of {place.node} was terminated ({name})"
     changed: dict[str, Any] = {}
     if limit:

@@ -23,12 +23,12 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import SignalException
 from typing_extensions import Self
 
-from firstfault_torch.context import Moment
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.node_context import Moment
 from firstfault_torch.time_limits import MAIN_THREAD_TIMEOUT_SECONDS, SIGNAL_RAISE_INTERVAL_SECONDS
 
-guarded_in_main = partial(guarded, through=(SignalException,))
-"""`guarded` in the main thread, through which the exception of a signal passes."""
+suppress_internal_errors_in_main = partial(suppress_internal_errors, through=(SignalException,))
+"""`suppress_internal_errors` in the main thread, through which the exception of a signal passes."""
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that terminate a pod; the same as torch elastic's."""
 
@@ -69,7 +69,7 @@ class SignalWatch:
     def __init__(self, handled: tuple[signal.Signals, ...] = HANDLED) -> None:
         self._handled = handled
         self.received: SignalReceived | None = None
-        self.gave_up: threading.Event = _GiveUp()
+        self.shutdown_requested: threading.Event = _GiveUp()
         """Set by a signal; ends every wait."""
         self._phase = SignalPhase.WORKING
         self._noticed = threading.Event()
@@ -86,7 +86,7 @@ class SignalWatch:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            with guarded("listening to signals"):
+            with suppress_internal_errors("listening to signals"):
                 reader, self._wakeup_writer = socket.socketpair()
                 self._wakeup_writer.setblocking(False)  # noqa: FBT003 - the socket's own signature
                 self._before = {number: signal.getsignal(number) for number in self._handled}
@@ -105,7 +105,7 @@ class SignalWatch:
         self.on_received = self.last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
         if self._wakeup_writer is None:
             return
-        with guarded("ceasing to listen to signals"):
+        with suppress_internal_errors("ceasing to listen to signals"):
             signal.set_wakeup_fd(self._wakeup_before)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
@@ -147,7 +147,7 @@ class SignalWatch:
         del frame
         if os.getpid() != self._owner:
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
-        self.gave_up.set()
+        self.shutdown_requested.set()
         now = time.monotonic()
         if (
             self._phase is SignalPhase.WORKING
@@ -164,14 +164,14 @@ class SignalWatch:
                 number = next((signal.Signals(byte) for byte in data if byte in set(self._handled)), None)
                 if number is not None and self.received is None and self._phase is not SignalPhase.LEAVING:
                     self.received = SignalReceived(number, Moment.now())
-                    self.gave_up.set()
-                    with guarded("answering a signal"):
+                    self.shutdown_requested.set()
+                    with suppress_internal_errors("answering a signal"):
                         if self._phase is SignalPhase.WORKING:
                             self._answer(self.received)
 
     def _answer(self, received: SignalReceived) -> None:
         """Report the signal, and end the pod if the main thread does not handle it."""
-        with guarded("reporting that this pod is terminated"):
+        with suppress_internal_errors("reporting that this pod is terminated"):
             if self.on_received is not None:
                 self.on_received(received)
         if not self._is_handled(received.number) and self.last_resort is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import watchdog
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.time_limits import (
     FROZEN_WATCHDOG_SECONDS,
     IDLE_WATCHDOG_POLL_SECONDS,
@@ -135,7 +135,7 @@ class TimerServer:
 
     def _run(self) -> None:
         try:
-            with guarded("watching the workers' deadlines"):
+            with suppress_internal_errors("watching the workers' deadlines"):
                 self._watch()
         finally:
             self._close()
@@ -155,7 +155,7 @@ class TimerServer:
             self._progress = time.time()
             expired = self._take_expired(looked)
             if expired and not self._stopped.is_set():
-                with guarded("ending a worker at its deadline"):
+                with suppress_internal_errors("ending a worker at its deadline"):
                     self._expired(expired)
 
     def _sleep_s(self) -> float:

@@ -15,9 +15,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from firstfault_torch.capture import is_readable, read_traceback
 from firstfault_torch.compat import warn_once
-from firstfault_torch.guard import begun, caught
+from firstfault_torch.failures.torch_error_file import is_readable, read_traceback
+from firstfault_torch.guard import start_in_thread, try_call
 
 _HOOKS = (
     "_rendezvous",
@@ -129,7 +129,7 @@ def job_store(handler: Any) -> Any:
     if backend == "static":
         errors: list[BaseException | None] = []
         # in a thread: a signal then ends the wait
-        begun(lambda: errors.append(caught(handler.next_rendezvous)[1]), "meeting the other nodes").wait()
+        start_in_thread(lambda: errors.append(try_call(handler.next_rendezvous)[1]), "meeting the other nodes").wait()
         if errors and errors[0] is not None:
             failed: Future[Any] = Future()
             failed.set_exception(errors[0])

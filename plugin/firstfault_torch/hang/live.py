@@ -15,7 +15,7 @@ from firstfault.errors import FirstFaultError
 from firstfault.layout import LIVE, watched_until_ms
 from firstfault.recorder.folder import Recorder
 from firstfault.store import is_remote
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import try_call
 from firstfault_torch.time_limits import WORKER_QUERY_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class LiveView:
         if peers is not None:
             peers.liveness.ask()  # for the next look
         nodes = [self._state, *(parsed for _, line in sorted(others.items()) if (parsed := _parsed(line)))]
-        view = {"round": self._node.reporter.recording.round, "time": time.time(), "nodes": nodes}
+        view = {"round": self._node.reporter.node_context.round, "time": time.time(), "nodes": nodes}
         if self._put is None or self._put.done():  # else the storage is slow
             self._put = self._node.reporter.put(LIVE, json.dumps(view).encode())
 
@@ -81,15 +81,17 @@ class LiveView:
 
     def _is_watched(self) -> bool:
         """Whether a person watches, by names in the roster's folder: of the poll's last listing, or on this machine."""
-        peers, recording = self._node.peers, self._node.reporter.recording
+        peers, node_context = self._node.peers, self._node.reporter.node_context
         names: list[str] | None = []
         if peers is not None and peers.roster is not None:
             names = peers.roster.names
-        elif recording.files is not None and not is_remote(recording.output_prefix):
-            names, _ = caught(partial(Recorder(recording.files).roster, WORKER_QUERY_TIMEOUT_SECONDS), FirstFaultError)
+        elif node_context.files is not None and not is_remote(node_context.output_prefix):
+            names, _ = try_call(
+                partial(Recorder(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS), FirstFaultError
+            )
         return watched_until_ms(names or ()) > time.time() * 1000
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    found, _ = caught(partial(json.loads, line), ValueError)
+    found, _ = try_call(partial(json.loads, line), ValueError)
     return found if isinstance(found, dict) else None

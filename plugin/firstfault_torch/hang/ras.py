@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.utils.text import one_line
-from firstfault_torch.guard import bounded, caught
+from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.time_limits import RAS_PEER_TIMEOUT_SECONDS, RAS_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 def with_ras(conclude: Callable[..., Told], pids: Collection[int], *args: Any, **more: Any) -> Told:
     """Return a stall's report, with a line from RAS if one that knows these pids answers in time."""
     told, ask = conclude(*args, **more), partial(_asked, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
-    line = bounded(lambda: caught(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL") if told.lines else ""
+    line = (
+        call_with_timeout(lambda: try_call(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL") if told.lines else ""
+    )
     return replace(told, lines=(*told.lines, line)) if line else told
 
 

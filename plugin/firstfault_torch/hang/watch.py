@@ -22,8 +22,9 @@ from firstfault.model import ExpiredDeadline, RestartKind, RestartRecord, StackD
 from firstfault.model.job import STALLS_OF_ROUND
 from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import restart_to_json
-from firstfault_torch.capture import ErrorClass, failure_record
-from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.conclusion.notifications import notify
+from firstfault_torch.failures.failure_records import ErrorClass, failure_record
+from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
 from firstfault_torch.hang.live import LiveView
 from firstfault_torch.hang.looks import Standstill, Usage, told_by_kernel, usage
 from firstfault_torch.hang.ras import with_ras
@@ -38,7 +39,6 @@ from firstfault_torch.time_limits import (
     STORE_TIMEOUT_SECONDS,
     WORKER_QUERY_TIMEOUT_SECONDS,
 )
-from firstfault_torch.verdict import notify
 
 if TYPE_CHECKING:
     from firstfault.model import Collective, CollectiveProgress, Progress, WorkerError
@@ -116,7 +116,7 @@ class StallWatch:
         if settlement is not None:
             settlement.interrupt("the round ends")
             if connections is not None:
-                bounded(
+                call_with_timeout(
                     partial(settlement.abandon, connections[0]),
                     STORE_TIMEOUT_SECONDS,
                     "ending the comparison of a stall",
@@ -129,7 +129,7 @@ class StallWatch:
         return self._still.progress()
 
     def _watch(self) -> None:
-        with guarded("watching whether the workers make progress"):
+        with suppress_internal_errors("watching whether the workers make progress"):
             last = time.monotonic()
             while not self._stopped.wait(self._every_s):
                 now = time.monotonic()
@@ -218,12 +218,12 @@ class StallWatch:
         peers = self._node.peers
         if self._connections is None and peers is not None:
             connect = partial(map, lambda _: peers.connect(), range(2))
-            self._connections = bounded(
+            self._connections = call_with_timeout(
                 lambda: tuple(connect()), STORE_TIMEOUT_SECONDS, "connecting to compare a stall"
             )
         if (connections := self._connections) is None:
             return None
-        return bounded(
+        return call_with_timeout(
             lambda: int(connections[0].add(_COUNT, 0)), STORE_TIMEOUT_SECONDS, "asking for the number of a stall"
         )
 
@@ -241,7 +241,7 @@ class StallWatch:
             if isinstance(step, Reports) and settlement.claim():  # first: of thousands of ranks it may take seconds
                 own = json.dumps(asdict(self._concluded(conclude, step))).encode()
                 document = settlement.hand_over(own, durable=True).document
-                bounded(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
+                call_with_timeout(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
             if document:
                 found = _Stall(_from_bytes(document), number, self._still.since, is_mine=document == own)
                 break
@@ -249,7 +249,7 @@ class StallWatch:
             if settled.document:
                 found = _Stall(_from_bytes(settled.document), number, self._still.since, is_mine=False)
             else:
-                bounded(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
+                call_with_timeout(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
         self._settlement = None
         return found
 
@@ -273,7 +273,7 @@ class StallWatch:
         for rank, pid in alive.items():
             answer, place = answers.get(rank, {}), places.of(rank)
             collectives, threads, _ = from_message(answer)
-            stack = bounded(
+            stack = call_with_timeout(
                 partial(with_source, stacks.get(rank, ""), linecache.getline),
                 SOURCE_LINES_TIMEOUT_SECONDS,
                 "reading source lines",
@@ -317,7 +317,7 @@ class StallWatch:
 
     def _notify(self, record: RestartRecord | None) -> None:
         if record is not None and os.environ.get(_NOTIFIES) != "0":
-            over, uri = record.lost_seconds, self._node.reporter.recording.output_prefix
+            over, uri = record.lost_seconds, self._node.reporter.node_context.output_prefix
             line = record.reason if over is None else f"progress again after {over:.0f} s: {record.headline}"
             told = {"uri": uri, "first_line": line, **json.loads(restart_to_json(record))}
             notify(told)
@@ -326,11 +326,11 @@ class StallWatch:
         """Write and return the record of a stall, or complete it with how long it took; None: it has none."""
         if not stall.is_mine or stall.number >= (STALLS_OF_ROUND if stall.is_shown else _MOST_USUAL):
             return None
-        recording, place, told = self._node.reporter.recording, self._node.places.of(0), stall.told
+        node_context, place, told = self._node.reporter.node_context, self._node.places.of(0), stall.told
         waited = f"rank {told.ranks[0]}" if told.ranks else "no rank stands out"
         record = RestartRecord(
             RestartKind.STALL,
-            recording.round * STALLS_OF_ROUND + stall.number,
+            node_context.round * STALLS_OF_ROUND + stall.number,
             one_line(f"{waited}{f' at {told.at}' if told.at else ''}"),
             restart=False,
             reason=told.lines[0],

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import try_call
 from firstfault_torch.inprocess.exception import InternalError
 from firstfault_torch.time_limits import MONITOR_START_TIMEOUT_SECONDS
 
@@ -32,7 +32,7 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
             warnings.simplefilter("ignore", DeprecationWarning)
             middle = os.fork()
         if middle == 0:
-            caught(lambda: _run_detached(begin, run, its, logfile))
+            try_call(lambda: _run_detached(begin, run, its, logfile))
             os._exit(0)  # nothing may run the worker's handlers at exit
         its.close()
         with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or has a handler that waits for all
@@ -62,13 +62,13 @@ def _run_detached(
         _drop_files(keep=answer.fileno(), logfile=logfile)
         begin()
 
-    _, error = caught(prepare, Exception)
+    _, error = try_call(prepare, Exception)
     if error is not None:
         answer.sendall(f"{type(error).__name__}: {error}".encode())
         return
     answer.sendall(b"ok" + struct.pack("=q", os.getpid()))
     answer.close()
-    log_error(caught(run)[1])
+    log_error(try_call(run)[1])
 
 
 def log_error(error: BaseException | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import try_call
 
 _LONGEST_CHAIN = 20
 """Causes of an exception that are looked at."""
@@ -56,7 +56,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def one_line(error: BaseException) -> str:
     """Return the type and the first line of `error`, shortened; its text is the user's code, and may raise."""
-    text = caught(lambda: str(error).partition("\n")[0])[0]
+    text = try_call(lambda: str(error).partition("\n")[0])[0]
     text = "<no text>" if text is None else text
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_LENGTH]
 

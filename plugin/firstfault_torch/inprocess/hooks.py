@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from firstfault.utils.text import counted
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
-from firstfault_torch.guard import begun, bounded, caught, guarded
+from firstfault_torch.guard import call_with_timeout, start_in_thread, suppress_internal_errors, try_call
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError, check_limit
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_torch.inprocess.rank_assignment import State
@@ -143,8 +143,8 @@ class AbortTorchDistributed(Abort):
     def __call__(self, state: State) -> State:
         """Abort; the main thread destroys the groups when it has left the function."""
         if dist.is_available() and dist.is_initialized():
-            aborted = [begun(abort, "aborting NCCL's communicators") for abort in backends_that_abort()]
-            with guarded("shutting down gloo's connections"):
+            aborted = [start_in_thread(abort, "aborting NCCL's communicators") for abort in backends_that_abort()]
+            with suppress_internal_errors("shutting down gloo's connections"):
                 shut_down_gloo_connections()
             deadline = time.monotonic() + NCCL_ABORT_TIMEOUT_SECONDS
             for event in aborted:
@@ -159,7 +159,7 @@ class AbortTransformerEngine(Abort):
         """Destroy them."""
         engine: Any = sys.modules.get("transformer_engine.pytorch")
         if engine is not None:
-            with guarded("destroying Transformer Engine's buffers"):
+            with suppress_internal_errors("destroying Transformer Engine's buffers"):
                 engine.module.base.destroy_ub()
         return state
 
@@ -173,10 +173,10 @@ def destroy_process_groups(seconds: float) -> None:
     if not dist.is_available():
         return
     if dist.is_initialized():
-        bounded(dist.destroy_process_group, seconds, "destroying the process groups")
+        call_with_timeout(dist.destroy_process_group, seconds, "destroying the process groups")
         if dist.is_initialized():
             raise RestartTimeoutError(f"the process groups could not be destroyed within {seconds:g} s (soft_timeout)")
-    with guarded("forgetting process groups"):
+    with suppress_internal_errors("forgetting process groups"):
         forget_process_groups()
 
 
@@ -244,7 +244,7 @@ def call_in_thread(call: Callable[[], object], timeout: dt.timedelta, doing: Cal
     done = threading.Event()
 
     def run() -> None:
-        errors.append(caught(call)[1])
+        errors.append(try_call(call)[1])
         done.set()
 
     threading.Thread(target=run, name="firstfault-restarting", daemon=True).start()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import Place, RestartKind, RestartRecord
-from firstfault_torch.guard import bounded, caught
+from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import BarrierTimeout, Fault, FaultKind
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.engine import Engine
     from firstfault_torch.inprocess.survivors import Survivors
-    from firstfault_torch.worker.recording import WorkerMonitor
+    from firstfault_torch.worker.worker_monitor import WorkerMonitor
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
@@ -46,7 +46,7 @@ class InProcessRestart(InProcessOptions):
 
     def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""
-        from firstfault_torch.worker.recording import recorded  # noqa: PLC0415 - only firstfault's agent needs it
+        from firstfault_torch.worker.worker_monitor import recorded  # noqa: PLC0415 - only firstfault's agent needs it
 
         with recorded(engine) as monitor:
             return self.call(partial(function, *args), monitor)
@@ -63,7 +63,7 @@ class InProcessRestart(InProcessOptions):
             with CallWrapper(self, RecordedFaults(monitor)) as call:
                 return Restarted(call(function, (), {}), call.state.active_rank)
 
-        result, error = caught(called)
+        result, error = try_call(called)
         if error is None:
             return cast("Restarted", result)
         if isinstance(error, RestartAbort):
@@ -112,8 +112,8 @@ class RecordedFaults:
     def recovered(self, interruption: Interruption) -> None:
         """Withdraw it: the job continues. One rank keeps a record of the restart, in the background."""
         self._monitor.in_flight.release()
-        recording, place = self._monitor.recording, self._monitor.place
-        if interruption.first and recording is not None:
+        node_context, place = self._monitor.node_context, self._monitor.place
+        if interruption.first and node_context is not None:
             # they import protobuf, which only a recording worker has loaded
             from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415
             from firstfault_torch.node.document_writer import put_on_node  # noqa: PLC0415
@@ -121,9 +121,9 @@ class RecordedFaults:
             record = _record(interruption, place)
             name = restart_record_name(record.kind.value, record.number, place.group_rank or 0)
             data = restart_to_json(record)
-            deadline = recording.upload_deadline_seconds
-            put = partial(put_on_node, f"{ROSTER}/{name}", data, recording, deadline)
-            bounded(put, 0, "keeping a record of a restart")
+            deadline = node_context.upload_deadline_seconds
+            put = partial(put_on_node, f"{ROSTER}/{name}", data, node_context, deadline)
+            call_with_timeout(put, 0, "keeping a record of a restart")
 
 
 def _uninterrupted() -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.inprocess.detached import Process, start_detached
 from firstfault_torch.inprocess.exception import InternalError, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
@@ -199,7 +199,10 @@ class Connections:
         open_now = open_sockets()
         for number, inode in sockets:
             if (number, inode) in open_now:
-                with guarded("ending a wait for the store"), socket.socket(fileno=os.dup(number)) as connection:
+                with (
+                    suppress_internal_errors("ending a wait for the store"),
+                    socket.socket(fileno=os.dup(number)) as connection,
+                ):
                     connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from firstfault_torch import time_limits
-from firstfault_torch.guard import begun, caught, guarded, logger
+from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors, try_call
 from firstfault_torch.inprocess.detached import Process, log_error, start_detached
 from firstfault_torch.inprocess.exception import RankShouldRestart
 from firstfault_torch.inprocess.options import InProcessOptions
@@ -234,7 +234,7 @@ class Watcher:
         failed = threading.Event()
 
         def run() -> None:
-            _, error = caught(call, Exception)
+            _, error = try_call(call, Exception)
             if error is not None:  # the worker learns of a lost store by itself
                 failed.set()
                 self._connection = None
@@ -367,7 +367,7 @@ class MonitorThread:
         self._thread.start()
 
     def _run(self) -> None:
-        with guarded("watching an iteration"):
+        with suppress_internal_errors("watching an iteration"):
             try:
                 self.outcome = self._iteration.await_outcome(_FOREVER)
             except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
@@ -387,7 +387,7 @@ class MonitorThread:
         while not is_held and not self._left.is_set():
             is_held = self._atomic.acquire(timeout=self._interval)
         try:
-            with guarded("aborting the collectives"):
+            with suppress_internal_errors("aborting the collectives"):
                 self._abort()
             self.aborted.set()
             late = time.monotonic() + (self._hard_timeout - self._soft_timeout) / 2
@@ -395,7 +395,7 @@ class MonitorThread:
                 if time.monotonic() > late:
                     late = float("inf")
                     # in a thread of its own: the main thread may hold a log's lock
-                    begun(self._tell_that_it_stays, "telling that a rank stays")
+                    start_in_thread(self._tell_that_it_stays, "telling that a rank stays")
                 with self._lock:
                     if self._may_raise:
                         self._has_raised = True
@@ -480,7 +480,7 @@ class Stamping:
         self._thread.join()
 
 
-def position_of(thread: int, begun: int | None = None) -> Position | None:
+def position_of(thread: int, start_in_thread: int | None = None) -> Position | None:
     """Return where a thread of this process stands, with the collectives that it has begun; None if it has ended."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
     if frame is None:
@@ -490,10 +490,10 @@ def position_of(thread: int, begun: int | None = None) -> Position | None:
         module = str(frame.f_globals.get("__name__", ""))
         waits = waits or module == _COLLECTIVES or module.startswith(_COLLECTIVES + ".")
         if not any(part in frame.f_code.co_filename for part in _INSTALLED):
-            return Position(_line(frame, called), waits, begun)
+            return Position(_line(frame, called), waits, start_in_thread)
         called = f"{module}.{frame.f_code.co_name}"
         frame = frame.f_back
-    return Position(_line(innermost, ""), waits, begun)
+    return Position(_line(innermost, ""), waits, start_in_thread)
 
 
 def _line(frame: Any, called: str) -> str:

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from firstfault.errors import UsageError
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.inprocess.exception import one_line
 from firstfault_torch.inprocess.job import RecordedFaults, root_of
 from firstfault_torch.inprocess.store import GONE, Fault, FaultKind
 from firstfault_torch.inprocess.wrap import Interruption
-from firstfault_torch.worker.recording import current_monitor
+from firstfault_torch.worker.worker_monitor import current_monitor
 
 try:
     from nvidia_resiliency_ext import inprocess
@@ -112,7 +112,7 @@ class _Call:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                with guarded("recording a fault"):
+                with suppress_internal_errors("recording a fault"):
                     self.error, self._what, self._wall_ns = error, one_line(error), time.time_ns()
                     self.aborts(None)
                     if self._records is not None:
@@ -129,7 +129,7 @@ class _Call:
     def ends(self, context: Any) -> Any:
         """Note which ranks failed in the iteration that ends: the first rank assignment, also before iteration 0."""
         if self._iteration >= 0:
-            with guarded("noting the faults of an iteration"):
+            with suppress_internal_errors("noting the faults of an iteration"):
                 state, store = context.state, context.store
                 self._world_before = state.world_size
                 records = store.get_interruption_records()
@@ -148,7 +148,7 @@ class _Call:
 
     def continues(self, state: Any) -> Any:
         """Keep the restart on record: the last hook of `initialize`."""
-        with guarded("keeping a record of a restart"):
+        with suppress_internal_errors("keeping a record of a restart"):
             self._record(state)
         return state
 

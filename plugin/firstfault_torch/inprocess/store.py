@@ -17,10 +17,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from firstfault_torch.context import Recording
 from firstfault_torch.inprocess.exception import RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_torch.inprocess.hooks import call_in_thread
+from firstfault_torch.node_context import NodeContext
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""
@@ -46,8 +46,8 @@ def round_prefix(round_: str | None = None) -> str:
 
     Under an agent without firstfault its number is torch's restart count.
     """
-    recording = Recording.from_environment() if round_ is None else None
-    own = str(recording.round) if recording is not None else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    node_context = NodeContext.from_environment() if round_ is None else None
+    own = str(node_context.round) if node_context is not None else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"firstfault/inprocess/{round_ or own}"
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
 from firstfault_torch.compat import torch_agent
-from firstfault_torch.context import OTHERS_CONTINUE
-from firstfault_torch.guard import NonBlocking, bounded, logger
+from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
+from firstfault_torch.node_context import OTHERS_CONTINUE
 from firstfault_torch.time_limits import (
     SURVIVORS_CHECK_INTERVAL_SECONDS,
     SURVIVORS_EXIT_GRACE_SECONDS,
@@ -46,19 +46,19 @@ class Survivors:
         """Forget the round before."""
         self._lost: set[int] = set()
         self._gave_up = 0.0
-        self._others: NonBlocking[tuple[int, int]] | None = None
+        self._others: BackgroundCall[tuple[int, int]] | None = None
         self._looked = 0.0
 
     def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
-        gave_up = [report for report in self._workers.reported().values() if not report.get(OTHERS_CONTINUE)]
+        shutdown_requested = [report for report in self._workers.reported().values() if not report.get(OTHERS_CONTINUE)]
         lost = self._ended()
         for local_rank in sorted(lost - self._lost):
             logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))
         self._lost = lost
         local = range(len(torch_agent.worker_processes(context)))
         continues = set(local) - lost
-        if gave_up:
+        if shutdown_requested:
             now = time.monotonic()
             self._gave_up = self._gave_up or now
             if continues and now - self._gave_up < SURVIVORS_EXIT_GRACE_SECONDS:
@@ -76,7 +76,7 @@ class Survivors:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
         tell = partial(torch_agent.let_workers_end, context)
-        bounded(tell, SURVIVORS_STORE_TIMEOUT_SECONDS, "telling the workers that they may end")
+        call_with_timeout(tell, SURVIVORS_STORE_TIMEOUT_SECONDS, "telling the workers that they may end")
         processes = torch_agent.worker_processes(context)
         deadline = time.monotonic() + (SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
         # torch stops those that are left when the agent ends
@@ -99,12 +99,12 @@ class Survivors:
             return None
         store: Any = group.store
         if self._others is None:
-            bounded(
+            call_with_timeout(
                 lambda: store.add(_NO_WORKERS, 1),
                 SURVIVORS_STORE_TIMEOUT_SECONDS,
                 "counting the nodes that have no workers",
             )
-            self._others = NonBlocking(
+            self._others = BackgroundCall(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
         if time.monotonic() - self._looked < SURVIVORS_CHECK_INTERVAL_SECONDS:
@@ -137,7 +137,7 @@ class Survivors:
     def _recovered(self, group: WorkerGroup) -> set[int] | None:
         """Return the local ranks without which the others have continued; None if the store does not answer."""
         ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
-        round_ = str(self._reporter.recording.round)
+        round_ = str(self._reporter.node_context.round)
 
         def ask() -> set[int]:
             store = TCPStore(
@@ -146,7 +146,7 @@ class Survivors:
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
         return (
-            bounded(ask, SURVIVORS_STORE_TIMEOUT_SECONDS, "asking from which faults the ranks had recovered")
+            call_with_timeout(ask, SURVIVORS_STORE_TIMEOUT_SECONDS, "asking from which faults the ranks had recovered")
             if ranks
             else set()
         )

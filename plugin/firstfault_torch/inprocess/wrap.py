@@ -26,7 +26,7 @@ from typing_extensions import Self
 from firstfault.model.failure import RESTARTED
 from firstfault_torch import watchdog
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
-from firstfault_torch.guard import caught, guarded, logger
+from firstfault_torch.guard import logger, suppress_internal_errors, try_call
 from firstfault_torch.inprocess.exception import (
     HealthCheckError,
     InternalError,
@@ -210,7 +210,7 @@ class CallWrapper:
         while True:
             value, interruption = self._iterate(partial(function, *args, **kwargs), interruption)
             if interruption is None:
-                with guarded("calling `completion`"):
+                with suppress_internal_errors("calling `completion`"):
                     if self._options.completion is not None:
                         self._options.completion(self.state)
                 return value
@@ -290,11 +290,11 @@ class CallWrapper:
             for fault in interruption.faults:
                 if fault.kind in GONE:
                     self._store.set(recovered_key(fault.initial_rank), str(interruption.iteration))
-            with guarded("asking where the ranks stood"):
+            with suppress_internal_errors("asking where the ranks stood"):
                 ended = Iteration(self._store, self._prefix, interruption.iteration, interruption.world_before)
                 interruption = replace(interruption, faults=ended.located(interruption.faults))
         if self._observer is not None:
-            with guarded("recording that the ranks have recovered"):
+            with suppress_internal_errors("recording that the ranks have recovered"):
                 self._observer.recovered(interruption)
 
     def _check_health(self) -> None:
@@ -342,7 +342,7 @@ class CallWrapper:
             self._has_said_that_it_leaves = leaves
             iteration.interrupt(self._fault(FaultKind.LEFT if leaves else FaultKind.EXCEPTION, error))
             if self._observer is not None and isinstance(own, Exception):
-                with guarded("recording a fault"):
+                with suppress_internal_errors("recording a fault"):
                     self._observer.raised(own)
         monitor.aborted.wait(options.seconds("hard_timeout"))
         if monitor.outcome is Outcome.LOST:
@@ -382,7 +382,7 @@ class CallWrapper:
         """Take no part in further iterations; the others continue."""
         if isinstance(error, RankDiscarded | RankLost):
             self._progress.phase = Phase.LEFT  # the others know it
-        with guarded("leaving an in-process restart"):
+        with suppress_internal_errors("leaving an in-process restart"):
             fault = self._fault(FaultKind.LEFT, error)
             if self._progress.phase == Phase.ARRIVED:
                 # the others count on this rank: they learn of it in the next iteration
@@ -393,7 +393,7 @@ class CallWrapper:
                 iteration.leave(self.state.rank)
                 self._progress.phase = Phase.LEFT
                 iteration.arrive()
-        with guarded("calling `terminate`"):
+        with suppress_internal_errors("calling `terminate`"):
             if self._options.terminate is not None:
                 self._options.terminate(self.state)
 
@@ -410,7 +410,7 @@ class CallWrapper:
 
     def _abort(self, iteration: Iteration, state: Any) -> None:
         """Unblock the main thread; if this rank makes no progress, say first where it stands."""
-        with guarded("noting where a rank stands"):
+        with suppress_internal_errors("noting where a rank stands"):
             stalled = self._progress.stalled_seconds
             if stalled >= self._options.seconds("soft_timeout") / 2:
                 self._locate(iteration, stalled)
@@ -528,7 +528,7 @@ def _parameters_for_the_call(function: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters that are annotated with `CallWrapper`, or with that or None."""
     annotations = getattr(function, "__annotations__", {})
     if any(isinstance(annotation, str) for annotation in annotations.values()):
-        hints, _ = caught(lambda: typing.get_type_hints(function), Exception)
+        hints, _ = try_call(lambda: typing.get_type_hints(function), Exception)
         if hints is None:  # the annotations name what is not there
             return [name for name, annotation in annotations.items() if "CallWrapper" in annotation]
         annotations = hints

@@ -26,7 +26,7 @@ from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Fram
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import suppress_internal_errors
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
@@ -64,7 +64,7 @@ class _Listener:
             with contextlib.suppress(ValueError):
                 message = parse_json(data)
                 if isinstance(message, dict):
-                    with guarded("reading a message between agent and worker"):
+                    with suppress_internal_errors("reading a message between agent and worker"):
                         self._take(message)
 
 
@@ -147,7 +147,7 @@ class WorkerChannel:
     def _reply(self, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {}
         question = str(message.get("kind", STATE))
-        with guarded("answering the agent"):
+        with suppress_internal_errors("answering the agent"):
             answer = self._answer(question)
         _send(self._agent, {**self._who, **answer, "kind": question})
 

@@ -22,8 +22,8 @@ from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.store import join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
-from firstfault_torch.context import Recording
-from firstfault_torch.guard import bounded, caught, guarded, logger
+from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors, try_call
+from firstfault_torch.node_context import NodeContext
 from firstfault_torch.time_limits import (
     EXIT_RECORDER_TIMEOUT_SECONDS,
     MIN_SPOOL_TIMEOUT_SECONDS,
@@ -33,55 +33,55 @@ from firstfault_torch.time_limits import (
 
 
 @contextlib.contextmanager
-def node_recorder(recording: Recording, left_seconds: float = STOP_GRACE_SECONDS) -> Iterator[Recording]:
+def node_recorder(node_context: NodeContext, left_seconds: float = STOP_GRACE_SECONDS) -> Iterator[NodeContext]:
     """Run a recorder for the duration of the block; yield the recording with its folder, or unchanged if it fails.
 
     If this process dies, the recorder kills what its workers leave after `left_seconds`.
     """
     process: RecorderProcess | None = None
-    with guarded("starting the recorder"):
-        deadline = recording.upload_deadline_seconds
-        process = start_recorder(recording.output_prefix, deadline_seconds=deadline, left_seconds=left_seconds)
+    with suppress_internal_errors("starting the recorder"):
+        deadline = node_context.upload_deadline_seconds
+        process = start_recorder(node_context.output_prefix, deadline_seconds=deadline, left_seconds=left_seconds)
     try:
-        yield replace(recording, node_folder=str(process.folder.path)) if process is not None else recording
+        yield replace(node_context, node_folder=str(process.folder.path)) if process is not None else node_context
     finally:
         if process is not None:
-            with guarded("ending the recorder"):
+            with suppress_internal_errors("ending the recorder"):
                 process.end()
 
 
-def end_node_recorder(recording: Recording) -> None:
+def end_node_recorder(node_context: NodeContext) -> None:
     """End the node's recorder, from a thread that is about to end the process."""
-    if recording.files is not None:
-        with guarded("ending the recorder"):
-            Recorder(recording.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
+    if node_context.files is not None:
+        with suppress_internal_errors("ending the recorder"):
+            Recorder(node_context.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
 
 
-def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
+def spool_of(node_context: NodeContext, local_rank: int | None, error_file: str | None) -> Spool | None:
     """Return a worker's spool in the node's folder, else beside torch's error.json; None if no agent started it."""
-    files = _files(recording)
+    files = _files(node_context)
     if files is not None and local_rank is not None:
-        return files.worker(recording.round, local_rank).spool
+        return files.worker(node_context.round, local_rank).spool
     if error_file and error_file != os.devnull:
         return Spool(Path(error_file).parent / "firstfault")
     return None
 
 
-def spool_for_agent(recording: Recording) -> Spool | None:
+def spool_for_agent(node_context: NodeContext) -> Spool | None:
     """Return the agent's own spool, None without a node's folder."""
-    files = _files(recording)
+    files = _files(node_context)
     return files.agent_spool if files is not None else None
 
 
-def _files(recording: Recording) -> NodeFolder | None:
+def _files(node_context: NodeContext) -> NodeFolder | None:
     """Return the node's files; None without a folder or after the recorder has removed it."""
-    files = recording.files
+    files = node_context.files
     return files if files is not None and files.exists else None
 
 
 def record_error(
     error: WorkerError,
-    recording: Recording,
+    node_context: NodeContext,
     spool: Spool | None,
     deadline_seconds: float,
     *,
@@ -98,10 +98,10 @@ def record_error(
     file = None
     if spool is not None:
         wait = max(deadline_seconds, MIN_SPOOL_TIMEOUT_SECONDS)
-        file = bounded(lambda: spool.add(target.name, data), wait, "spooling an error document", local=True)
+        file = call_with_timeout(lambda: spool.add(target.name, data), wait, "spooling an error document", local=True)
     if held:
         return data, target.failed("held back until the node fails")
-    return data, _upload(target, file, data, recording, deadline)
+    return data, _upload(target, file, data, node_context, deadline)
 
 
 def document_path(name: str) -> str:
@@ -115,23 +115,25 @@ def as_entry(presence: NodePresence) -> tuple[str, bytes]:
 
 
 def put_document(
-    document: SpooledDocument, data: bytes, error: WorkerError, recording: Recording, deadline_seconds: float
+    document: SpooledDocument, data: bytes, error: WorkerError, node_context: NodeContext, deadline_seconds: float
 ) -> Receipt:
     """Upload a document of another process's spool within the deadline; log and receipt report a failed upload."""
     target = Target(document_path(document.name), error.monotonic_ns, error.rank)
-    return _upload(target, document.path, data, recording, time.monotonic() + deadline_seconds)
+    return _upload(target, document.path, data, node_context, time.monotonic() + deadline_seconds)
 
 
-def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) -> bool:
+def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: float) -> bool:
     """Write a file below the output prefix, through the node's recorder if there is one; return whether it is durable.
 
     It waits for at most `seconds`, and never raises; a failure is logged.
     """
-    target, files, file = Target(path), _files(recording), None
+    target, files, file = Target(path), _files(node_context), None
     if files is not None:
         spool = files.outgoing_spool
-        file = bounded(lambda: spool.add(target.name, data), MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True)
-    return _upload(target, file, data, recording, time.monotonic() + seconds).durable
+        file = call_with_timeout(
+            lambda: spool.add(target.name, data), MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True
+        )
+    return _upload(target, file, data, node_context, time.monotonic() + seconds).durable
 
 
 def get_file(output_prefix: str, path: str) -> bytes | None:
@@ -166,35 +168,35 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     run_sync(put())
 
 
-def _upload(target: Target, file: Path | None, data: bytes, recording: Recording, deadline: float) -> Receipt:
+def _upload(target: Target, file: Path | None, data: bytes, node_context: NodeContext, deadline: float) -> Receipt:
     """Let the node's recorder upload `file`; without one, or without the file, this process uploads `data`.
 
     A failed upload is logged. The receipt lies beside the file, written by the process that uploads.
     """
-    files, receipt = _files(recording), None
+    files, receipt = _files(node_context), None
     if files is not None and file is not None:
         try:
             receipt = Recorder(files).put(target, file, max(deadline - time.monotonic(), 0.0))
         except RecorderUnavailableError as error:
             logger.debug("no recorder on this node; this process uploads: %s", error)
     if receipt is None:
-        own = receipt = _by_this_process(target, data, recording, max(deadline - time.monotonic(), 0.0))
+        own = receipt = _by_this_process(target, data, node_context, max(deadline - time.monotonic(), 0.0))
         if file is not None:
             spool = Spool(file.parent)
-            bounded(lambda: spool.add_receipt(own), RECEIPT_TIMEOUT_SECONDS, "writing a receipt", local=True)
+            call_with_timeout(lambda: spool.add_receipt(own), RECEIPT_TIMEOUT_SECONDS, "writing a receipt", local=True)
     if not receipt.durable:
-        logger.warning("%s was not uploaded: %s", join(recording.output_prefix, target.path), receipt.error)
+        logger.warning("%s was not uploaded: %s", join(node_context.output_prefix, target.path), receipt.error)
     return receipt
 
 
-def _by_this_process(target: Target, data: bytes, recording: Recording, seconds: float) -> Receipt:
+def _by_this_process(target: Target, data: bytes, node_context: NodeContext, seconds: float) -> Receipt:
     asked = threading.Event()
 
     def upload() -> tuple[None, BaseException | None]:
         asked.set()
-        return caught(lambda: put_file(recording.output_prefix, target.path, data), Exception)
+        return try_call(lambda: put_file(node_context.output_prefix, target.path, data), Exception)
 
-    answer = bounded(upload, seconds, "uploading an error document")
+    answer = call_with_timeout(upload, seconds, "uploading an error document")
     if answer is not None:
         error = answer[1]
         if error is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles
 from firstfault.recorder.orphans import pass_on_late, write_stderr
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.time_limits import RELAY_CLOSE_TIMEOUT_SECONDS, SHUTDOWN_POLL_SECONDS
 
 _STDERR = 2
@@ -162,7 +162,7 @@ class StderrRelay:
 
     def _relay(self) -> None:
         try:
-            with guarded("passing on what the workers write to stderr"):
+            with suppress_internal_errors("passing on what the workers write to stderr"):
                 self._pass_on()
         finally:
             # in any case: a worker must neither block on a FIFO that is not read, nor get SIGPIPE
@@ -199,7 +199,7 @@ class StderrRelay:
         for local_rank in opened:
             self._drain(local_rank)
         if written:
-            with guarded("passing on the stderr of processes that outlive their worker"):
+            with suppress_internal_errors("passing on the stderr of processes that outlive their worker"):
                 pass_on_late({opened[rank]: rank not in self._silent for rank in written})
         for descriptor in opened.values():
             os.close(descriptor)
@@ -264,10 +264,10 @@ _living: weakref.WeakSet[StderrRelay] = weakref.WeakSet()
 _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def await_passed_on(give_up: threading.Event) -> None:
-    """Wait until closed relays have passed everything on, as the workers would wait without them; or for `give_up`."""
+def await_passed_on(shutdown_requested: threading.Event) -> None:
+    """Wait until closed relays have passed everything on, as the workers would without them, or until a shutdown."""
     for thread in list(_closing):
-        while thread.is_alive() and not give_up.is_set():
+        while thread.is_alive() and not shutdown_requested.is_set():
             thread.join(SHUTDOWN_POLL_SECONDS)
 
 

@@ -22,7 +22,7 @@ from typing_extensions import Self
 from firstfault.model import CausedBy
 from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import forget_shared_store
-from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
+from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, suppress_internal_errors, try_call
 
 
 class Rendezvous:
@@ -38,7 +38,7 @@ class Rendezvous:
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
-        self.num_nodes_waiting = NonBlocking[int](handler.num_nodes_waiting, 0)
+        self.num_nodes_waiting = BackgroundCall[int](handler.num_nodes_waiting, 0)
 
     def next_rendezvous(self) -> Any:
         """Return torch's answer; see `torch.distributed.elastic.rendezvous.RendezvousHandler`."""
@@ -267,7 +267,9 @@ class FailureBroadcast:
             set_once(store, _OUTCOME, text)
 
         # a lost store is what `_next_outcome` reports
-        bounded(lambda: caught(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "telling the other agents")
+        call_with_timeout(
+            lambda: try_call(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "telling the other agents"
+        )
 
     def accept(self, failure: FirstFailure) -> None:
         """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
@@ -285,7 +287,7 @@ class FailureBroadcast:
 
         failure = self.failure
         if failure is None and not self._is_lost():
-            failure = bounded(ask, time_limits.STORE_TIMEOUT_SECONDS, "asking which node failed")
+            failure = call_with_timeout(ask, time_limits.STORE_TIMEOUT_SECONDS, "asking which node failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
@@ -310,7 +312,7 @@ class FailureBroadcast:
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
-            bounded(
+            call_with_timeout(
                 lambda: self._heard(self._connection, fatal),
                 time_limits.STORE_TIMEOUT_SECONDS,
                 "telling that this node knows",
@@ -321,7 +323,7 @@ class FailureBroadcast:
         if not self._thread.is_alive():
             return
         self._ended.set()
-        with guarded("ending the wait for the round's outcome"):
+        with suppress_internal_errors("ending the wait for the round's outcome"):
             self.send(FirstFailure("the round is over", "", self._group_rank, fatal=False))
             self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
 
@@ -329,7 +331,7 @@ class FailureBroadcast:
         return self.outcome is not None and bool(self.outcome.lost)
 
     def _wait(self) -> None:
-        with guarded("waiting for the round's outcome"):
+        with suppress_internal_errors("waiting for the round's outcome"):
             outcome = self._next_outcome()
             # `accept` may have set it meanwhile
             self.outcome = self.outcome or outcome

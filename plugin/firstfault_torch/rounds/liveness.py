@@ -30,8 +30,8 @@ from firstfault.recorder.folder import Recorder
 from firstfault.recorder.time_limits import ROSTER_LISTING_TIMEOUT_SECONDS
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
-from firstfault_torch.context import Recording
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.node_context import NodeContext
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
@@ -94,7 +94,7 @@ class Liveness:
                 self._loop.call_soon_threadsafe(write)
 
     def _run(self) -> None:
-        with guarded("holding the connections between the agents"):
+        with suppress_internal_errors("holding the connections between the agents"):
             asyncio.run(self._until_ended())
 
     async def _until_ended(self) -> None:
@@ -104,7 +104,7 @@ class Liveness:
         holding.cancel()
 
     async def _hold(self) -> None:
-        with guarded("holding the connections between the agents", through=(asyncio.CancelledError,)):
+        with suppress_internal_errors("holding the connections between the agents", through=(asyncio.CancelledError,)):
             await (self._connect_to_first() if self._group_rank else self._serve())
 
     async def _line(self, reader: asyncio.StreamReader, seconds: float) -> bytes:
@@ -282,19 +282,19 @@ class RosterPoll:
     def __init__(
         self,
         recorder: Recorder,
-        recording: Recording,
+        node_context: NodeContext,
         group_rank: int,
         patience_seconds: float,
         on_failure: Callable[[int], None],
     ) -> None:
         self._recorder = recorder
-        self._round = recording.round
-        self._incarnation = recording.incarnation
+        self._round = node_context.round
+        self._incarnation = node_context.incarnation
         self._before: frozenset[RosterKey] | None = None
         self._own = group_rank
         self.names: list[str] = []
         """Of the last listing."""
-        many = recording.group_world_size / _POLLS_PER_SECOND if group_rank else 0.0
+        many = node_context.group_world_size / _POLLS_PER_SECOND if group_rank else 0.0
         self._every_s = max(time_limits.ROSTER_POLL_SECONDS, many)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
@@ -308,7 +308,7 @@ class RosterPoll:
         self._thread.join(time_limits.ROSTER_JOIN_TIMEOUT_SECONDS)
 
     def _poll(self) -> None:
-        with guarded("polling the roster"):
+        with suppress_internal_errors("polling the roster"):
             seen: dict[int, float] = {}
             while not self._ended.wait(self._every_s):
                 now = time.monotonic()

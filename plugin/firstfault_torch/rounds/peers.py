@@ -17,8 +17,8 @@ from firstfault.model import DIED_SILENTLY, Phase
 from firstfault.recorder.folder import Recorder
 from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
-from firstfault_torch.context import Recording
-from firstfault_torch.guard import NonBlocking, bounded, caught, guarded, logger
+from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, suppress_internal_errors, try_call
+from firstfault_torch.node_context import NodeContext
 from firstfault_torch.rounds import failure_broadcast
 from firstfault_torch.rounds.liveness import Liveness, RosterPoll
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement, have_joined
@@ -31,23 +31,23 @@ class Peers:
     """Listens to the other agents of one round. Make it after the workers were forked: connecting takes locks.
 
     A failure in the roster may be ignored for `patience_seconds`. If the `others_suffice`, the agents decide on a
-    restart also if one of them has died. A thread calls `wake` when the outcome is known; `gave_up`, set by a signal to
-    this process, ends waits.
+    restart also if one of them has died. A thread calls `wake` when the outcome is known; `shutdown_requested`, set by
+    a signal to this process, ends waits.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
         self,
         group: WorkerGroup,
-        recording: Recording,
+        node_context: NodeContext,
         *,
         patience_seconds: float,
         others_suffice: bool = False,
         wake: Callable[[], None],
-        gave_up: threading.Event,
+        shutdown_requested: threading.Event,
     ) -> None:
         self._group = group
-        self._recording = recording
-        self._gave_up = gave_up
+        self._node_context = node_context
+        self._gave_up = shutdown_requested
         own, nodes = self._own, self._nodes = group.group_rank or 0, group.group_world_size or 1
         self._others_suffice = others_suffice
         self.settlement = Settlement(own, nodes)
@@ -55,20 +55,20 @@ class Peers:
         self.agreement = Settlement(own, nodes, "restart")
         """On a restart."""
         host = master_address(group)[0]
-        self._store = failure_broadcast.store_of_agents(group, recording.round, host)
-        self.liveness = Liveness(self._store, own, recording.identity.node, host, self._report_dead_agent)
+        self._store = failure_broadcast.store_of_agents(group, node_context.round, host)
+        self.liveness = Liveness(self._store, own, node_context.identity.node, host, self._report_dead_agent)
         self._listeners: list[Liveness | RosterPoll] = [self.liveness]
         self.broadcast = failure_broadcast.FailureBroadcast(self._store, own, wake, self._heard)
         self.roster: RosterPoll | None = None
         """None: the nodes share no folder."""
-        if recording.files is not None and recording.identity.is_folder_shared:
-            recorder = Recorder(recording.files)
-            self.roster = RosterPoll(recorder, recording, own, patience_seconds, self._take_from_roster)
+        if node_context.files is not None and node_context.identity.is_folder_shared:
+            recorder = Recorder(node_context.files)
+            self.roster = RosterPoll(recorder, node_context, own, patience_seconds, self._take_from_roster)
             self._listeners.append(self.roster)
 
     def join(self, copies: Mapping[str, bytes]) -> None:
         """Tell the other agents that this node has joined, and hand in its roster entry."""
-        with guarded("telling the other agents that this node has joined"):
+        with suppress_internal_errors("telling the other agents that this node has joined"):
             self.settlement.join(self._store, copies)
 
     def connect(self) -> Any:
@@ -84,8 +84,8 @@ class Peers:
         self.broadcast.send(failure)
         if failure.fatal:
             # in the background: this node's workers are stopped meanwhile
-            close = partial(caught, self._group.spec.rdzv_handler.set_closed, RendezvousConnectionError)
-            bounded(close, 0, "closing the rendezvous")
+            close = partial(try_call, self._group.spec.rdzv_handler.set_closed, RendezvousConnectionError)
+            call_with_timeout(close, 0, "closing the rendezvous")
 
     def end_for_good(self, failure: failure_broadcast.FirstFailure, *, tell: bool) -> None:
         """Take a failure for fatal, because the agents have decided against a restart.
@@ -141,7 +141,7 @@ class Peers:
             if restart is not None and restart.asks:
                 # it ends the decision that the other agents wait for
                 self.broadcast.send(replace(restart, fatal=True, asks=False))
-            bounded(
+            call_with_timeout(
                 self._group.spec.rdzv_handler.set_closed,
                 time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
                 "closing the rendezvous",
@@ -161,8 +161,8 @@ class Peers:
                 return False  # the broadcast reports the lost store
 
         enter = partial(self._count_in, BARRIER_MEMBERS, BARRIER_LAST)
-        bounded(enter, time_limits.STORE_TIMEOUT_SECONDS, "entering the exit barrier")
-        is_complete = NonBlocking(look, default=False)
+        call_with_timeout(enter, time_limits.STORE_TIMEOUT_SECONDS, "entering the exit barrier")
+        is_complete = BackgroundCall(look, default=False)
         waited = 0.0
         while (outcome := self.broadcast.outcome) is None:
             # the nodes ask one after the other who has firstfault: the answer is large
@@ -180,7 +180,7 @@ class Peers:
 
     def _lacks_agents(self) -> bool:
         """Whether some nodes run without firstfault."""
-        joined = bounded(
+        joined = call_with_timeout(
             partial(have_joined, self._store), time_limits.STORE_TIMEOUT_SECONDS, "asking which nodes have firstfault"
         )
         if joined is None or joined >= self._nodes:
@@ -197,8 +197,8 @@ class Peers:
             store.wait([_ALL_KNOW], dt.timedelta(seconds=time_limits.FINISH_ACKS_TIMEOUT_SECONDS))
 
         store: Any = self._group.store
-        bounded(
-            lambda: caught(wait, dist.DistError), time_limits.FINISH_ACKS_TIMEOUT_SECONDS, "letting all agents know"
+        call_with_timeout(
+            lambda: try_call(wait, dist.DistError), time_limits.FINISH_ACKS_TIMEOUT_SECONDS, "letting all agents know"
         )
 
     def _count_in(self, members: str, last: str) -> None:
@@ -208,12 +208,12 @@ class Peers:
 
     def _check_roster(self, why: str) -> None:
         """Check that all nodes had finished before the store was lost; without a shared folder assume it, as torch."""
-        if not self._recording.identity.is_folder_shared:
+        if not self._node_context.identity.is_folder_shared:
             logger.info("the store is gone, and no folder tells whether the other nodes have finished: %s", why)
             return
         from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - a start would wait for it
 
-        roster = MultiErrorFileOutputReader(self._recording.output_prefix).job().roster
+        roster = MultiErrorFileOutputReader(self._node_context.output_prefix).job().roster
         done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
         if len(done) < self._nodes:
             why = f"the node that hosts the store is gone, and not all nodes have finished: {why}"
@@ -238,7 +238,7 @@ class Peers:
         """Close the connections to the other agents, and stop polling the roster."""
         while self._listeners:
             listener = self._listeners.pop(0)
-            bounded(
+            call_with_timeout(
                 listener.end,
                 time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
                 "ending the connections to the other agents",

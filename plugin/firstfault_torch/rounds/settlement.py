@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 from firstfault.errors import BadDocumentError
 from firstfault.wire.documents import pack, pack_within, unpack
 from firstfault_torch import time_limits
-from firstfault_torch.guard import bounded, caught, logger
+from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.rounds.failure_broadcast import set_once
 
 _T = TypeVar("_T")
@@ -96,7 +96,11 @@ class Settlement:
         store.append(self._key("heard"), f"{self._own} ")
 
     def settle(
-        self, connections: tuple[Any, Any], copies: Mapping[str, bytes], seconds: float, give_up: threading.Event
+        self,
+        connections: tuple[Any, Any],
+        copies: Mapping[str, bytes],
+        seconds: float,
+        shutdown_requested: threading.Event,
     ) -> Iterator[Reports | SettledDocument]:
         """Yield the nodes' reports when it is this agent's turn to conclude; the verdict of another agent as the last.
 
@@ -104,15 +108,16 @@ class Settlement:
         takes the next value. The values end without a verdict if the store or too many agents are lost.
 
         Of the two connections to the store the second one only waits, at most `seconds` for the other nodes' reports.
-        `give_up`, once set, shortens the waits; if it is set already, this process was terminated, and others conclude.
+        `shutdown_requested`, once set, shortens the waits; if it is set already, this process was terminated, and other
+        nodes conclude.
         """
         self._store, waiting = connections
-        arrive = partial(self._arrive, self._store, copies, leaving=give_up.is_set())
+        arrive = partial(self._arrive, self._store, copies, leaving=shutdown_requested.is_set())
         if not self._bounded(arrive, "handing in this node's report"):
             return
         wait = partial(self._wait_for_both, waiting)
         threading.Thread(target=wait, name="firstfault-settlement", daemon=True).start()
-        order = self._await_order(seconds, give_up) or {"sealers": []}
+        order = self._await_order(seconds, shutdown_requested) or {"sealers": []}
         for group_rank in order["sealers"]:
             if group_rank == self._own:
                 turn = self._bounded(partial(self._begin_turn, order), "collecting the nodes' reports")
@@ -121,17 +126,17 @@ class Settlement:
                 if isinstance(turn, SettledDocument):
                     return
             patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
-            found = self._next_result(patience, give_up, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS)
+            found = self._next_result(patience, shutdown_requested, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS)
             sealer = b"" if found is not None else self._bounded(self._sealer, "asking whose turn it is")
             if sealer and sealer.endswith(b"!"):
                 found = self._next_result(
                     time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
-                    give_up,
+                    shutdown_requested,
                     time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS,
                 )
             if isinstance(found, bytes):
                 yield _unpacked(found)
-            if found is not None or give_up.is_set():
+            if found is not None or shutdown_requested.is_set():
                 return
 
     def claim(self) -> bool:
@@ -175,7 +180,7 @@ class Settlement:
 
     def _bounded(self, call: Callable[[], _T], doing: str) -> _T | None:
         """Return what the store answers; None if it does not in time: all agents may ask at the same moment."""
-        return bounded(
+        return call_with_timeout(
             call,
             time_limits.ELECTION_STEP_TIMEOUT_SECONDS
             + time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * self._nodes,
@@ -192,7 +197,7 @@ class Settlement:
             self._set_order(store, complete=True)
         return True
 
-    def _await_order(self, seconds: float, give_up: threading.Event) -> dict[str, Any] | None:
+    def _await_order(self, seconds: float, shutdown_requested: threading.Event) -> dict[str, Any] | None:
         """Wait until all agents that live have arrived; look now and then whether those who have not are dead.
 
         The agents look one after the other, each two seconds after the one that arrived before it: the first one is
@@ -203,10 +208,12 @@ class Settlement:
         look_at = min(now + time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS + 2 * (self._arrived_as - 1), deadline)
         pause: float = time_limits.ARRIVALS_POLL_SECONDS
         while True:
-            found = self._next_result(look_at - time.monotonic(), give_up, time_limits.TERMINATED_SETTLE_SECONDS)
+            found = self._next_result(
+                look_at - time.monotonic(), shutdown_requested, time_limits.TERMINATED_SETTLE_SECONDS
+            )
             if found is not None:
                 return json.loads(found) if isinstance(found, bytes) else None
-            is_over = time.monotonic() >= deadline or give_up.is_set()
+            is_over = time.monotonic() >= deadline or shutdown_requested.is_set()
             if self._bounded(partial(self._close, is_over), "looking which nodes live") is None:
                 return None
             if is_over:
@@ -220,14 +227,14 @@ class Settlement:
             pause = min(2 * pause, time_limits.MAX_ARRIVALS_POLL_SECONDS)
 
     def _next_result(
-        self, seconds: float, give_up: threading.Event, hurried_seconds: float
+        self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
     ) -> bytes | BaseException | None:
-        """Return what the waiting thread got next; None if nothing comes in time, or soon once `give_up` is set."""
+        """Return the waiting thread's next result; None if none comes in time, or soon once a shutdown is requested."""
         deadline = time.monotonic() + max(seconds, 0)
         hurried = False
         while True:
-            if give_up.is_set() and not hurried:
-                hurried, deadline = True, min(deadline, time.monotonic() + hurried_seconds)
+            if shutdown_requested.is_set() and not hurried:
+                hurried, deadline = True, min(deadline, time.monotonic() + shutdown_seconds)
             left = max(deadline - time.monotonic(), 0)
             try:
                 return self._results.get(timeout=left if hurried else min(left, time_limits.SHUTDOWN_POLL_SECONDS))
@@ -243,7 +250,7 @@ class Settlement:
                 waiting.wait([key], _FOREVER)
                 self._results.put(bytes(waiting.get(key)))
 
-        _, error = caught(wait, Exception)
+        _, error = try_call(wait, Exception)
         if error is not None:
             self._results.put(error)
             logger.info("lost the store that the agents share: %s", error)

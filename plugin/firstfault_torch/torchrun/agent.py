@@ -22,12 +22,12 @@ from firstfault_torch.agent.agent import Job, PeerFailedError, Prepared, results
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine, SealedVerdict
-from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, TORCHRUN_STOP_GRACE_SECONDS
 from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, options_of, who
-from firstfault_torch.worker.recording import run_recorded
+from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
 _FAILED = 1
@@ -82,7 +82,7 @@ class TorchrunAgent(LocalElasticAgent):
         spec: WorkerSpec = self._arguments["spec"]
         is_program = isinstance(spec.entrypoint, str) or getattr(spec.entrypoint, "__name__", "") == _RUN_PATH
         engine: PlainEngine | None = None
-        with guarded("preparing to record", through=(KeyboardInterrupt,)):
+        with suppress_internal_errors("preparing to record", through=(KeyboardInterrupt,)):
             drop_invalid()
             engine = self._engine(TorchrunEngine if is_program else PlainEngine, spec.rdzv_handler)
         if engine is None:
@@ -154,7 +154,7 @@ class TorchrunEngine(PlainEngine):
         """Write the verdict into the attempt's folder, or, if that cannot be written, into one for temporary files."""
         published = PlainEngine.publish(self, verdict, **how)
         if not published.durable:
-            bounded(
+            call_with_timeout(
                 partial(_leave, verdict, self._on_node), HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node"
             )
         return published

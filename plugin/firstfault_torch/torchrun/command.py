@@ -35,7 +35,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     from torch.distributed.run import get_args_parser, run  # noqa: PLC0415 - loads torch
 
     with without_collections():
-        from firstfault_torch.guard import caught  # noqa: PLC0415 - loads torch
+        from firstfault_torch.guard import try_call  # noqa: PLC0415 - loads torch
         from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
         from firstfault_torch.torchrun.job import add_options, set_variables  # noqa: PLC0415 - loads torch
 
@@ -45,7 +45,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     add_options(parser)
     given = parser.parse_args(arguments)
     set_variables(given)
-    _, error = caught(partial(record(run), given), Exception)
+    _, error = try_call(partial(record(run), given), Exception)
     if error is not None and not is_told(error):
         traceback.print_exception(error)
     return 0 if error is None else 1  # as torchrun's

@@ -23,8 +23,8 @@ from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault_start import ON
-from firstfault_torch.context import WORKER_VARIABLE
-from firstfault_torch.guard import bounded, caught
+from firstfault_torch.guard import call_with_timeout, try_call
+from firstfault_torch.node_context import WORKER_VARIABLE
 from firstfault_torch.time_limits import (
     DOCTOR_PYTHON_TIMEOUT_SECONDS,
     DOCTOR_RECORDER_TIMEOUT_SECONDS,
@@ -80,7 +80,7 @@ def doctor(as_json: bool) -> None:
 def _checks() -> Iterator[_Check]:
     from firstfault_torch.torchrun.job import root_folder, who  # noqa: PLC0415 - loads strategies, as help must not
 
-    versions = {name: caught(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
+    versions = {name: try_call(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     own = importlib.metadata.version("firstfault")
     yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
@@ -100,7 +100,7 @@ def _checks() -> Iterator[_Check]:
 
 
 def _versions() -> _Check:
-    packages = {name: caught(partial(importlib.metadata.version, name))[0] for name in TRIED if name != "Python"}
+    packages = {name: try_call(partial(importlib.metadata.version, name))[0] for name in TRIED if name != "Python"}
     new = [
         f"{name} {version} ({'.'.join(map(str, first))} to {'.'.join(map(str, last))} were)"
         for name, version in {"Python": sys.version.split()[0], **packages}.items()
@@ -112,8 +112,8 @@ def _versions() -> _Check:
 
 def _recorder() -> _Check:
     """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
-    told, error = bounded(
-        partial(caught, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS, "trying the recorder"
+    told, error = call_with_timeout(
+        partial(try_call, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS, "trying the recorder"
     ) or (None, None)
     return _FACT, "recorder", told or f"no collective could be called: {error or 'no answer'}"
 
@@ -149,7 +149,7 @@ def _switch() -> _Check:
 def _torch() -> _Check:
     if importlib.util.find_spec("torch") is None:
         return _NO, "torch", "not installed in this Python: install firstfault's extra torch"
-    missing, error = caught(_missing_in_torch, Exception)
+    missing, error = try_call(_missing_in_torch, Exception)
     if missing is None or missing:
         return _NO, "torch", f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}"
     return _OK, "torch", "as firstfault expects it, and loads firstfault's entry point"
@@ -176,7 +176,7 @@ def _workers() -> _Check:
     start = partial(
         subprocess.run, command, env=environment, timeout=DOCTOR_PYTHON_TIMEOUT_SECONDS, capture_output=True, check=True
     )
-    _, error = caught(start, Exception)
+    _, error = try_call(start, Exception)
     if error is None:
         return _OK, "workers", f"{python} reads firstfault.pth"
     why = "" if isinstance(error, subprocess.CalledProcessError) else f" ({error})"
@@ -187,8 +187,8 @@ def _storage() -> _Check:
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
 
     folder, began = job.root_folder(), time.monotonic()
-    probe = partial(caught, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception)
-    _, error = bounded(probe, DOCTOR_STORAGE_TIMEOUT_SECONDS, "trying the storage") or (None, TimeoutError())
+    probe = partial(try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception)
+    _, error = call_with_timeout(probe, DOCTOR_STORAGE_TIMEOUT_SECONDS, "trying the storage") or (None, TimeoutError())
     name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
     if error is None:
         took = time.monotonic() - began

@@ -19,7 +19,7 @@ from firstfault.errors import UsageError
 from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
-from firstfault_torch.guard import bounded, caught, logger
+from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
 from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
 
@@ -46,7 +46,7 @@ def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
 
 
 def _hang(text: str) -> str:
-    _, error = caught(partial(parse_hang, text), UsageError)
+    _, error = try_call(partial(parse_hang, text), UsageError)
     if error is not None:
         raise ArgumentTypeError(str(error))
     return text
@@ -253,7 +253,7 @@ def given_folder() -> str:
 
 def root_folder() -> str:
     """Return the folder below which runs lie: the user's, else one in the working folder."""
-    working, _ = caught(Path.cwd, OSError)  # it may have been removed
+    working, _ = try_call(Path.cwd, OSError)  # it may have been removed
     return given_folder() or (str(working / FOLDERS[0]) if working is not None else fallback_folder())
 
 
@@ -270,7 +270,9 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     root, name = root_folder(), None
     claim, store = partial(_claimed, root, who), meet() if meet is not None else None
     if store is not None:
-        name = bounded(partial(_agreed, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name")
+        name = call_with_timeout(
+            partial(_agreed, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name"
+        )
     elif meet is not None:  # the variables alone may be the same on all nodes
         name = f"{who.job.value}/{who.number}" if who.job.value and who.attempt.value else None
     if name is None and meet is not None and given_folder():
@@ -281,8 +283,8 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     why = ""
     for parent in dict.fromkeys((root, fallback_folder())):
         make = partial(_made, parent, name or partial(_claimed, parent, who))
-        made, error = bounded(
-            partial(caught, make, OSError), RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder"
+        made, error = call_with_timeout(
+            partial(try_call, make, OSError), RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder"
         ) or (None, None)
         if made is not None:
             if why and given_folder():
@@ -329,6 +331,6 @@ def _agreed(store: Any, who: Who, claim: Callable[[], str]) -> str:
     """Return the name that the first node to ask claims."""
     key = f"firstfault/run/{who.run_id}"
     if store.add(f"{key}/asked", 1) == 1:
-        store.set(key, bounded(claim, RUN_FOLDER_TIMEOUT_SECONDS, "naming the run") or _fresh(who))
+        store.set(key, call_with_timeout(claim, RUN_FOLDER_TIMEOUT_SECONDS, "naming the run") or _fresh(who))
     store.wait([key], dt.timedelta(seconds=RUN_NAME_TIMEOUT_SECONDS))
     return bytes(store.get(key)).decode()

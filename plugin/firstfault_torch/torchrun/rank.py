@@ -18,44 +18,46 @@ from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_start import OWN_RANK
-from firstfault_torch.capture import ErrorClass, failure_record
 from firstfault_torch.compat.torch_worker import rank_in_group
-from firstfault_torch.context import Recording, node_address, setup_of_node, worker_place
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.guard import begun, guarded, logger, undisturbed
+from firstfault_torch.failures.failure_records import ErrorClass, failure_record
+from firstfault_torch.guard import ignore_worker_signals, logger, start_in_thread, suppress_internal_errors
 from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node
+from firstfault_torch.node_context import NodeContext
+from firstfault_torch.node_setup import read_node_setup
+from firstfault_torch.places import get_worker_place, look_up_address
 from firstfault_torch.time_limits import ANNOUNCE_TIMEOUT_SECONDS
 from firstfault_torch.torchrun.job import Name, given_folder, who
-from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of
+from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, monitor_of
 
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
 
 
 def watch() -> None:
     """Begin to watch this process, and announce it to readers."""
-    with guarded("preparing to record"):
+    with suppress_internal_errors("preparing to record"):
         _monitor()
 
 
 def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
-    with guarded("recording an exception"), undisturbed(handled_only=True):
+    with suppress_internal_errors("recording an exception"), ignore_worker_signals(handled_only=True):
         monitor = _monitor()
-        if monitor is not None and monitor.recording is not None:
+        if monitor is not None and monitor.node_context is not None:
             monitor.place = _in_group(monitor.place)
             monitor.fails(error)
-            setup = setup_of_node(monitor.recording.identity)
-            _leave(monitor.recording, replace(_presence(Phase.FAILED, monitor.place), setup=setup))
+            setup = read_node_setup(monitor.node_context.identity)
+            _leave(monitor.node_context, replace(_presence(Phase.FAILED, monitor.place), setup=setup))
 
 
 def exits() -> None:
     """Note that this process ends by itself."""
-    with guarded("recording an exit"):
+    with suppress_internal_errors("recording an exit"):
         monitor = current_monitor()
-        if monitor is not None and monitor.recording is not None:
+        if monitor is not None and monitor.node_context is not None:
             monitor.in_flight.reconcile(None)
-            _leave(monitor.recording, _presence(Phase.SUCCEEDED, _in_group(monitor.place)))
+            _leave(monitor.node_context, _presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
 
 def _monitor() -> WorkerMonitor | None:
@@ -64,14 +66,14 @@ def _monitor() -> WorkerMonitor | None:
     if known is not None or engine is None:
         return known
     identity = replace(engine.identity(), engine="alone")
-    recording = Recording(DEFAULT_STRATEGY, identity, incarnation=time.time_ns() // 1_000_000)
+    node_context = NodeContext(DEFAULT_STRATEGY, identity, incarnation=time.time_ns() // 1_000_000)
     process = start_recorder(
-        recording.output_prefix, deadline_seconds=recording.upload_deadline_seconds, own_session=True
+        node_context.output_prefix, deadline_seconds=node_context.upload_deadline_seconds, own_session=True
     )
     process.leave()
-    recording = replace(recording, node_folder=str(process.folder.path))
-    place = _place(recording)
-    monitor = monitor_of(engine, is_program=True, alone=(recording, place))
+    node_context = replace(node_context, node_folder=str(process.folder.path))
+    place = _place(node_context)
+    monitor = monitor_of(engine, is_program=True, alone=(node_context, place))
     write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
     killed = failure_record(
         ErrorClass.WORKER_FAILURE,
@@ -84,7 +86,7 @@ def _monitor() -> WorkerMonitor | None:
     )
     process.folder.last_words.add(DOCUMENT, encode(killed))
     process.folder.last_words.add(PRESENCE, encode_presence(_presence(Phase.FAILED, place)))
-    begun(partial(_join, recording, place), "announcing this rank")
+    start_in_thread(partial(_join, node_context, place), "announcing this rank")
     return monitor
 
 
@@ -103,11 +105,11 @@ def _engine() -> PlainEngine | None:
     return None
 
 
-def _place(recording: Recording) -> Place:
+def _place(node_context: NodeContext) -> Place:
     """Return this rank's place as the launcher's variables told it."""
     rank, local_rank, size = OWN_RANK[-1]
     known = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": size, "GROUP_WORLD_SIZE": size}
-    return worker_place(recording, {name: str(number) for name, number in known.items()})
+    return get_worker_place(node_context, {name: str(number) for name, number in known.items()})
 
 
 def _in_group(place: Place) -> Place:
@@ -120,14 +122,14 @@ def _presence(phase: Phase, place: Place) -> NodePresence:
     return NodePresence(phase, place, () if place.rank is None else (place.rank,), timestamp_ns=time.time_ns())
 
 
-def _join(recording: Recording, place: Place) -> None:
-    path, data = as_entry(_presence(Phase.JOINED, replace(place, ip=node_address())))
-    put_on_node(path, data, recording, ANNOUNCE_TIMEOUT_SECONDS)
+def _join(node_context: NodeContext, place: Place) -> None:
+    path, data = as_entry(_presence(Phase.JOINED, replace(place, ip=look_up_address())))
+    put_on_node(path, data, node_context, ANNOUNCE_TIMEOUT_SECONDS)
 
 
-def _leave(recording: Recording, presence: NodePresence) -> None:
+def _leave(node_context: NodeContext, presence: NodePresence) -> None:
     """Let the recorder write this roster entry when the process has ended, and no document about a death."""
-    if recording.files is not None:
-        words = recording.files.last_words
+    if node_context.files is not None:
+        words = node_context.files.last_words
         words.add(PRESENCE, encode_presence(presence))
         (words.folder / DOCUMENT).unlink(missing_ok=True)

@@ -15,11 +15,11 @@ from functools import partial
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from firstfault_torch.capture import NOTED, capture
 from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.guard import bounded, guarded
-from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, monitor_of, record_end
+from firstfault_torch.failures.capture import NOTED, capture
+from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
+from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, monitor_of, record_end
 
 _WORKER = os.getpid()
 _outermost: list[FrameType] = []
@@ -42,7 +42,7 @@ class _Exit:
 
     @property
     def __call__(self) -> Any:
-        with guarded("noting an exit"):
+        with suppress_internal_errors("noting an exit"):
             is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
             if _outermost and is_main and has_process_group():
                 _note(sys._getframe(1), sys.exc_info()[1])  # noqa: SLF001 - documented
@@ -51,7 +51,7 @@ class _Exit:
 
 def watch() -> None:
     """Begin to watch this process: its agent may ask it for its state."""
-    with guarded("preparing to record"):
+    with suppress_internal_errors("preparing to record"):
         _monitor()
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - as above
         while frame is not None:
@@ -63,13 +63,13 @@ def watch() -> None:
 
 def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
-    with guarded("recording an exception"):
+    with suppress_internal_errors("recording an exception"):
         record_end(_monitor(), error, os.getppid())
 
 
 def exits() -> None:
     """Record that this process ends by itself: if it still has a process group, its peers may wait for it."""
-    with guarded("recording an exit"):
+    with suppress_internal_errors("recording an exit"):
         error = _end_of(_outermost.pop()) if _outermost else SystemExit()
         if has_process_group():
             _monitor().exits(error, is_kept=False)
@@ -77,11 +77,11 @@ def exits() -> None:
 
 def _note(frame: FrameType, handled: BaseException | None) -> None:
     """Keep an exit as data: the exceptions would hold the program's objects."""
-    if (recording := _monitor().recording) is not None:
+    if (node_context := _monitor().node_context) is not None:
         error = _exit_at(frame)
         error.__context__ = handled
         read = partial(capture, error, in_flight=True)
-        noted = bounded(read, recording.upload_deadline_seconds / 2, "noting an exit", local=True)
+        noted = call_with_timeout(read, node_context.upload_deadline_seconds / 2, "noting an exit", local=True)
         _called[:] = [(_outermost[0].f_lasti, noted)]
 
 

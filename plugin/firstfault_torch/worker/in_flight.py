@@ -29,8 +29,8 @@ from typing import Any
 
 from firstfault.model import FrameInfo
 from firstfault_torch.compat.torch_worker import group_teardown
-from firstfault_torch.context import Moment
-from firstfault_torch.guard import guarded, undisturbed
+from firstfault_torch.guard import ignore_worker_signals, suppress_internal_errors
+from firstfault_torch.node_context import Moment
 
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
@@ -60,7 +60,7 @@ def moment_of(error: BaseException) -> Moment:
     noted = None
     seen: set[int] = set()
     current: BaseException | None = error
-    with guarded("looking up when an exception was first seen"):
+    with suppress_internal_errors("looking up when an exception was first seen"):
         while current is not None and id(current) not in seen:
             seen.add(id(current))
             noted = vars(current).get(_ATTRIBUTE, noted)
@@ -151,7 +151,7 @@ class InFlight:
             gone = [item for item in self._recorded if id(item[0]) not in alive]
             self._recorded = [item for item in self._recorded if id(item[0]) in alive]
         for _, name in gone:
-            with guarded("withdrawing an exception that was handled"):
+            with suppress_internal_errors("withdrawing an exception that was handled"):
                 self._withdraw(name)
 
     def _note(self, error: BaseException) -> None:
@@ -178,7 +178,11 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
     def noting(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
         if error is not None:
-            with guarded("noting an exception in flight"), in_flight.uninterrupted(), undisturbed(handled_only=True):
+            with (
+                suppress_internal_errors("noting an exception in flight"),
+                in_flight.uninterrupted(),
+                ignore_worker_signals(handled_only=True),
+            ):
                 in_flight.seen(error)
         return destroy(*args, **kwargs)
 

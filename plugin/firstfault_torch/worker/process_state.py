@@ -24,10 +24,10 @@ from typing import Any
 from firstfault.exceptions.tracebacks import all_links
 from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
 from firstfault.wire.flight_recorder import parse_flight_recorder
-from firstfault_torch.capture import capture
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_worker import flight_recorders, unread_backends
-from firstfault_torch.guard import bounded, caught, guarded
+from firstfault_torch.failures.capture import capture
+from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, try_call
 from firstfault_torch.time_limits import (
     FILE_SYSTEMS_TIMEOUT_SECONDS,
     FLIGHT_RECORDER_TIMEOUT_SECONDS,
@@ -64,7 +64,7 @@ def watch_threads() -> Callable[[], None]:
     before = threading.excepthook
 
     def record(args: threading.ExceptHookArgs) -> None:
-        with guarded("recording a thread's exception"):
+        with suppress_internal_errors("recording a thread's exception"):
             # SystemExit ends a thread on purpose; Python does not report it either
             if args.exc_type is not SystemExit and args.exc_value is not None and len(_failures) < _MAX_THREADS:
                 name = args.thread.name if args.thread is not None else "unknown"
@@ -92,8 +92,8 @@ def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tup
     """
     recorders = flight_recorders()
     read = partial(_traces, recorders)
-    traces = bounded(read, seconds, "reading torch's flight recorders") if recorders else []
-    with guarded("looking for collectives that no recorder has"):
+    traces = call_with_timeout(read, seconds, "reading torch's flight recorders") if recorders else []
+    with suppress_internal_errors("looking for collectives that no recorder has"):
         for name in unread_backends(traces) if traces is not None and "torch" in sys.modules else ():
             what = f"the flight recorder of {name}"
             warn_once(what, "the documents lack its collectives, so a hang may stay unexplained")
@@ -115,7 +115,7 @@ def gpu_uuid() -> str:
     def ask() -> str:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
-    found = bounded(ask, GPU_UUID_TIMEOUT_SECONDS, "asking for the GPU's UUID") or ""
+    found = call_with_timeout(ask, GPU_UUID_TIMEOUT_SECONDS, "asking for the GPU's UUID") or ""
     return found if found.startswith("GPU-") or not found else f"GPU-{found}"
 
 
@@ -162,8 +162,8 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     found: list[FileSystem] = []
     is_write = any(match and match["write"] for _, match in links)
     measure = partial(_measure, chain_of(error), found, is_write=is_write)
-    bounded(measure, FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
-    open_files, _ = caught(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
+    call_with_timeout(measure, FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
+    open_files, _ = try_call(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
     return SystemState(tuple(found), tuple(_limits()), open_files)
 
 
@@ -174,7 +174,7 @@ def _measure(chain: list[BaseException], found: list[FileSystem], *, is_write: b
     usual = (os.curdir, tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp", "/dev/shm")  # noqa: S108 - not written
     written = _written(chain) if is_write and not named else []
     for path in list(dict.fromkeys(map(os.path.abspath, written or [*named, *usual])))[:_MAX_PATHS]:
-        space, _ = caught(lambda path=path: os.statvfs(_existing(path)), Exception)  # type: ignore[misc]
+        space, _ = try_call(lambda path=path: os.statvfs(_existing(path)), Exception)  # type: ignore[misc]
         if space is not None and not space.f_flag & os.ST_RDONLY:  # a read-only image has no free space
             size = space.f_frsize
             disk = FileSystem(path, space.f_bavail * size, space.f_blocks * size, space.f_favail, space.f_files)
@@ -202,7 +202,7 @@ def _path_of(value: Any) -> str:
 def _open_for_writing() -> Iterator[str]:
     """Yield the files that this process writes, the last opened first, without its output and firstfault's."""
     numbers = sorted(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names alone
-    output = [caught(partial(os.fstat, number), OSError)[0] for number in numbers[:3]]
+    output = [try_call(partial(os.fstat, number), OSError)[0] for number in numbers[:3]]
     for number in numbers[:2:-1]:
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - a text

@@ -14,14 +14,14 @@ from typing import Any
 
 from firstfault_torch import watchdog
 from firstfault_torch.compat.torch_worker import collective_counts
-from firstfault_torch.guard import NonBlocking
+from firstfault_torch.guard import BackgroundCall
 from firstfault_torch.node.channel import to_message
 from firstfault_torch.time_limits import FLIGHT_RECORDER_TIMEOUT_SECONDS, SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS
 from firstfault_torch.worker.process_state import collective_progress, thread_failures
 
 _LONGEST_STACK = 12 * 1024
 """Bytes of the end of all threads' stacks: the main thread's comes last."""
-_counts = NonBlocking[tuple[int, int]](collective_counts, (-1, -1), seconds=FLIGHT_RECORDER_TIMEOUT_SECONDS)
+_counts = BackgroundCall[tuple[int, int]](collective_counts, (-1, -1), seconds=FLIGHT_RECORDER_TIMEOUT_SECONDS)
 """A recorder does not answer while a call of CUDA holds its lock."""
 
 
@@ -30,13 +30,13 @@ def pulse() -> dict[str, Any]:
 
     The counts are those of all groups together; -1: not known. ``at`` is equal if the main thread is at the same place.
     """
-    begun, ended = _counts()
+    start_in_thread, ended = _counts()
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented, for debuggers
     at: list[tuple[int, int]] = []
     while frame is not None:
         at.append((id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return {"begun": begun, "ended": ended, "at": hash(tuple(at))}
+    return {"begun": start_in_thread, "ended": ended, "at": hash(tuple(at))}
 
 
 def snapshot() -> dict[str, Any]:

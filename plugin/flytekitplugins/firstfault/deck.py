@@ -21,9 +21,9 @@ from flytekit.deck.deck import TimeLineDeck, _output_deck
 
 from firstfault.model import JobErrors, Phase, Place, Subject, Writer
 from firstfault.recorder.folder import NodeFolder
-from firstfault_torch.context import Recording
 from firstfault_torch.engine import SealedVerdict
-from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
+from firstfault_torch.node_context import NodeContext
 from firstfault_torch.time_limits import (
     DECK_TIMEOUT_SECONDS,
     DECKS_POLL_SECONDS,
@@ -78,11 +78,11 @@ class DeckKeeper:
         """Check for the last time, and end the thread."""
         self._ended = True
         self._wake.set()
-        bounded(self._look, FINAL_DECKS_TIMEOUT_SECONDS, "keeping the decks")
+        call_with_timeout(self._look, FINAL_DECKS_TIMEOUT_SECONDS, "keeping the decks")
 
     def _run(self) -> None:
         # a failure ends the thread, with one warning
-        with guarded("keeping the decks"):
+        with suppress_internal_errors("keeping the decks"):
             pause: float = DECKS_POLL_SECONDS
             while not self._ended:
                 self._wake.wait(pause)
@@ -142,31 +142,33 @@ def leave_deck(
     task_name: str,
     *,
     staying: Collection[Phase] = _ENDED,
-    give_up: threading.Event | None = None,
+    shutdown_requested: threading.Event | None = None,
 ) -> bool:
     """Write the deck, or wait a few seconds for the elected pod to write it; raise nothing.
 
-    Return whether this pod's entrypoint is to write the deck after the task: it has not been written. `give_up` ends
-    the wait; `staying` is as `elected` takes it.
+    Return whether this pod's entrypoint has to write the deck after the task, because it isn't written yet.
+    `shutdown_requested` ends the wait; `staying` as in `elected`.
     """
-    recording = verdict.recording
+    node_context = verdict.node_context
     if verdict.report is None:
         return False  # the pod that concluded for all has written it
-    with guarded("publishing the deck"):
-        if not verdict.for_all and not is_elected(recording, verdict.report.job, staying):
-            wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, DECK_TIMEOUT_SECONDS)
-            bounded(wait, DECK_TIMEOUT_SECONDS, "waiting for the deck", give_up)
+    with suppress_internal_errors("publishing the deck"):
+        if not verdict.for_all and not is_elected(node_context, verdict.report.job, staying):
+            wait = partial(
+                await_deck, node_context.output_prefix, _MARK.encode(), shutdown_requested, DECK_TIMEOUT_SECONDS
+            )
+            call_with_timeout(wait, DECK_TIMEOUT_SECONDS, "waiting for the deck", shutdown_requested)
             return False
         # flytekit's context is a context variable of this thread
         write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
-        return bounded(write, DECK_TIMEOUT_SECONDS, "writing the deck", give_up) is None
+        return call_with_timeout(write, DECK_TIMEOUT_SECONDS, "writing the deck", shutdown_requested) is None
     return True
 
 
-def is_elected(recording: Recording, job: JobErrors, staying: Collection[Phase] = _ENDED) -> bool:
+def is_elected(node_context: NodeContext, job: JobErrors, staying: Collection[Phase] = _ENDED) -> bool:
     """Whether this node is the elected one, or there is none."""
     place = elected(job, staying)
-    return place is None or (place.node, place.incarnation) == (recording.identity.node, recording.incarnation)
+    return place is None or (place.node, place.incarnation) == (node_context.identity.node, node_context.incarnation)
 
 
 def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:
@@ -200,12 +202,12 @@ def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
     from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
     from firstfault.report.data import with_attempts  # noqa: PLC0415 - as above
 
-    recording = verdict.recording
+    node_context = verdict.node_context
     report = _deck(TAB, f"{_MARK}\n{deck_html(with_attempts(said, _attempts(verdict)))}")
     children: list[Deck] = []
-    if recording.files is not None:
-        with guarded("reading rank 0's decks"):
-            children = kept_decks(recording.files, recording.round)
+    if node_context.files is not None:
+        with suppress_internal_errors("reading rank 0's decks"):
+            children = kept_decks(node_context.files, node_context.round)
     parameters = FlyteContextManager.current_context().user_space_params
     parameters.decks[:] = _tabs(report, children, parameters.decks)
     _output_deck(task_name.rpartition(".")[2], parameters)
@@ -216,13 +218,13 @@ def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     """Return the earlier attempts, if they can be read in time."""
     from firstfault.attempt_data import sibling_attempts  # noqa: PLC0415 - only a failure needs it
 
-    identity = verdict.recording.identity
+    identity = verdict.node_context.identity
     if identity.attempt == 0 or verdict.conclusion is None:
         return ()
     read = partial(
         sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=EARLIER_ATTEMPTS_TIMEOUT_SECONDS
     )
-    return bounded(read, EARLIER_ATTEMPTS_TIMEOUT_SECONDS, "reading the attempts before") or ()
+    return call_with_timeout(read, EARLIER_ATTEMPTS_TIMEOUT_SECONDS, "reading the attempts before") or ()
 
 
 def _tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:

@@ -7,10 +7,10 @@ from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.options import RestartsInProcess
 from firstfault_torch.time_limits import LAST_DECKS_TIMEOUT_SECONDS
-from firstfault_torch.worker.recording import WorkerMonitor, recorded
+from firstfault_torch.worker.worker_monitor import WorkerMonitor, recorded
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def _run(
 ) -> WorkerResult:
     import flytekit  # noqa: PLC0415 - already loaded
 
-    if monitor.recording is not None:
+    if monitor.node_context is not None:
         from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint  # noqa: PLC0415 - imports flytekit
 
         expect_missing_checkpoint()
     if keeps_decks:
-        with guarded("keeping the decks"):
+        with suppress_internal_errors("keeping the decks"):
             _keep(flytekit.current_context().decks, monitor)
     return_value = function()
     tracker = context.output_metadata_tracker
@@ -87,11 +87,11 @@ def _run(
 
 def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     """Write rank 0's decks, which are the task's, to a file that outlives this process."""
-    recording, place = monitor.recording, monitor.place
-    if recording is None or place.rank != 0 or recording.files is None:
+    node_context, place = monitor.node_context, monitor.place
+    if node_context is None or place.rank != 0 or node_context.files is None:
         return
     from flytekitplugins.firstfault.deck import DeckKeeper  # noqa: PLC0415 - rank 0 alone needs it
 
-    keeper = DeckKeeper(recording.files, place.round, decks)
+    keeper = DeckKeeper(node_context.files, place.round, decks)
     monitor.at_close(keeper.end)
     monitor.before_stop(partial(keeper.look_now, LAST_DECKS_TIMEOUT_SECONDS))

@@ -28,10 +28,10 @@ from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import decode
 from firstfault_torch import time_limits
-from firstfault_torch.context import Identity
 from firstfault_torch.engine import ErrorName, SealedVerdict
-from firstfault_torch.guard import bounded, caught, logger
+from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node.document_writer import get_file, put_on_node
+from firstfault_torch.node_context import Identity
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
@@ -117,10 +117,10 @@ class FlyteEngine:
                 code = getattr(type(error), "error_code", None)
             return str(code) if isinstance(code, str | int) else ""
 
-        return ErrorName(caught(read)[0] or _PLAIN_CODE, RECOVERABLE_TYPE in {exception.type, *exception.bases})
+        return ErrorName(try_call(read)[0] or _PLAIN_CODE, RECOVERABLE_TYPE in {exception.type, *exception.bases})
 
     def publish(
-        self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
+        self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False
     ) -> SealedVerdict:
         """Upload the verdict, and leave it to the stock entrypoint if that fails; write the deck."""
         if not self.in_pod:
@@ -129,11 +129,11 @@ class FlyteEngine:
             return verdict if verdict.durable else self._uploaded(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
-            document = newest_seal(verdict.seal, verdict.document, self._output_prefix, give_up)
+            document = newest_seal(verdict.seal, verdict.document, self._output_prefix, shutdown_requested)
             verdict = replace(verdict, document=document)
-        writes_deck = self._leave_deck(verdict, give_up)
+        writes_deck = self._leave_deck(verdict, shutdown_requested)
         if not verdict.durable:
-            hurried = give_up is not None and give_up.is_set()
+            hurried = shutdown_requested is not None and shutdown_requested.is_set()
             verdict = self._uploaded(
                 verdict,
                 time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else time_limits.PUBLISH_TIMEOUT_SECONDS,
@@ -143,16 +143,16 @@ class FlyteEngine:
 
     def _uploaded(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
         name = sealed_name(self._output_prefix)
-        return replace(verdict, durable=put_on_node(name, verdict.document, verdict.recording, seconds))
+        return replace(verdict, durable=put_on_node(name, verdict.document, verdict.node_context, seconds))
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded; None for a local call."""
         return get_file(self._output_prefix, sealed_name(self._output_prefix)) if self.in_pod else None
 
-    def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
+    def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
         """Wait for rank 0's outputs: Kubeflow counts the job as succeeded when the first pod exits with 0."""
         if self.in_pod and not has_rank_0:
-            await_outputs(self._output_prefix, give_up)
+            await_outputs(self._output_prefix, shutdown_requested)
 
     def announce(self, verdict: SealedVerdict) -> None:
         """Log the report."""
@@ -198,16 +198,21 @@ def sealed_name(output_prefix: str) -> str:
     return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
 
 
-def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: threading.Event | None = None) -> bytes:
+def newest_seal(
+    seal: Seal, document: bytes, output_prefix: str, shutdown_requested: threading.Event | None = None
+) -> bytes:
     """Return the ``error.pb`` to keep: another pod's, unless this pod's was concluded from more documents.
 
-    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer. `give_up`, once
+    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
+    `shutdown_requested`, once
     set, shortens the look for another pod's.
     """
     name = sealed_name(output_prefix)
     look = partial(get_file, output_prefix, name)
     doing, hurried = "looking for the verdict of another pod", time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS
-    other = bounded(look, time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS, doing, give_up, hurried_seconds=hurried)
+    other = call_with_timeout(
+        look, time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS, doing, shutdown_requested, shutdown_seconds=hurried
+    )
     try:
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except BadDocumentError:
@@ -216,14 +221,16 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: thread
 
 
 def await_outputs(
-    output_prefix: str, give_up: threading.Event, seconds: float = time_limits.OUTPUTS_TIMEOUT_SECONDS
+    output_prefix: str, shutdown_requested: threading.Event, seconds: float = time_limits.OUTPUTS_TIMEOUT_SECONDS
 ) -> bool:
     """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
 
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
     The wait is a minute at most if the storage does not let this pod look.
     """
-    return _await(partial(outputs_are_there, output_prefix), "rank 0's pod has written no outputs", give_up, seconds)
+    return _await(
+        partial(outputs_are_there, output_prefix), "rank 0's pod has written no outputs", shutdown_requested, seconds
+    )
 
 
 def outputs_are_there(output_prefix: str) -> bool:
@@ -249,7 +256,7 @@ def outputs_are_there(output_prefix: str) -> bool:
     return run_sync(look())
 
 
-def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None, seconds: float) -> bool:
+def await_deck(output_prefix: str, mark: bytes, shutdown_requested: threading.Event | None, seconds: float) -> bool:
     """Wait for another pod's deck; return False after `seconds`, or if the wait was given up.
 
     Only the deck with the report contains `mark`; the task may have published another deck.
@@ -262,10 +269,10 @@ def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None,
         return False
 
     missed = "the elected pod has not written the deck"
-    return _await(lambda: run_sync(look()), missed, give_up or threading.Event(), seconds)
+    return _await(lambda: run_sync(look()), missed, shutdown_requested or threading.Event(), seconds)
 
 
-def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, seconds: float) -> bool:
+def _await(is_there: Callable[[], bool], missed: str, shutdown_requested: threading.Event, seconds: float) -> bool:
     began = time.monotonic()
     pause: float = time_limits.OUTPUTS_POLL_SECONDS
     while True:
@@ -281,6 +288,6 @@ def _await(is_there: Callable[[], bool], missed: str, give_up: threading.Event, 
         if left <= 0:
             logger.warning("%s within %g s; this pod waits no longer", missed, limit)
             return False
-        if give_up.wait(min(pause, left)):
+        if shutdown_requested.wait(min(pause, left)):
             return False
         pause = min(pause * 1.5, time_limits.MAX_OUTPUTS_POLL_SECONDS)

@@ -10,7 +10,7 @@ from flytekit.core.checkpointer import SyncCheckpoint
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.exceptions.user import FlyteDataNotFoundException, FlyteRecoverableException
 
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import logger, suppress_internal_errors
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import SealedVerdict
@@ -46,7 +46,7 @@ class _MayBeMissing(SyncCheckpoint):
         """Whether the attempt before has saved a checkpoint."""
         if not super().prev_exists():
             return False
-        with guarded("looking for the checkpoint of the attempt before"):
+        with suppress_internal_errors("looking for the checkpoint of the attempt before"):
             source = self._checkpoint_src
             files = FlyteContextManager.current_context().file_access.get_filesystem_for_path(source)
             return bool(files.exists(source))
@@ -64,7 +64,7 @@ class _MayBeMissing(SyncCheckpoint):
 
 def expect_missing_checkpoint() -> None:
     """Let this process's checkpoint return None where the attempt before saved none; another class's stays as it is."""
-    with guarded("preparing Flyte's checkpoint"):
+    with suppress_internal_errors("preparing Flyte's checkpoint"):
         try:
             checkpoint = flytekit.current_context().checkpoint
         except NotImplementedError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from flytekit.extend import TaskPlugins
 
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import suppress_internal_errors
 
 _STOCK = "flytekitplugins.kfpytorch.task"
 """The module of kfpytorch's configurations. It may be half imported: its first import may load this module."""
@@ -29,6 +29,6 @@ class TaskTypes(dict[type, Any]):
         return super().__getitem__(config)
 
 
-with guarded("taking the place of kfpytorch's task types"):
+with suppress_internal_errors("taking the place of kfpytorch's task types"):
     # there is no public way to replace a type
     TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS = TaskTypes(TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS)  # noqa: SLF001

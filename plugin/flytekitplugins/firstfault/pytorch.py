@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Any
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import NodePresence, NodeSetup, Phase, Place, Receipt
-from firstfault_torch.context import Recording, setup_of_node, worker_place
+from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node
+from firstfault_torch.conclusion.notifications import notify
+from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
+from firstfault_torch.conclusion.sealed_verdict import seal_verdict
 from firstfault_torch.engine import SealedVerdict
-from firstfault_torch.guard import begun, guarded
+from firstfault_torch.guard import start_in_thread, suppress_internal_errors
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
+from firstfault_torch.node_context import NodeContext
+from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.options import Options
-from firstfault_torch.run import recording_of
-from firstfault_torch.verdict import Wait, conclude_on_node, leave_verdict, notify, seal_verdict
+from firstfault_torch.places import get_worker_place
+from firstfault_torch.run import build_node_context
 from firstfault_torch.worker.in_flight import is_clean_exit
-from firstfault_torch.worker.recording import describe_and_record
+from firstfault_torch.worker.worker_monitor import describe_and_record
 from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
 
 if TYPE_CHECKING:
@@ -29,49 +34,49 @@ if TYPE_CHECKING:
 
 def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Options) -> Any:
     """Run the task function in this pod and record it; return and raise as `PyTorchFunctionTask.execute` does."""
-    recording = recording_of(engine, options)
-    own = worker_place(recording)  # by the operator's RANK and WORLD_SIZE: each pod runs one process
-    recording = replace(recording, group_world_size=own.world_size)
+    node_context = build_node_context(engine, options)
+    own = get_worker_place(node_context)  # by the operator's RANK and WORLD_SIZE: each pod runs one process
+    node_context = replace(node_context, group_world_size=own.world_size)
     place = replace(own, group_rank=own.rank, group_world_size=own.world_size)
-    joined = _announce(recording, place, Phase.JOINED, wait=False)
+    joined = _announce(node_context, place, Phase.JOINED, wait=False)
     expect_missing_checkpoint()
     try:
         result = function()
     except IgnoreOutputs:
         # flytekit raises IgnoreOutputs for a pod without outputs: not a failure
-        joined.wait(recording.upload_deadline_seconds)
-        _announce(recording, place, Phase.SUCCEEDED)
+        joined.wait(node_context.upload_deadline_seconds)
+        _announce(node_context, place, Phase.SUCCEEDED)
         raise
     except BaseException as error:
         if is_clean_exit(error):
             raise
         verdict: SealedVerdict | None = None
-        with guarded("concluding on the failure"):
-            verdict = _conclude(error, engine, options, recording, place)
+        with suppress_internal_errors("concluding on the failure"):
+            verdict = _conclude(error, engine, options, node_context, place)
             verdict = engine.publish(verdict)
         if verdict is not None:
-            with guarded("notifying others"):
+            with suppress_internal_errors("notifying others"):
                 _tell(verdict)
         if verdict is not None and engine.published is not None and isinstance(error, Exception):
             raise verdict_error(verdict, engine.published) from error
         raise
     # if the pod ended now, a first entry that is still being uploaded would be lost
-    joined.wait(recording.upload_deadline_seconds)
-    _announce(recording, place, Phase.SUCCEEDED)
+    joined.wait(node_context.upload_deadline_seconds)
+    _announce(node_context, place, Phase.SUCCEEDED)
     return result
 
 
 def _conclude(
-    error: BaseException, engine: FlyteEngine, options: Options, recording: Recording, place: Place
+    error: BaseException, engine: FlyteEngine, options: Options, node_context: NodeContext, place: Place
 ) -> SealedVerdict:
     """Record an exception of the task function; return the sealed verdict on the job."""
-    document, receipt = describe_and_record(error, recording, place, engine)
-    _announce(recording, place, Phase.FAILED, (receipt,))
+    document, receipt = describe_and_record(error, node_context, place, engine)
+    _announce(node_context, place, Phase.FAILED, (receipt,))
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
     copies = {document_path(receipt.name): document}
-    verdict = seal_verdict(conclude_on_node(recording, copies, engine, options, wait), recording)
+    verdict = seal_verdict(conclude_on_node(node_context, copies, engine, options, wait), node_context)
     if verdict.decision.retry:
-        leave_verdict(recording, verdict.document)
+        hand_over_verdict(node_context, verdict.document)
     engine.announce(verdict)
     return verdict
 
@@ -81,12 +86,12 @@ def _tell(verdict: SealedVerdict) -> None:
     from flytekitplugins.firstfault.deck import is_elected  # noqa: PLC0415 - only a failure needs it
 
     report = verdict.report
-    if report is not None and is_elected(verdict.recording, report.job, (Phase.FAILED,)):
+    if report is not None and is_elected(verdict.node_context, report.job, (Phase.FAILED,)):
         notify(report)
 
 
 def _announce(
-    recording: Recording, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = (), *, wait: bool = True
+    node_context: NodeContext, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = (), *, wait: bool = True
 ) -> threading.Event:
     """Write a roster entry; without `wait` in the background, so that the training does not wait for it.
 
@@ -98,10 +103,10 @@ def _announce(
         ranks=(place.rank,) if place.rank is not None else (),
         receipts=receipts,
         timestamp_ns=time.time_ns(),
-        setup=setup_of_node(recording.identity) if phase is Phase.FAILED else NodeSetup(),
+        setup=read_node_setup(node_context.identity) if phase is Phase.FAILED else NodeSetup(),
     )
-    deadline = recording.upload_deadline_seconds
-    ended = begun(partial(put_on_node, *as_entry(presence), recording, deadline), "writing the roster")
+    deadline = node_context.upload_deadline_seconds
+    ended = start_in_thread(partial(put_on_node, *as_entry(presence), node_context, deadline), "writing the roster")
     if wait:
         ended.wait(deadline)
     return ended

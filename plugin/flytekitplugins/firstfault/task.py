@@ -177,12 +177,12 @@ class _ReportingTask(PythonFunctionTask[Any]):
             leave_deck=self._write_deck,
         )
 
-    def _write_deck(self, verdict: SealedVerdict, give_up: threading.Event | None) -> bool:
+    def _write_deck(self, verdict: SealedVerdict, shutdown_requested: threading.Event | None) -> bool:
         if not self.leaves_deck:
             return not self._disable_deck
         from flytekitplugins.firstfault.deck import leave_deck  # noqa: PLC0415 - only a failure needs it
 
-        return leave_deck(verdict, self.name, staying=self._deck_writers, give_up=give_up)
+        return leave_deck(verdict, self.name, staying=self._deck_writers, shutdown_requested=shutdown_requested)
 
 
 class ElasticFunctionTask(_ReportingTask):

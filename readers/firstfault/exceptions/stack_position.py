@@ -38,7 +38,7 @@ _MAX_SOURCES = 64
 _MAX_LINE = 200
 _FATAL = "Fatal Python error"
 _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
-_RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/recording|torchrun/script)\.py$")
+_RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/(?:recording|worker_monitor)|torchrun/script)\.py$")
 PROGRAM_ENDED = "its program had ended"
 """What had ended, of a process in which Python runs exit handlers or finalisers."""
 _WAITS_FOR_LOADER = re.compile(r"/torch/utils/data/dataloader\.py (?:_try_get_data|_get_data)$")

@@ -53,7 +53,7 @@ class Patience:
     """How many nodes should report; None: as many as the roster names."""
     enough: Callable[[Sequence[NodePresence]], bool] | None = None
     """Asked with the roster at each look; True ends the wait as if every node had reported."""
-    give_up: threading.Event | None = None
+    shutdown_requested: threading.Event | None = None
     """Once set, ends the wait."""
 
 
@@ -183,18 +183,18 @@ async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) 
         left = deadline - time.monotonic()
         if not done and left > 0 and patience.enough is not None:
             done = await asyncio.to_thread(patience.enough, roster)
-        if done or left <= 0 or await _gave_up(min(pause, left), patience.give_up):
+        if done or left <= 0 or await _gave_up(min(pause, left), patience.shutdown_requested):
             return {name: entry for name, entry in known.items() if name not in unreadable}, done
         pause = min(pause * 1.5, _LONGEST_POLL_S)
     return known, False
 
 
-async def _gave_up(seconds: float, give_up: threading.Event | None) -> bool:
+async def _gave_up(seconds: float, shutdown_requested: threading.Event | None) -> bool:
     """Wait; return at once, with True, when the caller gives up."""
-    if give_up is None:
+    if shutdown_requested is None:
         await asyncio.sleep(seconds)
         return False
-    return await asyncio.to_thread(give_up.wait, seconds)
+    return await asyncio.to_thread(shutdown_requested.wait, seconds)
 
 
 # --- the first failure alone ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteEntityNotExistException
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, UsageError
-from firstfault_torch.guard import bounded, caught
+from firstfault_torch.guard import call_with_timeout, try_call
 
 _SECONDS = 10.0
 """How long flyteadmin may take for all answers together."""
@@ -65,7 +65,7 @@ def output_prefix(uri: str) -> str:
 
 def _answer(ask: Callable[[], str], endpoint: str) -> str:
     """Return what `ask` returns, within the limit: flytekit's retries and logins have none of their own."""
-    answer, error = bounded(partial(caught, ask, Exception), _SECONDS, "asking flyteadmin") or (None, None)
+    answer, error = call_with_timeout(partial(try_call, ask, Exception), _SECONDS, "asking flyteadmin") or (None, None)
     if answer is not None:
         return answer
     if error is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from firstfault.cli import EXIT, complete_files, complete_strategies, debug_option, show_report, write_file
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import suppress_internal_errors
 from flytekitplugins.firstfault.local import shown
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _write_report(result: RunResult) -> Path | None:
     if report is None:
         return None
     # a failure here must not hide the run's result
-    with guarded("writing the report", through=(KeyboardInterrupt, SystemExit)):
+    with suppress_internal_errors("writing the report", through=(KeyboardInterrupt, SystemExit)):
         from firstfault.render.html import page  # noqa: PLC0415 - only a failed run needs it
 
         path = result.folder / "report.html"

@@ -22,7 +22,7 @@ from firstfault.report.formatting import format_ranks
 from firstfault.report.states import State
 from firstfault.strategies import DEFAULT_STRATEGY, undetermined
 from firstfault.utils.text import printable
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import suppress_internal_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -175,4 +175,4 @@ class LiveView:
 
 
 def _looking() -> contextlib.AbstractContextManager[None]:
-    return guarded("showing the run", through=(KeyboardInterrupt, SystemExit))
+    return suppress_internal_errors("showing the run", through=(KeyboardInterrupt, SystemExit))

@@ -21,9 +21,9 @@ from firstfault.run_folder import begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import get_strategy
 from firstfault_torch.agent.reporter import signal_name
-from firstfault_torch.context import TIME_LIMIT_VARIABLE
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import try_call
 from firstfault_torch.node.document_writer import put_file
+from firstfault_torch.places import TIME_LIMIT_VARIABLE
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
 from flytekitplugins.firstfault.flyte_engine import multi_error_files
 from flytekitplugins.firstfault.local import loading, shown
@@ -264,7 +264,7 @@ def _attempt(plan: _Plan, before: Sequence[Attempt], retries_left: int, tell: Te
 
 def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContext, tell: Tell) -> Conclusion | None:
     """Conclude; if the task's strategy or policy raises, with firstfault's own, as the pods do."""
-    conclusion, error = caught(lambda: reader.conclude(context), Exception)
+    conclusion, error = try_call(lambda: reader.conclude(context), Exception)
     if isinstance(error, StoreError):
         raise error
     if error is None:

@@ -24,14 +24,23 @@ from firstfault.exceptions.tracebacks import format_exception, frames_to, own_fr
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder
-from firstfault_torch import capture, watchdog
+from firstfault_torch import watchdog
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
-from firstfault_torch.context import OTHERS_CONTINUE, Moment, Recording, is_in_foreground, worker_place
 from firstfault_torch.engine import Engine
-from firstfault_torch.guard import bounded, guarded, undisturbed
+from firstfault_torch.failures.capture import bare, before_exit, capture, safe_text
+from firstfault_torch.failures.failure_records import ErrorClass, failure_record, lost_agent
+from firstfault_torch.failures.torch_error_file import (
+    ERROR_FILE_VARIABLE,
+    error_file_data,
+    mark_recoverable,
+    write_error_file,
+)
+from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, suppress_internal_errors
 from firstfault_torch.node import channel
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stderr_relay import redirect_stderr
+from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
+from firstfault_torch.places import get_worker_place, is_in_foreground
 from firstfault_torch.time_limits import (
     CLEAN_EXIT_GRACE_SECONDS,
     CONTAINER_MEMORY_TIMEOUT_SECONDS,
@@ -75,7 +84,7 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
         raise
     else:
         if os.getpid() == worker:
-            with guarded("withdrawing handled exceptions"):
+            with suppress_internal_errors("withdrawing handled exceptions"):
                 monitor.in_flight.reconcile(None)
             monitor.close()
     finally:
@@ -83,7 +92,7 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
 
 
 def monitor_of(
-    engine: Engine, *, is_program: bool = False, alone: tuple[Recording, Place] | None = None
+    engine: Engine, *, is_program: bool = False, alone: tuple[NodeContext, Place] | None = None
 ) -> WorkerMonitor:
     """Return the monitor of this process, which watches it from now on.
 
@@ -91,7 +100,7 @@ def monitor_of(
     process without an agent records.
     """
     monitor = WorkerMonitor(engine, alone)
-    with guarded("preparing to record"):
+    with suppress_internal_errors("preparing to record"):
         monitor.open(is_program=is_program)
     _monitors.append(monitor)
     return monitor
@@ -103,8 +112,8 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
         monitor.in_flight.left = error  # at once: the agent that is about to stop this process waits for it
     # a handler, like torch's in a forked worker, would raise in the middle of recording, and the kernel repeats the
     # parent-death signal for each thread of a killed agent
-    with undisturbed(handled_only=not _is_answer_to_signal(error)):
-        with guarded("recording an exception"):
+    with ignore_worker_signals(handled_only=not _is_answer_to_signal(error)):
+        with suppress_internal_errors("recording an exception"):
             if is_clean_exit(error):
                 monitor.exits(error)
             elif _is_answer_to_signal(error) and _has_died(agent):
@@ -118,16 +127,16 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
 class WorkerMonitor:
     """Reports a worker process's failure, and answers its agent, while the task function runs; see `monitor_of`."""
 
-    def __init__(self, engine: Engine, alone: tuple[Recording, Place] | None = None) -> None:
+    def __init__(self, engine: Engine, alone: tuple[NodeContext, Place] | None = None) -> None:
         self._engine = engine
         self._has_agent = alone is None
-        self.recording = Recording.from_environment() if alone is None else alone[0]
+        self.node_context = NodeContext.from_environment() if alone is None else alone[0]
         """None: recording is off."""
         self.place = Place() if alone is None else alone[1]
         """This process's; empty if recording is off."""
-        if alone is None and self.recording is not None:
-            self.place = worker_place(self.recording)
-        node, local_rank = self.recording.files if self.recording is not None else None, self.place.local_rank
+        if alone is None and self.node_context is not None:
+            self.place = get_worker_place(self.node_context)
+        node, local_rank = self.node_context.files if self.node_context is not None else None, self.place.local_rank
         self._files = node.worker(self.place.round, local_rank) if node is not None and local_rank is not None else None
         self._channel: channel.WorkerChannel | None = None
         self._undo: list[Callable[[], None]] = []
@@ -140,11 +149,11 @@ class WorkerMonitor:
 
     def open(self, *, is_program: bool = False) -> None:
         """Begin to watch; without a recording nothing is watched."""
-        if self.recording is None:
+        if self.node_context is None:
             return
-        node = self.recording.files
+        node = self.node_context.files
         if not is_program and node is not None:
-            with guarded("waiting for this node's other workers to start"):
+            with suppress_internal_errors("waiting for this node's other workers to start"):
                 channel.await_siblings(node)
         process_state.hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
@@ -153,9 +162,9 @@ class WorkerMonitor:
         if node is None or self._files is None:
             return
         if not is_program:
-            with guarded("sending stderr through the agent"):
+            with suppress_internal_errors("sending stderr through the agent"):
                 redirect_stderr(self._files)
-        with guarded("offering stacks"):
+        with suppress_internal_errors("offering stacks"):
             channel.register_stacks(self._files)
         if self._has_agent:
             self._channel = channel.WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
@@ -171,7 +180,7 @@ class WorkerMonitor:
     def close(self) -> None:
         """Stop watching. The channel to the agent stays open: the agent may ask a process that ends slowly."""
         for undo in reversed(self._undo):
-            with guarded("ending the recording"):
+            with suppress_internal_errors("ending the recording"):
                 undo()
 
     def fails(self, error: BaseException) -> None:
@@ -183,14 +192,14 @@ class WorkerMonitor:
             # framework's handler may raise anything
             return
         moment = moment_of(error)
-        error_file = os.environ.get(capture.ERROR_FILE_VARIABLE)
-        if not self.others_continue and error_file and self._engine.name_error(error, capture.bare(error)).recoverable:
-            with guarded("marking an exception as recoverable"):  # also if recording is off
-                capture.mark_recoverable(error_file)
+        error_file = os.environ.get(ERROR_FILE_VARIABLE)
+        if not self.others_continue and error_file and self._engine.name_error(error, bare(error)).recoverable:
+            with suppress_internal_errors("marking an exception as recoverable"):  # also if recording is off
+                mark_recoverable(error_file)
         # if the others continue, it counts only if they do not: the node's success withdraws a document in flight
         name = self._write(error, in_flight=self.others_continue)
         if self._channel is not None and name:
-            what = type(capture.before_exit(error)).__name__
+            what = type(before_exit(error)).__name__
             content: dict[str, Any] = {"what": what, "document": name, "monotonic_ns": moment.monotonic_ns}
             self._channel.report_failure(content | ({OTHERS_CONTINUE: True} if self.others_continue else {}))
 
@@ -207,15 +216,17 @@ class WorkerMonitor:
 
     def loses_agent(self, agent_pid: int) -> None:
         """Write a document about the agent's death in its place."""
-        if self.recording is None:
+        if self.node_context is None:
             return
         moment = Moment.now()
         failure = replace(
-            capture.lost_agent(replace(self.place, rank=None, local_rank=None, pid=agent_pid)),
+            lost_agent(replace(self.place, rank=None, local_rank=None, pid=agent_pid)),
             timestamp_ns=moment.wall_ns,
             monotonic_ns=moment.monotonic_ns,
         )
-        record_error(failure, self.recording, spool_for_agent(self.recording), self.recording.upload_deadline_seconds)
+        record_error(
+            failure, self.node_context, spool_for_agent(self.node_context), self.node_context.upload_deadline_seconds
+        )
 
     def answer(self, question: str = channel.STATE) -> dict[str, Any]:
         """Return what the agent asks for; before it stops this process, also record the exception in flight."""
@@ -223,12 +234,12 @@ class WorkerMonitor:
             return pulse() if question == channel.PULSE else snapshot()
         self._asked.set()
         if self._files is not None:
-            with guarded("writing the stacks"):
+            with suppress_internal_errors("writing the stacks"):
                 channel.write_unasked(self._files)
-        with guarded("recording an exception in flight"):
+        with suppress_internal_errors("recording an exception in flight"):
             self.in_flight.ask()
         for call in self._before_stop:
-            with guarded("preparing to be stopped"):
+            with suppress_internal_errors("preparing to be stopped"):
                 call()
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
@@ -238,17 +249,17 @@ class WorkerMonitor:
 
     def _write(self, error: BaseException, *, in_flight: bool = False, held: bool = False) -> str:
         """Write a document about `error` and return its name; empty: recording is off."""
-        if self.recording is None:
+        if self.node_context is None:
             return ""
         _, receipt = describe_and_record(
-            error, self.recording, self.place, self._engine, in_flight=in_flight, held=held
+            error, self.node_context, self.place, self._engine, in_flight=in_flight, held=held
         )
         return receipt.name
 
     def _withdraw(self, name: str) -> None:
-        if self.recording is None:
+        if self.node_context is None:
             return
-        spool = spool_of(self.recording, self.place.local_rank, os.environ.get(capture.ERROR_FILE_VARIABLE))
+        spool = spool_of(self.node_context, self.place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
         if spool is not None:
             spool.withdraw(name)
 
@@ -258,7 +269,7 @@ class WorkerMonitor:
 
 def describe_and_record(  # noqa: PLR0913 - keywords
     error: BaseException,
-    recording: Recording,
+    node_context: NodeContext,
     place: Place,
     engine: Engine,
     *,
@@ -274,17 +285,19 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     began = time.monotonic_ns()
     process_state.release_files()
     wall_ns, monotonic_ns = moment_of(error)
-    deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
-    source = error if is_clean_exit(error) else capture.before_exit(error)
-    half = recording.upload_deadline_seconds / 2
-    exception = bounded(partial(_read, source, error, in_flight=in_flight), half, "reading an exception", local=True)
+    deadline_ns = began + int(node_context.upload_deadline_seconds * 1e9)
+    source = error if is_clean_exit(error) else before_exit(error)
+    half = node_context.upload_deadline_seconds / 2
+    exception = call_with_timeout(
+        partial(_read, source, error, in_flight=in_flight), half, "reading an exception", local=True
+    )
     if exception is None:
-        exception = replace(capture.bare(source), message="<no text: reading the exception took too long>")
+        exception = replace(bare(source), message="<no text: reading the exception took too long>")
     place = replace(place, gpu=_asked(process_state.gpu_uuid, "", "the GPU"))
     system = _asked(partial(process_state.system_state, source, exception), SystemState(), "limits")
     resources = Resources()
-    if system != SystemState() and recording.files is not None:
-        ask = partial(Recorder(recording.files).resources, CONTAINER_MEMORY_TIMEOUT_SECONDS)
+    if system != SystemState() and node_context.files is not None:
+        ask = partial(Recorder(node_context.files).resources, CONTAINER_MEMORY_TIMEOUT_SECONDS)
         resources = _asked(ask, resources, "the container's memory")
     failure = replace(
         _describe(source, exception, place, engine),
@@ -296,31 +309,31 @@ def describe_and_record(  # noqa: PLR0913 - keywords
         resources=resources,
         system=system,
     )
-    error_file = os.environ.get(capture.ERROR_FILE_VARIABLE)
+    error_file = os.environ.get(ERROR_FILE_VARIABLE)
     if error_file and not in_flight and not held:
-        with guarded("writing torch's error.json"):
-            data = capture.error_file_data(exception.type, exception.message, failure.message, wall_ns)
-            capture.write_error_file(error_file, data)
+        with suppress_internal_errors("writing torch's error.json"):
+            data = error_file_data(exception.type, exception.message, failure.message, wall_ns)
+            write_error_file(error_file, data)
     failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
     left = (deadline_ns - time.monotonic_ns()) / 1e9
-    spool = spool_of(recording, place.local_rank, error_file)
-    return record_error(failure, recording, spool, left, held=held)
+    spool = spool_of(node_context, place.local_rank, error_file)
+    return record_error(failure, node_context, spool, left, held=held)
 
 
 def _asked(call: Callable[[], T], default: T, about: str) -> T:
     """Return what `call` returns; the default if it raises."""
-    with guarded(f"asking for {about}"):
+    with suppress_internal_errors(f"asking for {about}"):
         return call()
     return default
 
 
 def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> ExceptionInfo:
-    exception = capture.capture(source, in_flight=in_flight)
+    exception = capture(source, in_flight=in_flight)
     if source is error:
         return exception
     if not own_frames(exception):  # a library caught it, as argparse does: the program's line is in the exit
-        exception = replace(exception, frames=frames_to((capture.capture(error, in_flight=in_flight), exception)))
-    note = f"The program then called sys.exit({capture.safe_text(error)})."
+        exception = replace(exception, frames=frames_to((capture(error, in_flight=in_flight), exception)))
+    note = f"The program then called sys.exit({safe_text(error)})."
     return replace(exception, notes=(*exception.notes, note))
 
 
@@ -328,8 +341,8 @@ def _describe(error: BaseException, exception: ExceptionInfo, place: Place, engi
     """Return the failure record of an exception in this process, without its time."""
     name = engine.name_error(error, exception)
     left = {"category": "exit"} if isinstance(error, SystemExit) else {}
-    return capture.failure_record(
-        capture.ErrorClass.RECOVERABLE_EXCEPTION if name.recoverable else capture.ErrorClass.WORKER_FAILURE,
+    return failure_record(
+        ErrorClass.RECOVERABLE_EXCEPTION if name.recoverable else ErrorClass.WORKER_FAILURE,
         place,
         code=CTRL_C if isinstance(error, KeyboardInterrupt) and is_in_foreground() else name.code,
         message=format_exception(exception),
@@ -351,7 +364,7 @@ def _leave_later() -> None:
     workers through one event that they may end, and waits without end for a worker that died while it waited for that.
     """
     time.sleep(CLEAN_EXIT_GRACE_SECONDS)
-    with guarded("leaving the process groups"):
+    with suppress_internal_errors("leaving the process groups"):
         shut_down_gloo_connections()
 
 

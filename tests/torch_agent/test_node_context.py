@@ -13,26 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from firstfault_torch import context
+from firstfault_torch import node_setup, places, source_code
+from firstfault_torch.node_context import NODE_CONTEXT_VARIABLE, Identity, NodeContext
 
-IDENTITY = context.Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
-RECORDING = context.Recording("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
+IDENTITY = Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
+RECORDING = NodeContext("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
 
 
 def test_a_recording_goes_through_the_environment() -> None:
     """What the agent knows arrives in the worker unchanged, with variables of its engine; else recording is off."""
-    recording = replace(RECORDING, identity=replace(IDENTITY, worker_environment={"ENGINE": "1"}))
-    environment = recording.environment()
-    assert (context.Recording.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
-    assert context.Recording.from_environment({}) is None
+    node_context = replace(RECORDING, identity=replace(IDENTITY, worker_environment={"ENGINE": "1"}))
+    environment = node_context.environment()
+    assert (NodeContext.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
+    assert NodeContext.from_environment({}) is None
     of_a_library = replace(RECORDING, upload_deadline_seconds=Fraction(5, 2))  # or a number of numpy
-    assert context.Recording.from_environment(of_a_library.environment()) == RECORDING
+    assert NodeContext.from_environment(of_a_library.environment()) == RECORDING
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "7", "{}", '{"identity": {"unknown": 1}}', '{"identity": 1}'])
 def test_a_recording_of_another_version(text: str, caplog: pytest.LogCaptureFixture) -> None:
     """A worker that cannot read its agent's recording records nothing, and one warning tells what to do."""
-    assert context.Recording.from_environment({context.RECORDING_VARIABLE: text}) is None
+    assert NodeContext.from_environment({NODE_CONTEXT_VARIABLE: text}) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "Install the firstfault of its agent" in caplog.text
 
@@ -40,9 +41,9 @@ def test_a_recording_of_another_version(text: str, caplog: pytest.LogCaptureFixt
 def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's place has attempt, node, host, address, pid, and the machine if the pod's template names it."""
     monkeypatch.setenv("NODE_NAME", "gpu-node-7")
-    assert context.node_place(RECORDING).machine == context.worker_place(RECORDING, {}).machine == "gpu-node-7"
+    assert places.get_node_place(RECORDING).machine == places.get_worker_place(RECORDING, {}).machine == "gpu-node-7"
     monkeypatch.delenv("NODE_NAME")
-    place = context.node_place(RECORDING)
+    place = places.get_node_place(RECORDING)
     assert (place.attempt, place.node, place.host) == (2, "worker-1", socket.gethostname())
     assert (place.ip, place.pid, place.rank, place.machine) == ("10.0.0.7", os.getpid(), None, "")
 
@@ -58,11 +59,11 @@ def test_worker_place() -> None:
         "ROLE_NAME": "default",
         "TORCHELASTIC_RESTART_COUNT": "1",
     }
-    place = context.worker_place(RECORDING, environment)
+    place = places.get_worker_place(RECORDING, environment)
     assert (place.rank, place.local_rank, place.group_rank) == (3, 1, 1)
     assert (place.world_size, place.group_world_size, place.role) == (4, 2, "default")
     assert (place.round, place.incarnation, place.restart_count) == (3, 7, 1)
-    place = context.worker_place(RECORDING, {"RANK": "no number"})
+    place = places.get_worker_place(RECORDING, {"RANK": "no number"})
     assert (place.rank, place.local_rank, place.group_rank, place.world_size) == (None, None, None, 0)
     assert place.group_world_size == 2
 
@@ -71,8 +72,8 @@ def test_boot_and_versions() -> None:
     """All processes of a boot share an id; the versions of loaded packages are listed, and Python's always."""
     import torch  # noqa: PLC0415 - loaded by now, as in a worker
 
-    assert context.boot_id() == context.boot_id() != ""
-    found = dict(context.versions())
+    assert places.read_boot_id() == places.read_boot_id() != ""
+    found = dict(places.find_versions())
     assert found["torch"] == torch.__version__
     assert found["python"].count(".") == 2
 
@@ -84,10 +85,10 @@ def test_an_address_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) ->
         raise socket.gaierror(-2, f"{host}: name or service not known")
 
     monkeypatch.setattr(socket, "gethostbyname", refuse)
-    assert context.node_address() == ""
+    assert places.look_up_address() == ""
 
 
-_IDENTITY = context.Identity(output_prefix="s3://bucket/run", task="train.fit", image="trainer:1")
+_IDENTITY = Identity(output_prefix="s3://bucket/run", task="train.fit", image="trainer:1")
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -134,7 +135,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_address_of_the_source(repository: Path, remote: str, address: str) -> None:
     """The checked-out commit at the remote's web address, without user and token; a remote on a disk has none."""
     _git(repository, "remote", "add", "origin", remote)
-    setup = context.setup_of_node(_IDENTITY)
+    setup = node_setup.read_node_setup(_IDENTITY)
     assert setup.source_url == address.format(commit=_git(repository, "rev-parse", "HEAD"))
     assert setup.source_root == (str(repository) if address else "")
     assert (setup.task, setup.image) == ("train.fit", "trainer:1")
@@ -143,43 +144,43 @@ def test_the_address_of_the_source(repository: Path, remote: str, address: str) 
 def test_where_git_keeps_a_commit(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A detached head, packed references and another worktree name the same commit."""
     _git(repository, "remote", "add", "origin", "git@github.com:org/repo.git")
-    expected = context.setup_of_node(_IDENTITY).source_url
+    expected = node_setup.read_node_setup(_IDENTITY).source_url
     assert expected
     _git(repository, "pack-refs", "--all")
-    assert context.setup_of_node(_IDENTITY).source_url == expected
+    assert node_setup.read_node_setup(_IDENTITY).source_url == expected
     _git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "other"))
     monkeypatch.chdir(tmp_path / "other")
-    there = context.setup_of_node(_IDENTITY)
+    there = node_setup.read_node_setup(_IDENTITY)
     assert (there.source_url, there.source_root) == (expected, str(tmp_path / "other"))
     monkeypatch.chdir(repository)
     _git(repository, "checkout", "-q", "--detach")
-    assert context.setup_of_node(_IDENTITY).source_url == expected
+    assert node_setup.read_node_setup(_IDENTITY).source_url == expected
 
 
 def test_a_damaged_repository_has_no_address(repository: Path) -> None:
     """What git's files do not tell is left out."""
     _git(repository, "remote", "add", "origin", "git@github.com:org/repo.git")
     (repository / ".git" / "HEAD").write_bytes(b"\xff\xfe")
-    assert not context.setup_of_node(_IDENTITY).source_url
+    assert not node_setup.read_node_setup(_IDENTITY).source_url
 
 
 def test_a_deleted_working_folder_has_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process whose working folder was deleted still tells its GPUs, without a warning."""
     (tmp_path / "bus").mkdir()
     (tmp_path / "bus" / "information").write_text("Model: NVIDIA H100 80GB HBM3\n")
-    monkeypatch.setattr(context, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    setup = context.setup_of_node(_IDENTITY)
+    setup = node_setup.read_node_setup(_IDENTITY)
     assert (setup.gpu_model, setup.source_url, setup.source_root) == ("NVIDIA H100 80GB HBM3", "", "")
 
 
 def test_the_environment_names_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images without git's files name it themselves; the address stands for the working folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(context.SOURCE_VARIABLE, "https://code.example.com/repo/blob/3f2c1e9/")
-    setup = context.setup_of_node(_IDENTITY)
+    monkeypatch.setenv(source_code.SOURCE_VARIABLE, "https://code.example.com/repo/blob/3f2c1e9/")
+    setup = node_setup.read_node_setup(_IDENTITY)
     assert (setup.source_url, setup.source_root) == ("https://code.example.com/repo/blob/3f2c1e9", str(tmp_path))
 
 
@@ -189,8 +190,8 @@ def test_the_gpus_that_the_driver_shows(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / bus).mkdir()
         text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 317\nGPU UUID: \t GPU-8f3a\n"
         (tmp_path / bus / "information").write_text(text)
-    monkeypatch.setattr(context, "_GPUS", tmp_path)
-    setup = context.setup_of_node(_IDENTITY)
+    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    setup = node_setup.read_node_setup(_IDENTITY)
     assert (setup.gpu_model, setup.gpus) == ("NVIDIA H100 80GB HBM3", 2)
 
 
@@ -199,10 +200,10 @@ def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     pipe = tmp_path / "0000:19:00.0" / "information"
     pipe.parent.mkdir()
     os.mkfifo(pipe)  # opening it waits for a writer
-    monkeypatch.setattr(context, "_GPUS", tmp_path)
-    monkeypatch.setattr(context, "NODE_SETUP_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    monkeypatch.setattr(node_setup, "NODE_SETUP_TIMEOUT_SECONDS", 0.1)
     began = time.monotonic()
-    setup = context.setup_of_node(_IDENTITY)
+    setup = node_setup.read_node_setup(_IDENTITY)
     took = time.monotonic() - began
     with pipe.open("w"):  # the thread that reads ends now, or other tests wait for it
         pass

@@ -1,0 +1,1 @@
+"""From a failed round to a sealed verdict on one node."""

@@ -1,0 +1,210 @@
+"""Concludes on the failure on this node: reads the documents, runs strategy and retry policy, each within a limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from firstfault.errors import StoreError
+from firstfault.model import JobErrors, NodePresence, Phase
+from firstfault.retry import RetryContext, RetryPolicy
+from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
+from firstfault.wire.json_schemas import to_json
+from firstfault_torch import time_limits
+from firstfault_torch.conclusion.previous_attempt import count_retries_left, find_previous_verdict
+from firstfault_torch.engine import Engine
+from firstfault_torch.guard import call_with_timeout, logger, try_call
+from firstfault_torch.node_context import NodeContext
+
+if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion, RestartContext
+    from firstfault_torch.options import Options
+
+_FALLBACK = "earliest"
+"""The strategy that replaces one that raises: the simplest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long a node waits for the others, and what ends the wait earlier."""
+
+    seconds: float
+    expected_nodes: int | None = None
+    """Overrides the number in the roster."""
+    is_hurried: bool = False
+    """The process is about to end: nothing but the wait for the nodes may take long."""
+    complete: bool = True
+    """False: it is known that a node that lives has not reported."""
+    shutdown_requested: threading.Event | None = None
+    """Once set, ends the wait."""
+
+
+def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
+    node_context: NodeContext,
+    copies: Mapping[str, bytes],
+    engine: Engine,
+    options: Options,
+    wait: Wait,
+    *,
+    restart: RestartContext | None = None,
+) -> NodeConclusion:
+    """Return the verdict on the attempt and the decision.
+
+    The copies count in any case, also if the storage cannot be listed. A policy that raises is replaced by
+    the default policy, a strategy that raises by `earliest`; if they take too long, both are. Each with a warning.
+
+    `copies` are documents and roster entries that this node has, by path below the output prefix; `wait` is for the
+    nodes that live. With `restart` the question is whether torch restarts the workers within the attempt; None: whether
+    the attempt is followed by another one.
+
+    Raises:
+        LookupError: no failure is on record, neither here nor in the storage.
+    """
+    job, files = _job(node_context, copies, wait)
+    if restart is None:
+        context = _context(job, node_context, engine, options, wait)
+    else:
+        # a pod that left may have sealed a verdict on the attempt, and with it another decision
+        job = replace(job, seals=())
+        context = restart.for_policy(RetryContext(attempt=node_context.identity.attempt, retries=options.retries))
+    conclusion = _first_conclusion(job, node_context.strategy, options.retry_policy, context, wait)
+    if conclusion is None:
+        raise LookupError("no failure is on record, neither here nor in the storage")
+    return NodeConclusion(conclusion, files)
+
+
+def import_conclusion_modules() -> None:
+    """Import it once the workers have started: they need not wait for it, and after a failure the disk may be gone."""
+    for name in ("conclude", "output_reader", "render.flyte_message", "report"):
+        import_module(f"firstfault.{name}")
+
+
+class _TooLateError(Exception):
+    """A strategy or a policy did not end in time."""
+
+
+def _first_conclusion(
+    job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext, wait: Wait
+) -> Conclusion | None:
+    """Return what the first strategy and policy conclude that neither raise nor take too long.
+
+    Tried in turn: the task's own; without its strategy; without its policy; without both.
+    """
+    strategies = [strategy] if strategy == _FALLBACK else [strategy, _FALLBACK]
+    policies = [None] if policy is None else [policy, None]
+    *tried, last = [(name, chosen) for chosen in policies for name in strategies]
+    seconds = (
+        time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS if wait.is_hurried else time_limits.CONCLUDE_TIMEOUT_SECONDS
+    )
+    logged = ""
+    for name, chosen in tried:
+        call = partial(try_call, partial(_concluded, job, name, chosen, context), Exception)
+        hurried = time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
+        found = call_with_timeout(
+            call, seconds, "concluding", wait.shutdown_requested, shutdown_seconds=hurried, local=True
+        )
+        conclusion, error = found or (None, _TooLateError("it takes too long"))
+        if error is None:
+            return conclusion
+        # both may be third-party code: the attempt still needs a verdict, and each error one log line
+        if str(error) != logged:
+            logger.warning(
+                "the strategy %s or the task's retry policy failed (%s: %s); firstfault's defaults decide",
+                name,
+                type(error).__name__,
+                error,
+            )
+        logged = str(error)
+        if isinstance(error, _TooLateError):
+            break  # it is not known which of the two takes so long
+    return _concluded(job, *last, context)
+
+
+def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext) -> Conclusion | None:
+    """Conclude, with an answer that can be sealed: both may be third-party code, which fills fields with anything."""
+    from firstfault.conclude import conclude  # noqa: PLC0415 - loaded by `import_conclusion_modules`
+
+    conclusion = conclude(job, strategy=strategy, policy=policy, context=context)
+    if conclusion is not None:
+        to_json(conclusion.verdict, conclusion.decision)
+    return conclusion
+
+
+def _context(job: JobErrors, node_context: NodeContext, engine: Engine, options: Options, wait: Wait) -> RetryContext:
+    hurried = wait.is_hurried or (wait.shutdown_requested is not None and wait.shutdown_requested.is_set())
+    seconds = (
+        time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
+        if hurried
+        else time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS
+    )
+    previous = find_previous_verdict(node_context, seconds, wait.shutdown_requested)
+    attempt = node_context.identity.attempt
+    return RetryContext(
+        attempt=attempt,
+        retries=options.retries,
+        retries_left=count_retries_left(attempt, options.retries, previous.decision if previous is not None else None),
+        pods_alive=engine.enforces(job),
+        previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+    )
+
+
+def _job(node_context: NodeContext, copies: Mapping[str, bytes], wait: Wait) -> tuple[JobErrors, Mapping[str, bytes]]:
+    # an unknown strategy is reported when it is asked for its verdict
+    strategy = node_context.strategy if node_context.strategy in strategy_names() else DEFAULT_STRATEGY
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
+
+    reader = MultiErrorFileOutputReader(
+        node_context.output_prefix,
+        strategy=strategy,
+        settle_seconds=wait.seconds,
+        copies=copies,
+        expected_nodes=wait.expected_nodes,
+        enough=partial(_all_but_one, time.monotonic()),
+        shutdown_requested=wait.shutdown_requested,
+    )
+
+    def read() -> JobErrors | None:
+        try:
+            return reader.job()
+        except StoreError as error:
+            logger.warning("the attempt's documents cannot be read: %s", error)
+            return None
+
+    seconds = wait.seconds + (
+        time_limits.TERMINATED_READ_TIMEOUT_SECONDS if wait.is_hurried else time_limits.READ_TIMEOUT_SECONDS
+    )
+    doing = "reading the nodes' documents"
+    job = call_with_timeout(
+        read, seconds, doing, wait.shutdown_requested, shutdown_seconds=time_limits.TERMINATED_READ_TIMEOUT_SECONDS
+    )
+    if job is None:
+        alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
+        return alone, reader.read_files
+    return job if wait.complete else replace(job, settled=False), reader.read_files
+
+
+def _all_but_one(began: float, roster: Sequence[NodePresence]) -> bool:
+    """Whether every node but one has reported, a while after this one began to read.
+
+    Nodes that cannot settle on a verdict through their store have lost its host.
+    """
+    if time.monotonic() - began < time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS:
+        return False
+    last = max((entry.place.round for entry in roster), default=0)
+    current = [entry for entry in roster if entry.place.round == last]
+    nodes = max((entry.place.group_world_size for entry in current), default=0)
+    done = {entry.place.group_rank for entry in current if entry.phase is not Phase.JOINED}
+    return nodes > 1 and len(done) >= nodes - 1
+
+
+class NodeConclusion(NamedTuple):
+    """What a node concluded, and from what."""
+
+    conclusion: Conclusion
+    files: Mapping[str, bytes]
+    """The documents and roster entries that were read, by path below the output prefix."""

@@ -1,0 +1,116 @@
+"""The verdict and decision as this node publishes them, or takes them from another node."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from firstfault.errors import BadDocumentError
+from firstfault.layout import ERROR_FILE, bundle_path
+from firstfault.model import DocumentRef, Seal, Verdict
+from firstfault.wire.documents import decode, encode_seal, pack
+from firstfault.wire.json_schemas import from_json, to_json
+from firstfault_torch import time_limits
+from firstfault_torch.conclusion.conclude_on_node import NodeConclusion
+from firstfault_torch.engine import SealedVerdict
+from firstfault_torch.failures.torch_error_file import error_file_data
+from firstfault_torch.guard import call_with_timeout, logger, try_call
+from firstfault_torch.node_context import NodeContext
+
+_SINGLE = 4
+"""So many nodes have turns of their own."""
+
+
+def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> SealedVerdict:
+    """Return a conclusion of this node with its report, its ``error.pb``, and copies of what it rests on."""
+    conclusion = concluded.conclusion
+    from firstfault.render.flyte_message import flyte_message  # noqa: PLC0415 - loaded by `import_conclusion_modules`
+    from firstfault.report.data import report_conclusion  # noqa: PLC0415 - as above
+
+    report = report_conclusion(conclusion, uri=node_context.output_prefix)
+    verdict, decision = report.verdict, report.decision
+    seal = Seal(
+        name="",
+        digest=verdict.digest,
+        count=verdict.document_count,
+        strategy=verdict.strategy,
+        json=to_json(verdict, decision),
+        timestamp_ns=time.time_ns(),
+        node=node_context.identity.node,
+        code=verdict.root.code if verdict.root is not None else verdict.code,
+        message=flyte_message(report),
+        kind=decision.kind,
+        origin=decision.origin,
+        fault_timestamp_ns=verdict.timestamp_ns,
+        worker=verdict.node or "",
+    )
+    bundle = pack({bundle_path(path): data for path, data in concluded.files.items()})
+    return SealedVerdict(verdict, decision, seal, encode_seal(seal), node_context, conclusion, report, bundle=bundle)
+
+
+def adopt_sealed_verdict(document: bytes, node_context: NodeContext, *, durable: bool) -> SealedVerdict:
+    """Return the verdict that another node, or another attempt, sealed in this ``error.pb``.
+
+    Raises:
+        BadDocumentError: the document is not a sealed verdict of a version that can be read.
+    """
+    seal = decode(document, DocumentRef(ERROR_FILE))
+    if not isinstance(seal, Seal):
+        raise BadDocumentError(f"the {ERROR_FILE} holds no sealed verdict")
+    if (sealed := from_json(seal.json)) is None:
+        raise BadDocumentError(f"the {ERROR_FILE} was sealed by another version")
+    return SealedVerdict(*sealed, seal, document, node_context, for_all=True, durable=durable)
+
+
+def build_torch_error_data(verdict: Verdict) -> dict[str, Any]:
+    """Return the root cause as torch's ``error.json`` has it."""
+    root = verdict.root
+    exception = root.exception if root is not None else None
+    return error_file_data(
+        exception.type if exception is not None else verdict.code,
+        exception.message if exception is not None else verdict.headline,
+        verdict.message,
+        verdict.timestamp_ns or time.time_ns(),
+    )
+
+
+def get_conclusion_delay(group_rank: int) -> float:
+    """Return how many seconds after its report a node may conclude.
+
+    Node 0 most likely hosted the store. If it lives, it concludes at once, as node 1 does. The first nodes by group
+    rank each have a turn of their own; then come ever larger groups, each node at a random moment.
+    """
+    position = max(group_rank - 1, 0)
+    if position == 0:
+        return 0.0
+    if position < _SINGLE:
+        return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (position - 1)
+    group = (position // _SINGLE).bit_length()
+    later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311 - no secret
+    return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (_SINGLE - 1) + later
+
+
+def wait_for_peer_verdict(
+    find: Callable[[], SealedVerdict | None], seconds: float, shutdown_requested: threading.Event
+) -> SealedVerdict | None:
+    """Look for another node's verdict until this node's turn has come; None if there is none."""
+    deadline = time.monotonic() + seconds
+    pause = time_limits.VERDICT_POLL_SECONDS * (1 + random.random())  # noqa: S311 - as above
+    while True:
+        look = partial(try_call, find, Exception)
+        answer = call_with_timeout(
+            look, time_limits.VERDICT_READ_TIMEOUT_SECONDS, "looking for another node's verdict", shutdown_requested
+        )
+        found, error = answer or (None, None)
+        if found is not None:
+            return found
+        if error is not None:
+            logger.debug("no verdict of another node can be read: %s", error)
+        left = deadline - time.monotonic()
+        if left <= 0 or shutdown_requested.wait(min(pause, left)):
+            return None
+        pause = min(1.5 * pause, time_limits.MAX_VERDICT_POLL_SECONDS)

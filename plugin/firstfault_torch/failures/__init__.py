@@ -1,0 +1,1 @@
+"""Failures as data: exceptions, records of failures, torch's error files."""

@@ -1,0 +1,262 @@
+"""Turns a live exception into data, also with a hostile ``__str__``, broken notes, cycles of causes or odd classes."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from firstfault.exceptions.tracebacks import handler_above, is_library, original_of
+from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault.utils.text import counted
+from firstfault_torch.guard import try_call
+
+_MAX_FRAMES = 200
+_WITH_CONTEXT = 8
+"""Frames of the program's own that are kept with the lines around theirs, the innermost of an exception."""
+_AROUND = 2
+"""Lines before and after."""
+_MAX_CAUSES = 10
+_MAX_LINKS = 10_000
+"""Of a chain, to find its innermost exception."""
+_MAX_MEMBERS = 10
+_MAX_DEPTH = 6
+"""Exceptions within exceptions: a group's members, and their causes."""
+_MAX_EXCEPTIONS = 60
+"""In all causes and groups together."""
+_MAX_NOTES = 20
+_MAX_NOTE = 4096
+_OWN_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{os.sep}flytekitplugins{os.sep}firstfault{os.sep}")
+"""The folders of this package and of the task plugin that calls it."""
+
+_MAX_TEXT = 64 * 1024
+"""Characters of a message that are kept in memory."""
+NOTED = "__firstfault_noted__"
+"""The attribute of an exception that was captured before."""
+
+
+def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
+    """Return `error` as data; `in_flight`: it is still inside the task function."""
+    if isinstance(noted := _attribute(error, NOTED), ExceptionInfo):
+        return noted
+    found = _capture(error, [])
+    return (try_call(lambda: _with_outer_frames(found, error))[0] or found) if in_flight else found
+
+
+def before_exit(error: BaseException) -> BaseException:
+    """Return the exception that the program turned into ``sys.exit(code)``; `error` itself if there is none.
+
+    Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the exception is
+    the reason, not the exit. So it is with the end of in-process restarts.
+    """
+    for _ in range(_MAX_CAUSES):
+        if isinstance(error, SystemExit):
+            following = _attribute(error, "__cause__")
+            if following is None:
+                following = _attribute(error, "__context__")
+        elif type(error).__name__ == "RestartAbort":
+            following = _attribute(error, "__cause__")
+        else:
+            break
+        if not _is_exception(following):
+            break
+        error = following
+    return error
+
+
+def bare(error: BaseException) -> ExceptionInfo:
+    """Return the type of `error` and its bases, without running the user's code."""
+    kind = type(error)
+    return ExceptionInfo(type=qualified_name(kind), message="", bases=_bases(kind))
+
+
+def safe_text(value: Any) -> str:
+    """Return ``str(value)``, or why there is no text."""
+    # a subclass of str may override anything
+    text, error = try_call(lambda: str.__str__(str(value))[:_MAX_TEXT])
+    return text if text is not None else f"<no text: str() raised {type(error).__name__}>"
+
+
+def qualified_name(kind: type) -> str:
+    """Return the module and qualified name of a class; builtins without their module."""
+
+    def read() -> str:
+        module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
+        return str(name) if module in {"builtins", None} else f"{module}.{name}"
+
+    return try_call(read)[0] or "unknown"
+
+
+def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionInfo:
+    """Return an exception that has not left the task function with the frames that it has still to leave.
+
+    They are in its traceback when it has left, and two ranks' same fault is to have the same frames.
+    """
+    trace = _attribute(error, "__traceback__")
+    frame = trace.tb_frame.f_back if isinstance(trace, TracebackType) else None
+    outer: list[FrameInfo] = []
+    while frame is not None and len(outer) < _MAX_FRAMES:
+        code, line = frame.f_code, frame.f_lineno or 0
+        if any(folder in code.co_filename for folder in _OWN_FOLDERS):
+            break
+        outer.append(FrameInfo(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip()))
+        frame = frame.f_back
+    return replace(found, frames=(*reversed(outer), *found.frames)) if not found.frames_omitted else found
+
+
+def _attribute(error: BaseException, name: str, default: Any = None) -> Any:
+    """Return an attribute of an exception, `default` if its ``__getattr__`` raises."""
+    found, raised = try_call(lambda: getattr(error, name, default))
+    return default if raised is not None else found
+
+
+def _is_exception(value: Any) -> bool:
+    """Whether `value` is an exception by its type; isinstance() would also read its ``__class__``."""
+    return issubclass(type(value), BaseException)
+
+
+def _capture(
+    error: BaseException, done: list[BaseException], depth: int = 1, *, is_link: bool = False
+) -> ExceptionInfo:
+    """Return an exception, and add it to those that are done; `is_link`: its owner has the other links of its chain."""
+    done.append(error)
+    kind = type(error)
+    frames, omitted = _frames(_attribute(error, "__traceback__"))
+    found = ExceptionInfo(
+        type=qualified_name(kind),
+        message=safe_text(error),
+        bases=_bases(kind),
+        frames=frames,
+        frames_omitted=omitted,
+        notes=_notes(error),
+        causes=() if is_link else _causes(error, done, depth),
+        members=_members(error, done, depth),
+    )
+    return try_call(lambda: _with_text_frames(found))[0] or found
+
+
+def _bases(kind: type) -> tuple[str, ...]:
+    return tuple(qualified_name(base) for base in type.__getattribute__(kind, "__mro__")[1:-1])
+
+
+def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
+    """Return the frames, outermost first, without our own at the top, and how many in the middle were left out."""
+    entries: list[TracebackType] = []
+    while isinstance(trace, TracebackType):
+        if entries or not any(folder in trace.tb_frame.f_code.co_filename for folder in _OWN_FOLDERS):
+            entries.append(trace)
+        trace = trace.tb_next
+    omitted = max(len(entries) - _MAX_FRAMES, 0)
+    if omitted:
+        entries = entries[: _MAX_FRAMES // 2] + entries[-_MAX_FRAMES // 2 :]
+    own = [entry for entry in entries if not is_library(entry.tb_frame.f_code.co_filename)]
+    with_context = set(map(id, own[-_WITH_CONTEXT:]))
+    return tuple(_frame(entry, with_context=id(entry) in with_context) for entry in entries), omitted
+
+
+def _frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
+    code, line = entry.tb_frame.f_code, entry.tb_lineno or 0
+    lines = _lines(code.co_filename)
+    source = lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
+    bare = FrameInfo(code.co_filename, line, code.co_name, source.strip())
+    if not source or not with_context:
+        return bare
+    full = try_call(lambda: replace(_with_context(bare, lines), marked=_marked(entry, source)))[0]
+    return full or bare
+
+
+def _lines(file: str) -> list[str]:
+    """Return a file's lines; loaders are third-party code, and may give something else."""
+    lines = try_call(lambda: linecache.getlines(file))[0] or []
+    return lines if all(isinstance(line, str) for line in lines) else []
+
+
+def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
+    first, last = max(frame.line - 1 - _AROUND, 0), frame.line + _AROUND
+    if (clause := handler_above(lines, frame.line - 1)) is not None:
+        first, last = min(first, clause), frame.line + 3 * _AROUND  # they tell what the handler does
+    around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first:last])).split("\n")
+    return replace(frame, context=tuple(around), context_line=first + 1)
+
+
+def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
+    """Return an exception with the lines around the frames that its text names, if another process raised it."""
+    original = original_of(exception)
+    if original is exception:
+        return exception
+    own = [frame for frame in original.frames if not is_library(frame.file)][-_WITH_CONTEXT:]
+    known = [(frame, _lines(frame.file)) for frame in own]
+    return replace(
+        exception,
+        text_frames=tuple(_with_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines)),
+    )
+
+
+def _marked(entry: TracebackType, source: str) -> tuple[int, int]:
+    """Return the characters of the stripped line that Python (3.11 or later) marks; (0, 0) if it is the whole line."""
+    positions = getattr(entry.tb_frame.f_code, "co_positions", None)
+    if positions is None or entry.tb_lasti < 0:
+        return (0, 0)
+    first, last, start, end = next(itertools.islice(positions(), entry.tb_lasti // 2, None), (None,) * 4)
+    if first != entry.tb_lineno or start is None or end is None:
+        return (0, 0)
+    data = source.encode()
+    # of an expression on several lines the first one is marked to its end
+    till = len(source) if last != first else len(data[:end].decode(errors="replace"))
+    indent = len(source) - len(source.lstrip())
+    since, till = len(data[:start].decode(errors="replace")) - indent, till - indent
+    whole = since <= 0 and till >= len(source) - indent
+    return (0, 0) if whole or not 0 <= since < till else (since, till)
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes = _attribute(error, "__notes__", ())
+    if not isinstance(notes, list | tuple):
+        return (safe_text(notes),)
+    return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
+
+
+def _causes(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
+    """Return the nearest exceptions of the chain and the innermost ones, which tell what failed first."""
+    links = _chain(error) if depth < _MAX_DEPTH else []
+    omitted, half = len(links) - _MAX_CAUSES, _MAX_CAUSES // 2
+    causes: list[ExceptionInfo] = []
+    for number, (link, relation) in enumerate(links[:half] + links[-half:] if omitted > 0 else links):
+        if len(done) >= _MAX_EXCEPTIONS:
+            break
+        found = replace(_capture(link, done, depth + 1, is_link=True), relation=relation)
+        if omitted > 0 and number == half:
+            found = replace(found, notes=(*found.notes, f"{counted(omitted, 'exception')} left out after this one"))
+        causes.append(found)
+    return tuple(causes)
+
+
+def _chain(error: BaseException) -> list[tuple[BaseException, str]]:
+    """Return the causes: an explicit cause, else the context. After ``raise ... from None`` that is not printed."""
+    seen = {id(error)}
+    links: list[tuple[BaseException, str]] = []
+    while len(links) < _MAX_LINKS:
+        following, relation = _attribute(error, "__cause__"), "cause"
+        if following is None:
+            following = _attribute(error, "__context__")
+            relation = "suppressed" if _attribute(error, "__suppress_context__") else "context"
+        if not _is_exception(following) or id(following) in seen:
+            break
+        seen.add(id(following))
+        links.append((following, relation))
+        error = following
+    return links
+
+
+def _members(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
+    """Return the members of an exception group (Python 3.11, or the backport)."""
+    members = _attribute(error, "exceptions")
+    if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
+        return ()
+    known = [member for member in members[:_MAX_MEMBERS] if _is_exception(member)]
+    return tuple(_capture(member, done, depth + 1) for member in known if len(done) < _MAX_EXCEPTIONS)
