@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreError
 from firstfault.model import JobErrors, NodePresence, Phase
@@ -16,6 +16,7 @@ from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.wire.json_schemas import to_json
 from firstfault_torch import time_limits
+from firstfault_torch.conclusion.node_conclusion import NodeConclusion
 from firstfault_torch.conclusion.previous_attempt import count_retries_left, find_previous_verdict
 from firstfault_torch.engine import Engine
 from firstfault_torch.guard import call_with_timeout, logger, try_call
@@ -200,11 +201,3 @@ def _all_but_one(began: float, roster: Sequence[NodePresence]) -> bool:
     nodes = max((entry.place.group_world_size for entry in current), default=0)
     done = {entry.place.group_rank for entry in current if entry.phase is not Phase.JOINED}
     return nodes > 1 and len(done) >= nodes - 1
-
-
-class NodeConclusion(NamedTuple):
-    """What a node concluded, and from what."""
-
-    conclusion: Conclusion
-    files: Mapping[str, bytes]
-    """The documents and roster entries that were read, by path below the output prefix."""

@@ -15,7 +15,7 @@ from firstfault.model import DocumentRef, Seal, Verdict
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import from_json, to_json
 from firstfault_torch import time_limits
-from firstfault_torch.conclusion.conclude_on_node import NodeConclusion
+from firstfault_torch.conclusion.node_conclusion import NodeConclusion
 from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.failures.torch_error_file import error_file_data
 from firstfault_torch.guard import call_with_timeout, logger, try_call
