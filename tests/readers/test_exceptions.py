@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.tracebacks import first_cause, format_exception, own_frames, place_of, runs
+from firstfault.exceptions.first_cause import first_cause, own_frames
+from firstfault.exceptions.traceback_format import format_exception, place_of, runs
 from firstfault.model import ExceptionInfo, ExpiredDeadline, FrameInfo, SentSignal, StackDump, Subject
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job

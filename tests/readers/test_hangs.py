@@ -10,7 +10,8 @@ import pytest
 
 from firstfault import model
 from firstfault.evidence.progress import progress_by_group, progress_in_text, waited_ns
-from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_source
+from firstfault.exceptions.stack_dumps import readable_stack, with_source
+from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.render.json_report import json_report
 from firstfault.render.text import terminal_text
 from firstfault.report import build_report

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from firstfault.exceptions.deduplicated_stderr import without_traceback
+from firstfault.exceptions.exceptions_in_text import short_name
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.stderr import last_printed, without_traceback
-from firstfault.exceptions.tracebacks import short_name
+from firstfault.exceptions.printed_tracebacks import last_printed
 from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Verdict, WorkerError, Writer
 from firstfault.report import build_report
 from firstfault.report.first_line import first_line

@@ -11,7 +11,7 @@ import pytest
 from firstfault import retry
 from firstfault.conclude import conclude
 from firstfault.errors import UsageError
-from firstfault.exceptions.stack_position import with_raise_point
+from firstfault.exceptions.stack_dumps import with_raise_point
 from firstfault.model import (
     CATEGORIES,
     Decision,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import firstfault_torch
-from firstfault.exceptions.tracebacks import all_links, format_exception
+from firstfault.exceptions.first_cause import all_links
+from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault_torch.failures.capture import before_exit, capture, qualified_name
 

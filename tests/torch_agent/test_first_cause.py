@@ -16,7 +16,7 @@ import torch
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.tracebacks import first_cause
+from firstfault.exceptions.first_cause import first_cause
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.report import build_report
 from firstfault.report.first_line import first_line

@@ -20,7 +20,7 @@ import pytest
 import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
-from firstfault.exceptions.tracebacks import own_frames
+from firstfault.exceptions.first_cause import own_frames
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Resources, Subject, WorkerError, Writer
 from firstfault.recorder.folder import Recorder, Spool
 from firstfault.testing import make_error

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstfault.exceptions.tracebacks import REMOTE, chain, format_exception, original_of, own_frames, with_remote
+from firstfault.exceptions.exceptions_in_text import REMOTE, original_of, with_remote
+from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.traceback_format import chain, format_exception
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import build_report

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from firstfault import model
-from firstfault.exceptions.stack_position import with_raise_point, with_source
-from firstfault.exceptions.stderr import without_traceback
-from firstfault.exceptions.tracebacks import format_exception
+from firstfault.exceptions.deduplicated_stderr import without_traceback
+from firstfault.exceptions.stack_dumps import with_raise_point, with_source
+from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence

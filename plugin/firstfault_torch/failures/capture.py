@@ -11,7 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from firstfault.exceptions.tracebacks import handler_above, is_library, original_of
+from firstfault.exceptions.exceptions_in_text import original_of
+from firstfault.exceptions.first_cause import handler_above
+from firstfault.exceptions.source_files import is_library
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.utils.text import counted
 from firstfault_torch.guard import try_call

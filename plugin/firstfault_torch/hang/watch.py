@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from firstfault.exceptions.stack_position import with_source
+from firstfault.exceptions.stack_dumps import with_source
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import ExpiredDeadline, RestartKind, RestartRecord, StackDump, Writer
 from firstfault.model.job import STALLS_OF_ROUND

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from firstfault.exceptions.tracebacks import all_links
+from firstfault.exceptions.first_cause import all_links
 from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
 from firstfault.wire.flight_recorder import parse_flight_recorder
 from firstfault_torch.compat import warn_once

@@ -20,7 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from firstfault.exceptions.tracebacks import format_exception, frames_to, own_frames
+from firstfault.exceptions.first_cause import frames_to, own_frames
+from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder

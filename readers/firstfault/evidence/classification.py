@@ -12,17 +12,13 @@ from functools import lru_cache
 
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
+from firstfault.exceptions.ending_exception import exception_of
+from firstfault.exceptions.exceptions_in_text import short_name
+from firstfault.exceptions.fatal_text import last_line, native_lines, text_of_death
+from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper, raised_in
+from firstfault.exceptions.printed_tracebacks import is_second_try, last_printed
+from firstfault.exceptions.retried_step import first_try
 from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stood
-from firstfault.exceptions.stderr import (
-    exception_of,
-    first_try,
-    is_second_try,
-    last_line,
-    last_printed,
-    native_lines,
-    text_of_death,
-)
-from firstfault.exceptions.tracebacks import all_links, causes_of, first_cause, is_wrapper, raised_in, short_name
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, signal_of_exit_code
 

@@ -10,7 +10,8 @@ from firstfault import model
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures, ranks_of_spread_error
 from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.texts import Pointer
-from firstfault.exceptions.tracebacks import first_cause, short_name
+from firstfault.exceptions.exceptions_in_text import short_name
+from firstfault.exceptions.first_cause import first_cause
 from firstfault.layout import ErrorKey
 from firstfault.utils.text import one_line
 

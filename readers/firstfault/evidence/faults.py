@@ -19,10 +19,14 @@ from firstfault.evidence.hangs import hung
 from firstfault.evidence.progress import progress_by_group, waited_ns, without_messages
 from firstfault.evidence.texts import message_of
 from firstfault.evidence.watchdogs import without_leavers
+from firstfault.exceptions.exceptions_in_text import short_name
 from firstfault.exceptions.fingerprint import normalized
+from firstfault.exceptions.first_cause import causes_of, first_cause, own_frames
+from firstfault.exceptions.printed_tracebacks import last_printed
+from firstfault.exceptions.retried_step import TRIES_FAILED
+from firstfault.exceptions.source_files import library_of
 from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
-from firstfault.exceptions.stderr import TRIES_FAILED, last_printed
-from firstfault.exceptions.tracebacks import causes_of, first_cause, library_of, own_frames, place_of, short_name
+from firstfault.exceptions.traceback_format import place_of
 from firstfault.model import FrameInfo, Subject, WorkerError
 
 _GROUP = "torch/distributed/"

@@ -33,9 +33,10 @@ from firstfault.evidence.progress import (
     progress_by_group,
     progress_in_text,
 )
+from firstfault.exceptions.first_cause import all_links, first_cause, own_frames
+from firstfault.exceptions.printed_tracebacks import last_printed
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.exceptions.stderr import last_printed
-from firstfault.exceptions.tracebacks import all_links, first_cause, own_frames, place_of
+from firstfault.exceptions.traceback_format import place_of
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure, WorkerError
 from firstfault.model.failure import RECORDED_ONLY
 

@@ -20,8 +20,13 @@ from firstfault.evidence.signatures import (
     built_in_signatures,
     encoded,
 )
-from firstfault.exceptions import tracebacks
-from firstfault.exceptions.stderr import bare_line, exception_of, last_line, last_printed, text_of_death, thrown
+from firstfault.exceptions.ending_exception import exception_of
+from firstfault.exceptions.exceptions_in_text import short_name, with_remote
+from firstfault.exceptions.fatal_text import last_line, text_of_death, thrown
+from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper, own_frames
+from firstfault.exceptions.printed_tracebacks import last_printed
+from firstfault.exceptions.stderr_lines import bare_line
+from firstfault.exceptions.traceback_format import place_of
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.utils.text import sentence_of
@@ -232,15 +237,15 @@ def message_of(failure: WorkerError) -> Message:
     if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
         return replace(found, text=line, wrapper=_end_of(failure))
     if found.what == "SystemExit" and exception.message in {"", "0"}:
-        frames = tracebacks.own_frames(exception)
-        at = f"{tracebacks.place_of(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
+        frames = own_frames(exception)
+        at = f"{place_of(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
         return replace(found, text=f"it ended by itself at {at}" if at else _ENDED)
     return found
 
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:
     """Return the file system of a path in the exception if it was full; without such a path, any that was full."""
-    disks, links = failure.system.file_systems, list(tracebacks.all_links(exception))
+    disks, links = failure.system.file_systems, list(all_links(exception))
     named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in links)]
     return next((disk for disk in named or disks if disk.is_full), None)
 
@@ -252,7 +257,7 @@ def is_unexplained_write(failure: WorkerError) -> bool:
 
 
 def _classified(exception: ExceptionInfo) -> Classification:
-    cause = tracebacks.first_cause(exception)
+    cause = first_cause(exception)
     return classify(cause.message, cause.type, cause.bases)
 
 
@@ -292,22 +297,22 @@ def _end_of(failure: WorkerError) -> str:
 
 
 def _of_exception(exception: ExceptionInfo) -> Message:
-    causes, original = tracebacks.causes_of(exception), tracebacks.first_cause(exception)
-    text, here = sentence_of(original.message), sentence_of(tracebacks.with_remote(causes.first).message)
+    causes, original = causes_of(exception), first_cause(exception)
+    text, here = sentence_of(original.message), sentence_of(with_remote(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
     # the nearest wrapper tells most, a group of exceptions nothing
     near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(causes.wrappers[:1])
     if near and not (text and text in near[0].message):
         inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]
-        wrapper = f"{'raised as' if tracebacks.is_wrapper(near[0], inner) else 'then'} {tracebacks.short_name(near[0])}"
+        wrapper = f"{'raised as' if is_wrapper(near[0], inner) else 'then'} {short_name(near[0])}"
         if said := sentence_of(near[0].message):
             wrapper += f": {said}"
         if near[0] is not causes.wrappers[0]:
-            wrapper += f", then {tracebacks.short_name(causes.wrappers[0])}"
-    if causes.wrappers and tracebacks.short_name(original) == "SystemExit":
+            wrapper += f", then {short_name(causes.wrappers[0])}"
+    if causes.wrappers and short_name(original) == "SystemExit":
         text = f"the program called sys.exit({text})"
-    frames = () if text else tracebacks.own_frames(exception)
+    frames = () if text else own_frames(exception)
     if frames:  # of an exception without a text, such as a bare `assert`
-        text = f"{tracebacks.place_of(frames[-1])}: {frames[-1].code}".rstrip(": ")
-    return Message(tracebacks.short_name(original), text, about, wrapper, exception)
+        text = f"{place_of(frames[-1])}: {frames[-1].code}".rstrip(": ")
+    return Message(short_name(original), text, about, wrapper, exception)

@@ -10,9 +10,9 @@ from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis
 from firstfault.evidence.hangs import hung
 from firstfault.evidence.texts import message_of
+from firstfault.exceptions.fatal_text import last_line
+from firstfault.exceptions.first_cause import all_links, first_cause
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.exceptions.stderr import last_line
-from firstfault.exceptions.tracebacks import all_links, first_cause
 
 _STALL = (
     r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?)\b|heart[- _]?beat"

@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import re
 
+from firstfault.exceptions.ending_exception import exception_of
+from firstfault.exceptions.fatal_text import last_line
+from firstfault.exceptions.first_cause import causes_of, first_cause, frames_to
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.exceptions.stderr import exception_of, last_line
-from firstfault.exceptions.tracebacks import causes_of, first_cause, frames_to
 from firstfault.model import WorkerError
 from firstfault.model.failure import DEFAULT_GROUP
 

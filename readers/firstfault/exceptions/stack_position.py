@@ -5,18 +5,14 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from firstfault.exceptions.tracebacks import is_library, place_of
+from firstfault.exceptions.source_files import is_library
+from firstfault.exceptions.stack_dumps import THREAD_HEADER, frames_of_crash, parse_frames, stacks_of
+from firstfault.exceptions.traceback_format import place_of
 from firstfault.model import FrameInfo, WorkerError
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
-_FRAME = re.compile(
-    r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$(?:\n {4}(?P<code>\S.*)$)?',
-    re.MULTILINE,
-)
-"""A line of faulthandler, and the source line that `with_source` added."""
 _COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
 _WAITING = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
 _BACKWARD = re.compile(r"torch/autograd/")
@@ -33,10 +29,6 @@ _WAITS_FOR_THREAD = re.compile(r"/(?:threading|queue|selectors|concurrent/future
 """Where a main thread stands that waits for a thread: in a join, a queue, a future, or asyncio's loop."""
 _STARTS = re.compile(r"/(?:threading|concurrent/futures/thread)\.py$")
 _DEPTH = 12
-_MAX_SOURCES = 64
-"""Frames of one dump that get their source line."""
-_MAX_LINE = 200
-_FATAL = "Fatal Python error"
 _RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
 _RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/(?:recording|worker_monitor)|torchrun/script)\.py$")
 PROGRAM_ENDED = "its program had ended"
@@ -93,8 +85,8 @@ def stood_at(text: str, *, has_outstanding: bool = False) -> Where:
     """Return the position that a stack dump tells, of a worker with or without an outstanding collective."""
     found = _RAISED_AT.match(text)
     # faulthandler prints the main thread last, innermost frame first
-    *others, main = _THREAD.split(text)
-    frames = _frames(main)
+    *others, main = THREAD_HEADER.split(text)
+    frames = parse_frames(main)
     within = itertools.takewhile(lambda frame: is_library(frame.file), frames)
     inner = [f"{frame.file} {frame.function}" for frame in within]
     return replace(
@@ -105,13 +97,6 @@ def stood_at(text: str, *, has_outstanding: bool = False) -> Where:
     )
 
 
-def stacks_of(failure: WorkerError) -> list[str]:
-    """Return a worker's own stack dumps; without one those that it printed before it exited, as by a timer."""
-    own = [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
-    has_printed = bool(failure.exit_code) and failure.exception is None and _THREAD.search(failure.printed)
-    return own or ([failure.printed] if has_printed else [])
-
-
 def is_of_a_group(text: str) -> bool:
     """Whether a text, such as a file's name, names code of torch's process groups and their store."""
     return _COLLECTIVE.search(text) is not None
@@ -119,16 +104,8 @@ def is_of_a_group(text: str) -> bool:
 
 def has_ended(failure: WorkerError) -> bool:
     """Whether a worker that its agent stopped had already left the task function, or its program, by itself."""
-    frames = [frame for text in stacks_of(failure) for frame in _frames(_THREAD.split(text)[-1])]
+    frames = [frame for text in stacks_of(failure) for frame in parse_frames(THREAD_HEADER.split(text)[-1])]
     return any(frame.function in {"record_end", "exits"} and _RECORDS_THE_END.search(frame.file) for frame in frames)
-
-
-def frames_of_crash(failure: WorkerError) -> list[FrameInfo]:
-    """Return where Python met the fatal signal, innermost frame first; empty: not known."""
-    fatal = (text for text in stacks_of(failure) if text.startswith(_FATAL))
-    threads = (thread for text in fatal for thread in zip(_THREAD.findall(text), _THREAD.split(text)[1:], strict=True))
-    found = (_frames(part) for head, part in threads if head.startswith("Current"))
-    return next(filter(None, found), [])
 
 
 def place_of_crash(failure: WorkerError) -> str:
@@ -136,67 +113,6 @@ def place_of_crash(failure: WorkerError) -> str:
     frames = frames_of_crash(failure)
     in_collective = any(_COLLECTIVE.search(frame.file) for frame in frames if not _OURS.search(frame.file))
     return _name(frames) if frames and not in_collective else ""
-
-
-def with_source(dump: str, line_of: Callable[[str, int], str]) -> str:
-    """Return a stack dump with the source lines of the program's own frames; an empty one could not be read."""
-    left = _MAX_SOURCES
-
-    def add(found: re.Match[str]) -> str:
-        nonlocal left
-        if found["code"] or is_library(found["file"]) or not left:
-            return found[0]
-        left -= 1
-        code = line_of(found["file"], int(found["line"])).strip()[:_MAX_LINE]
-        return f"{found[0]}\n    {code}" if code else found[0]
-
-    return _FRAME.sub(add, dump)
-
-
-def with_raise_point(dump: str, raised_at: FrameInfo) -> str:
-    """Return a stack dump that tells where an exception was raised that was on its way out."""
-    place = f'"{raised_at.file}", line {raised_at.line} in {raised_at.function}'
-    return f"An exception raised at {place} was on its way out.\n{dump}"
-
-
-def readable_stack(dump: str) -> str:
-    """Return a dump of faulthandler as a person reads it: the thread that matters first, and no frames that started it.
-
-    That is the main thread, or the one that crashed. Of the others those are shown that run the program's own code.
-    Frames outside of the outermost one of that code are left out: torch elastic's, flytekit's, our own. A text that is
-    no such dump is returned as it is.
-    """
-    heads, parts = _THREAD.findall(dump), _THREAD.split(dump)[1:]
-    if not heads:
-        return dump
-    crashed = [index for index, head in enumerate(heads) if head.startswith("Current")] if _FATAL in dump else []
-    first = crashed[0] if crashed else len(heads) - 1
-    others = [index for index in range(len(heads)) if index != first]
-    own = [index for index in others if any(not is_library(frame.file) for frame in _frames(parts[index]))]
-    blocks = [_thread("thread that crashed" if crashed else "main thread", parts[first])]
-    blocks += [_thread("another thread", parts[index]) for index in own]
-    hidden = len(others) - len(own)
-    if hidden:
-        blocks.append(f"{hidden} more {'thread runs' if hidden == 1 else 'threads run'} only code of libraries")
-    said = dump[: dump.index(heads[0])].strip()
-    return "\n\n".join([*([said] if said else []), *blocks])
-
-
-def _thread(name: str, part: str) -> str:
-    frames = _frames(part)
-    outermost = max((index for index, frame in enumerate(frames) if not is_library(frame.file)), default=len(frames))
-    lines = []
-    for frame in frames[: outermost + 1]:
-        lines.append(f'  File "{frame.file}", line {frame.line} in {frame.function}')
-        lines += [f"    {frame.code}"] if frame.code else []
-    return "\n".join([f"{name} (innermost first):", *(lines or ["  no Python frame"])])
-
-
-def _frames(part: str) -> list[FrameInfo]:
-    return [
-        FrameInfo(match["file"], int(match["line"]), match["function"], match["code"] or "")
-        for match in _FRAME.finditer(part)
-    ]
 
 
 def _where(frames: list[FrameInfo], others: Sequence[str], *, has_left: bool, has_outstanding: bool) -> Where:
@@ -211,7 +127,7 @@ def _where(frames: list[FrameInfo], others: Sequence[str], *, has_left: bool, ha
     if around not in {None, frames[0]} and _RUNS_THE_FUNCTION.search(around.file) and around.function == "_wrap":
         return Where(Stood.ELSEWHERE, returned="its function had returned")
     if _WAITS_FOR_THREAD.search(frames[0].file):
-        working = [found for found in map(_frames, others) if _works(found)]
+        working = [found for found in map(parse_frames, others) if _works(found)]
         own = [found for found in working if any(not is_library(frame.file) for frame in found)]
         if not own and any(_COLLECTIVE.search(frame.file) for found in working for frame in found):
             # a library's thread, such as that of a checkpoint

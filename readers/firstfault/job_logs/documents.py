@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from firstfault import model
 from firstfault.credentials import redact
+from firstfault.exceptions.exceptions_in_text import short_name
 from firstfault.exceptions.fingerprint import normalized
-from firstfault.exceptions.stderr import last_printed
-from firstfault.exceptions.tracebacks import is_library, short_name
+from firstfault.exceptions.printed_tracebacks import last_printed
+from firstfault.exceptions.source_files import is_library
 from firstfault.job_logs.launchers import About
 from firstfault.job_logs.lines import TRACEBACK
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in

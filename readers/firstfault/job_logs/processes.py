@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.tracebacks import exceptions_in
+from firstfault.exceptions.exceptions_in_text import exceptions_in
 from firstfault.job_logs.launchers import About, Told
 from firstfault.job_logs.owners import stamp_ns
 from firstfault.utils.text import clean

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
-from firstfault.exceptions.stderr import last_printed, native_lines
-from firstfault.exceptions.tracebacks import format_exception
+from firstfault.exceptions.fatal_text import native_lines
+from firstfault.exceptions.printed_tracebacks import last_printed
+from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.lines import TELLS, TRACEBACK
 from firstfault.model import ExceptionInfo

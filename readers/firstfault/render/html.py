@@ -19,8 +19,10 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from firstfault.exceptions.stack_position import readable_stack, where_it_stood
-from firstfault.exceptions.tracebacks import chain, format_exception, own_frames, runs
+from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.stack_dumps import readable_stack
+from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.traceback_format import chain, format_exception, runs
 from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
 from firstfault.render.drawings import node_map, timeline_of
 from firstfault.render.json_report import json_report

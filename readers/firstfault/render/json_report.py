@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from firstfault.exceptions.stderr import exception_of
-from firstfault.exceptions.tracebacks import first_cause, own_frames
+from firstfault.exceptions.ending_exception import exception_of
+from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.model import WorkerError
 from firstfault.report.data import Report, log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from firstfault.exceptions.stack_position import readable_stack
-from firstfault.exceptions.tracebacks import format_exception
+from firstfault.exceptions.stack_dumps import readable_stack
+from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import WorkerError
 from firstfault.render.plain_lines import encodable, to_one_row
 from firstfault.report.cascade import Group

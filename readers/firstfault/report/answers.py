@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstfault.evidence.texts import is_unexplained_write
-from firstfault.exceptions.stack_position import frames_of_crash, where_it_stood
-from firstfault.exceptions.stderr import exception_of
-from firstfault.exceptions.tracebacks import is_library, own_frames, place_of
+from firstfault.exceptions.ending_exception import exception_of
+from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.source_files import is_library
+from firstfault.exceptions.stack_dumps import frames_of_crash
+from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.traceback_format import place_of
 from firstfault.model import CATEGORIES, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE
 from firstfault.report.case import Case, count_terminated_nodes, find_machine

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
-from firstfault.exceptions.stack_position import readable_stack, where_it_stood
-from firstfault.exceptions.tracebacks import own_frames, place_of
+from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.stack_dumps import readable_stack
+from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.traceback_format import place_of
 from firstfault.layout import Layout, attempt_of
 from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
 from firstfault.report.answers import Answers, build_answers

@@ -2,7 +2,7 @@
 
 Its rules are tried in their order, and the first that finds something decides. Each rule is a function of the
 `Diagnosis` that returns a verdict, or None if it does not apply. What the evidence shows is computed in
-`firstfault.evidence`; how a verdict is worded, in `_evidence_verdicts`.
+`firstfault.evidence`; verdicts are built in `fault_verdict`, `inferred_verdict` and `unknown_verdict`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,12 @@ from firstfault.evidence.hangs import (
     waited_apart,
 )
 from firstfault.model import DocumentsNeeded, JobErrors, RestartKind, Scope, Suspect, Verdict, Writer
-from firstfault.strategies._evidence_verdicts import (
-    MAX_SUSPECTS,
-    by_time,
-    not_known,
-    on_candidate,
-    on_candidates,
-    on_fault,
-    on_raised,
-    on_remaining,
-    suspects_of,
-)
+from firstfault.strategies.fault_verdict import on_fault
 from firstfault.strategies.headlines import HEADLINE
+from firstfault.strategies.inferred_verdict import on_candidate, on_candidates, on_raised, on_remaining
+from firstfault.strategies.reasons import MAX_SUSPECTS, by_time, suspects_of
 from firstfault.strategies.running import needs_documents, takes_diagnosis
+from firstfault.strategies.unknown_verdict import not_known
 from firstfault.utils.text import duration, one_line
 
 CONFIDENCES = ("low", "medium", "high")
