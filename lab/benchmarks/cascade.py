@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import ExceptionInfo, FrameInfo, Phase, Receipt, WorkerError
 from firstfault.store import open_store
@@ -76,7 +76,7 @@ class Cascade:
 
 def _fingerprinted(error: WorkerError) -> WorkerError:
     """Encode a document as a worker writes it, with the worker's name."""
-    return replace(error, fingerprint=fingerprint_of(error), documents=())
+    return replace(error, fingerprint=compute_fingerprint(error), documents=())
 
 
 def put_all(uri: str, cascade: Cascade, *, roster: bool = True) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.layout import error_key_for
 from firstfault.model import CausedBy, DocumentRef, NodePresence, Phase, Place, Receipt, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
@@ -350,7 +350,7 @@ class Maker:
             stack_dumps=tuple(replace(dump, rank=rank) for dump in item.stack_dumps if dump.rank == item.rank),
         )
         # as firstfault writes it today, not as it was recorded
-        written = replace(written, fingerprint=fingerprint_of(written))
+        written = replace(written, fingerprint=compute_fingerprint(written))
         durable = moment + (item.upload_delay_ns or 0) + int(self._random.uniform(0.02, 0.3) * _S)
         name = error_key_for(written)
         node.receipts.append(Receipt(name, durable=True, fault_to_durable_ns=durable - moment, rank=rank))

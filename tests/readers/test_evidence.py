@@ -9,7 +9,7 @@ import pytest
 
 from firstfault import model
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.exceptions.stack_dumps import with_raise_point
+from firstfault.exceptions.stack_dumps import add_raise_point
 from firstfault.layout import ErrorKey
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_job, make_presence
@@ -64,7 +64,7 @@ GLOO = [count(called, "gloo:all_reduce", called) for called in range(8)]
 
 def raising(rank: int, raised_at: model.FrameInfo = RAISED) -> model.WorkerError:
     """A worker that was stopped while an exception was on its way out."""
-    return stopped(rank, with_raise_point(IN_FINALISER, raised_at))
+    return stopped(rank, add_raise_point(IN_FINALISER, raised_at))
 
 
 def raised(rank: int, at_ms: float = 0, *, frame: model.FrameInfo = RAISED, **more: Any) -> model.WorkerError:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.first_cause import first_cause, own_frames
-from firstfault.exceptions.traceback_format import format_exception, place_of, runs
+from firstfault.exceptions.fingerprint import compute_fingerprint
+from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
+from firstfault.exceptions.traceback_format import format_exception, format_place, group_frames_by_library
 from firstfault.model import ExceptionInfo, ExpiredDeadline, FrameInfo, SentSignal, StackDump, Subject
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
@@ -33,7 +33,7 @@ _WHOLE = ExceptionInfo("E", "", frames=_FRAMES)
 
 
 def _raised(message: str = "boom", frames: tuple[FrameInfo, ...] = _FRAMES) -> str:
-    return fingerprint_of(make_error(exception=ExceptionInfo("ValueError", message, frames=frames)))
+    return compute_fingerprint(make_error(exception=ExceptionInfo("ValueError", message, frames=frames)))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
 )
 def test_another_fault_has_another_fingerprint(one: dict[str, Any], other: dict[str, Any]) -> None:
     """A different fault has a different fingerprint."""
-    assert fingerprint_of(make_error(**one)) != fingerprint_of(make_error(**other))
+    assert compute_fingerprint(make_error(**one)) != compute_fingerprint(make_error(**other))
 
 
 _ELSEWHERE = {"node": "worker-7", "attempt": 3, "at_ms": 17, "code": "other", "pid": 99, "exit_code": 1}
@@ -90,7 +90,7 @@ _ELSEWHERE = {"node": "worker-7", "attempt": 3, "at_ms": 17, "code": "other", "p
 def test_what_does_not_count() -> None:
     """The same exception on another rank, node, attempt or moment has the same fingerprint."""
     for name, value in (*_ELSEWHERE.items(), ("rank", 7), ("log_tail", "lines")):
-        assert fingerprint_of(make_error(**{name: value})) == fingerprint_of(make_error()), name
+        assert compute_fingerprint(make_error(**{name: value})) == compute_fingerprint(make_error()), name
     moved = [replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5) for frame in _FRAMES]
     assert _raised(frames=(FrameInfo("launcher.py", 1, "main"), *moved)) == _raised(frames=_FRAMES)
 
@@ -189,7 +189,7 @@ def test_a_library_that_hides_the_cause(text: str, first: str) -> None:
     inside = (FrameInfo(f"{_PACKAGES}/torch/autograd/graph.py", 9, "run"),)
     cause = ExceptionInfo("RuntimeError", "grad of a vector", frames=inside, relation="cause")
     frames = (FrameInfo("/app/train.py", 7, "main", "step()"), FrameInfo(f"{_PACKAGES}/torch/pipe.py", 5, "step"))
-    assert first_cause(ExceptionInfo("RuntimeError", text, frames=frames, causes=(cause,))).message == first
+    assert find_first_cause(ExceptionInfo("RuntimeError", text, frames=frames, causes=(cause,))).message == first
 
 
 @pytest.mark.parametrize(
@@ -214,25 +214,25 @@ def test_whose_frame_it_is(file: str, library: str) -> None:
     """
     frame = FrameInfo(file, 1, "step")
     raised = ExceptionInfo("E", "", frames=(frame,))
-    assert runs(raised) == [(library, [frame])]
-    assert bool(own_frames(raised)) is (library in {"", "six", "yaml"})
+    assert group_frames_by_library(raised) == [(library, [frame])]
+    assert bool(find_own_frames(raised)) is (library in {"", "six", "yaml"})
 
 
 def test_frames_of_one_library_stand_together() -> None:
     """Runs keep the order, join neighbours only, and tell where frames were left out."""
     files = ("/a.py", f"{_PACKAGES}/torch/x.py", f"{_PACKAGES}/torch/y.py", "/b.py", f"{_PACKAGES}/torch/z.py")
     raised = ExceptionInfo("E", "", frames=tuple(FrameInfo(file, number, "f") for number, file in enumerate(files)))
-    found = [(library, len(run)) for library, run in runs(raised)]
+    found = [(library, len(run)) for library, run in group_frames_by_library(raised)]
     assert found == [("", 1), ("torch", 2), ("", 1), ("torch", 1)]
-    found = [(library, len(run)) for library, run in runs(replace(raised, frames_omitted=9))]
+    found = [(library, len(run)) for library, run in group_frames_by_library(replace(raised, frames_omitted=9))]
     assert found == [("", 1), ("torch", 1), ("9 frames left out", 0), ("torch", 1), ("", 1), ("torch", 1)]
 
 
 def test_own_frames_of_a_cause() -> None:
-    """For an exception without frames of the user's code, `own_frames` returns those of the nearest cause with any."""
+    """Without frames of the user's code, `find_own_frames` returns those of the nearest cause with any."""
     cause = ExceptionInfo("KeyError", "", frames=(FrameInfo("/data.py", 3, "read"),), relation="cause")
     raised = ExceptionInfo("E", "", frames=(FrameInfo(f"{_PACKAGES}/torch/x.py", 1, "f"),), causes=(cause,))
-    assert [place_of(frame) for frame in own_frames(raised)] == ["data.py:3 in read"]
+    assert [format_place(frame) for frame in find_own_frames(raised)] == ["data.py:3 in read"]
     # a traceback of another process that has only frames of libraries: where it was raised anew
     library = f"{_PACKAGES}/torch/distributed/checkpoint/utils.py"
     trace = (
@@ -240,7 +240,7 @@ def test_own_frames_of_a_cause() -> None:
     )
     frames = (FrameInfo("/app/train.py", 21, "main", "dcp.load(state)"), FrameInfo(library, 221, "reduce_scatter"))
     raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", f"ranks:[0]\n{trace}", frames=frames)
-    assert [place_of(frame) for frame in own_frames(raised)] == ["train.py:21 in main"]
+    assert [format_place(frame) for frame in find_own_frames(raised)] == ["train.py:21 in main"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from firstfault import model
 from firstfault.evidence.progress import progress_by_group, progress_in_text, waited_ns
-from firstfault.exceptions.stack_dumps import readable_stack, with_source
-from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stack_dumps import add_source_lines, format_stack_dump
+from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.render.json_report import json_report
 from firstfault.render.text import terminal_text
 from firstfault.report import build_report
@@ -81,8 +81,8 @@ def frames(*places: str, thread: str = "Thread 0x1") -> str:
 )
 def test_a_program_that_had_ended(stack: str) -> None:
     """Python was about to end the process: nothing of the program is on the main thread's stack."""
-    where = where_it_stood(stopped(3, stack.replace("Thread", "Current thread")))
-    assert where.returned == "its program had ended"
+    where = locate_main_thread(stopped(3, stack.replace("Thread", "Current thread")))
+    assert where.exit_stage == "its program had ended"
 
 
 def test_a_rank_that_leaves_its_group() -> None:
@@ -106,39 +106,39 @@ IN_QUEUE = f"{PYTHON}/queue.py:171 in get"
 @pytest.mark.parametrize(
     ("thread", "stood", "frame"),
     [
-        ((IN_FETCH,), Stood.ELSEWHERE, "data.py:5 in fetch"),
-        ((IN_C10D, IN_FETCH), Stood.COLLECTIVE, "data.py:5 in fetch"),
-        ((IN_DCP,), Stood.COLLECTIVE, "train.py:40 in main"),
-        ((IN_QUEUE, IN_FETCH), Stood.ELSEWHERE, "train.py:40 in main"),
+        ((IN_FETCH,), PositionKind.ELSEWHERE, "data.py:5 in fetch"),
+        ((IN_C10D, IN_FETCH), PositionKind.COLLECTIVE, "data.py:5 in fetch"),
+        ((IN_DCP,), PositionKind.COLLECTIVE, "train.py:40 in main"),
+        ((IN_QUEUE, IN_FETCH), PositionKind.ELSEWHERE, "train.py:40 in main"),
     ],
     ids=["works", "in a collective", "a library's, in a collective", "waits for work"],
 )
-def test_a_main_thread_that_waits_for_another(thread: tuple[str, ...], stood: Stood, frame: str) -> None:
+def test_a_main_thread_that_waits_for_another(thread: tuple[str, ...], stood: PositionKind, frame: str) -> None:
     """The position is that of the one thread that runs the program's own code for it."""
     loop = (f"{PYTHON}/selectors.py:468 in select", f"{PYTHON}/asyncio/runners.py:190 in run")
     main = frames(*loop, "/app/train.py:40 in main", thread="Thread 0x2")
-    where = where_it_stood(stopped(1, f"{frames(*thread, *POOL)}\n{main}"))
-    assert (where.stood, where.frame) == (stood, frame)
+    where = locate_main_thread(stopped(1, f"{frames(*thread, *POOL)}\n{main}"))
+    assert (where.kind, where.frame) == (stood, frame)
 
 
 def test_a_hook_in_a_backward_pass() -> None:
     """A hook of the program waits there if a collective is outstanding; else it may hang."""
     backward = f"{PACKAGES}/torch/autograd/graph.py:979 in _engine_run_backward"
     text = frames("/app/train.py:95 in hook", backward, "/app/train.py:40 in main")
-    assert where_it_stood(stopped(1, text)).stood is Stood.ELSEWHERE
-    assert where_it_stood(stopped(1, text, **count(5, completed=4))).stood is Stood.TORCH
+    assert locate_main_thread(stopped(1, text)).kind is PositionKind.ELSEWHERE
+    assert locate_main_thread(stopped(1, text, **count(5, completed=4))).kind is PositionKind.TORCH
     # everything may be installed below a folder with this package's name
     file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
-    assert where_it_stood(stopped(1, STACK.format(file, "all_reduce"))).stood is Stood.COLLECTIVE
+    assert locate_main_thread(stopped(1, STACK.format(file, "all_reduce"))).kind is PositionKind.COLLECTIVE
 
 
 def test_source_lines_of_a_stack() -> None:
     """The program's own frames get their source line, which a person sees and the position does not change."""
-    text = with_source(IN_COLLECTIVE, lambda file, line: f"    {file}:{line}()\n")
-    assert '  File "/app/train.py", line 40 in main\n    /app/train.py:40()' in readable_stack(text)
+    text = add_source_lines(IN_COLLECTIVE, lambda file, line: f"    {file}:{line}()\n")
+    assert '  File "/app/train.py", line 40 in main\n    /app/train.py:40()' in format_stack_dump(text)
     assert text.count("()") == 1
-    assert with_source(text, lambda *_: "again") == text
-    assert where_it_stood(stopped(1, text)) == where_it_stood(stopped(1, IN_COLLECTIVE))
+    assert add_source_lines(text, lambda *_: "again") == text
+    assert locate_main_thread(stopped(1, text)) == locate_main_thread(stopped(1, IN_COLLECTIVE))
 
 
 # --- what torch's watchdogs print, beside or without a flight recorder ------------------------------------------------

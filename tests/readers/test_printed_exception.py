@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from firstfault.exceptions.deduplicated_stderr import without_traceback
-from firstfault.exceptions.exceptions_in_text import short_name
-from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.printed_tracebacks import last_printed
+from firstfault.exceptions.deduplicated_stderr import remove_traceback
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.fingerprint import compute_fingerprint
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Verdict, WorkerError, Writer
 from firstfault.report import build_report
 from firstfault.report.first_line import first_line
@@ -140,16 +140,16 @@ def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: 
     assert report.answers.steps[0].text.endswith("train.py:8 in step")
     assert not any("why it exited" in text for text in report.answers.unknown)
     if way in {"print_exc", "logging", "rich"}:
-        assert fingerprint_of(failure) == fingerprint_of(_run(_PRINTING["raised"], tmp_path))
+        assert compute_fingerprint(failure) == compute_fingerprint(_run(_PRINTING["raised"], tmp_path))
 
 
 def test_prefixes_of_launchers(tmp_path: Path) -> None:
     """What torch and srun put before each line does not hide a traceback."""
     text = _run(_PRINTING["raised"], tmp_path).log_tail
     for prefix in ("[rank3]: ", "[default3]:", "3: "):
-        found = last_printed("\n".join(prefix + line for line in text.splitlines()))
+        found = find_printed_exception("\n".join(prefix + line for line in text.splitlines()))
         assert found is not None
-        assert short_name(found.exception) == "TrainingError"
+        assert get_short_name(found.exception) == "TrainingError"
         assert found.exception.causes[0].type == "KeyError"
 
 
@@ -215,7 +215,7 @@ def test_a_frame_that_rich_wrapped(lines: str) -> None:
     """A frame is found wherever rich broke its line: before or after "in", or within the path."""
     rows = "\n".join(f"│ {line:<40} │" for line in lines.split("|"))
     box = f"╭{'─' * 8} Traceback (most recent call last) {'─' * 8}╮\n{rows}\n│ ❱ 8     raise KeyError(name) │\n"
-    printed = last_printed(f"{box}╰{'─' * 50}╯\nKeyError: 'labels'\n")
+    printed = find_printed_exception(f"{box}╰{'─' * 50}╯\nKeyError: 'labels'\n")
 
     assert printed is not None
     assert [(frame.file, frame.line, frame.function) for frame in printed.exception.frames] == [
@@ -288,7 +288,7 @@ def test_a_step_that_is_tried_again(fails: str, headline: str, tmp_path: Path, *
     printed = _run(f"{_STEPS}\nFAILS = [{fails}]\nsteps()", tmp_path).log_tail
     failure = stopped(3, "", log_tail=printed)
     if not is_stopped:
-        last = last_printed(_run(f"{_STEPS}\nFAILS = [WAIT, WAIT]\nsteps()", tmp_path).log_tail)
+        last = find_printed_exception(_run(f"{_STEPS}\nFAILS = [WAIT, WAIT]\nsteps()", tmp_path).log_tail)
         assert last is not None
         failure = replace(own(3), exception=last.exception, message=last.exception.message, log_tail=printed)
     verdict = evidence(make_job(failure, *(victim(rank) for rank in range(3))))
@@ -299,7 +299,7 @@ def test_a_step_that_is_tried_again(fails: str, headline: str, tmp_path: Path, *
 def test_a_clean_up_after_an_early_exit(tmp_path: Path) -> None:
     """The rank fails because of its clean-up; it wanted to end before that."""
     cleaning = "import os\ndef leave():\n    sys.exit(0)\ntry:\n    leave()\nfinally:\n    os.remove('no-such-lock')"
-    printed = last_printed(_run(cleaning, tmp_path).log_tail)
+    printed = find_printed_exception(_run(cleaning, tmp_path).log_tail)
     assert printed is not None
     failure = replace(own(3), exception=printed.exception, message=printed.exception.message)
     assert evidence(make_job(failure)).headline.startswith(
@@ -346,7 +346,7 @@ def test_a_traceback_below_a_warning(later: str, tmp_path: Path, *, is_told: boo
     """The warning may be about something else, if nothing was printed after the traceback."""
     print_it = "try:\n    step()\nexcept Exception:\n    traceback.print_exc()\n"
     printed = _run(f"logging.warning('out of memory; trying a smaller batch')\n{print_it}{later}", tmp_path).log_tail
-    assert (last_printed(printed) is not None) is is_told
+    assert (find_printed_exception(printed) is not None) is is_told
 
 
 # --- without the traceback --------------------------------------------------------------------------------------------
@@ -392,14 +392,14 @@ def test_the_traceback_of_the_exception_is_left_out(name: str) -> None:
     printed = _printed(program)
     for prefix in ("", "[rank3]: "):
         lines = "\n".join(prefix + line for line in printed.splitlines())
-        assert without_traceback(lines, exception).splitlines() == [f"{prefix}epoch 3", f"{prefix}bye"]
+        assert remove_traceback(lines, exception).splitlines() == [f"{prefix}epoch 3", f"{prefix}bye"]
 
 
 def test_a_traceback_whose_beginning_is_lost() -> None:
     """A text that begins in the middle of the traceback keeps only what follows it."""
     printed = _printed("def step():\n    raise ValueError('bad')\nstep()")
     cut = printed[printed.index('  File "<string>"') :]
-    assert without_traceback(cut, ExceptionInfo("ValueError", "bad")) == "bye"
+    assert remove_traceback(cut, ExceptionInfo("ValueError", "bad")) == "bye"
 
 
 @pytest.mark.parametrize("logged", ["FileNotFoundError: shard 3", "ValueError: shard 3 is corrupt"])
@@ -408,13 +408,13 @@ def test_the_traceback_of_another_exception_stays(logged: str) -> None:
     other = f'Traceback (most recent call last):\n  File "a.py", line 3, in read\n{logged}'
     raised = 'Traceback (most recent call last):\n  File "a.py", line 9, in train\nValueError: no shard left'
     log = f"step 10\n{other}\nstep 11\n{raised}\nbye"
-    assert without_traceback(log, ExceptionInfo("ValueError", "no shard left")) == f"step 10\n{other}\nstep 11\nbye"
+    assert remove_traceback(log, ExceptionInfo("ValueError", "no shard left")) == f"step 10\n{other}\nstep 11\nbye"
 
 
 def test_indented_lines_are_no_traceback() -> None:
     """A text that begins with indented lines of the program itself is kept."""
     log = "   step 10 loss 3\n   step 11 loss 2\nValueError: batch skipped\nstep 12"
-    assert without_traceback(log, ExceptionInfo("ValueError", "batch skipped")) == log.lstrip("\n")
+    assert remove_traceback(log, ExceptionInfo("ValueError", "batch skipped")) == log.lstrip("\n")
 
 
 TRIES = (

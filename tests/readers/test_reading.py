@@ -9,7 +9,7 @@ import pytest
 
 from firstfault import model
 from firstfault.errors import ObjectNotFoundError, StoreUnavailableError
-from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.layout import ERRORS, ErrorKey, error_key_for
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.store import ObjectInfo, Page
@@ -31,7 +31,7 @@ def document(rank: int, **fields: object) -> model.WorkerError:
     """Return the document of a rank, with the fingerprint that its writer would give it."""
     place = {"node": f"w-{rank // 8}", "group_rank": rank // 8, "world_size": MANY}
     error = make_error(rank, **{**place, **fields})  # type: ignore[arg-type]
-    return named(replace(error, fingerprint=fingerprint_of(error)))
+    return named(replace(error, fingerprint=compute_fingerprint(error)))
 
 
 def victim(rank: int) -> model.WorkerError:

@@ -11,7 +11,7 @@ import pytest
 from firstfault import retry
 from firstfault.conclude import conclude
 from firstfault.errors import UsageError
-from firstfault.exceptions.stack_dumps import with_raise_point
+from firstfault.exceptions.stack_dumps import add_raise_point
 from firstfault.model import (
     CATEGORIES,
     Decision,
@@ -190,7 +190,7 @@ def test_a_vote_of_other_types() -> None:
 
 
 _WORLD = {"world_size": 4}
-_ABOUT_TO_LEAVE = with_raise_point(STACK.format("/job/data.py", "__del__"), FrameInfo("/job/train.py", 7, "train"))
+_ABOUT_TO_LEAVE = add_raise_point(STACK.format("/job/data.py", "__del__"), FrameInfo("/job/train.py", 7, "train"))
 
 
 @pytest.mark.parametrize(

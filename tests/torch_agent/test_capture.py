@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import firstfault_torch
-from firstfault.exceptions.first_cause import all_links
+from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault_torch.failures.capture import before_exit, capture, qualified_name
@@ -335,11 +335,11 @@ def test_a_tree_of_groups_is_cut() -> None:
     tree: Exception = ValueError("leaf")
     for _ in range(4):
         tree = _Group("ten", [tree] * 10)
-    assert len(list(all_links(_captured(tree)))) == 60
+    assert len(list(iter_exceptions(_captured(tree)))) == 60
     assert len(_captured(_Group("wide", [ValueError(str(number)) for number in range(100)])).members) == 10
     endless = _Group("endless", [])
     endless.exceptions = [endless]
-    assert len(list(all_links(_captured(endless)))) == 6
+    assert len(list(iter_exceptions(_captured(endless)))) == 6
 
 
 @pytest.mark.parametrize("members", [7, "text", {"a": ValueError()}, [1, "two", None]])

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.first_cause import first_cause
+from firstfault.exceptions.fingerprint import compute_fingerprint
+from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.report import build_report
 from firstfault.report.first_line import first_line
@@ -316,7 +316,7 @@ def test_the_first_cause_is_judged(way: str) -> None:
     (victim,), (culprit,) = (classify_failures(make_job(failure)) for failure in failures[:2])
     assert victim.failure_class is FailureClass.CONSEQUENCE
     assert (culprit.failure_class, culprit.category) == (FailureClass.OWN_FAULT, "")
-    found = [fingerprint_of(failure) for failure in failures]
+    found = [compute_fingerprint(failure) for failure in failures]
     assert len(set(found[:3])) == 3
     assert found[3] == found[1]
 
@@ -362,4 +362,4 @@ def test_what_a_clean_up_hides() -> None:
     hidden = caught.value.__context__
     assert hidden is not None
     assert "unexpected pos" in str(caught.value)
-    assert first_cause(capture(caught.value)).message == str(hidden)
+    assert find_first_cause(capture(caught.value)).message == str(hidden)

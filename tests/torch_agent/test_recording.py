@@ -20,7 +20,7 @@ import pytest
 import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
-from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Resources, Subject, WorkerError, Writer
 from firstfault.recorder.folder import Recorder, Spool
 from firstfault.testing import make_error
@@ -321,7 +321,7 @@ def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix) -> Non
         parse()
     _, exception = _recorded(prefix)
     assert exception.type == "argparse.ArgumentError"
-    assert own_frames(exception)[-1].function == "parse"
+    assert find_own_frames(exception)[-1].function == "parse"
 
 
 @pytest.mark.parametrize("how", ["raise", "exit 1", "exit 0", "return"])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstfault.exceptions.exceptions_in_text import REMOTE, original_of, with_remote
-from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.traceback_format import chain, format_exception
+from firstfault.exceptions.exceptions_in_text import REMOTE, add_remote_cause, unwrap_remote_exception
+from firstfault.exceptions.first_cause import find_own_frames
+from firstfault.exceptions.traceback_format import format_exception, list_causes_first
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import build_report
@@ -64,19 +64,19 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
     assert report.answers.what.startswith(f"{kind}: {text}")
     assert report.answers.code.startswith("remote_failures.py:")
     assert report.answers.code.endswith(function)
-    links = chain(exception)
+    links = list_causes_first(exception)
     shown = format_exception(exception)
     assert shown.count("Traceback (most recent call last):") == sum(bool(link.frames) for _, link in links)
     assert f"{kind}: {text}" in shown
     assert "The traceback above is in the text of the following exception:" in shown
     assert links[-1][1].type == exception.type
-    innermost = own_frames(exception)[-1]
+    innermost = find_own_frames(exception)[-1]
     line = innermost.context[innermost.line - innermost.context_line]
     assert line.strip() == innermost.code
     read = decode(encode(make_error(3, exception=exception, message=exception.message)), DocumentRef("e1.pb"))
     assert isinstance(read, WorkerError)
     assert read.exception is not None
-    assert own_frames(read.exception)[-1] == innermost
+    assert find_own_frames(read.exception)[-1] == innermost
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
 )
 def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
     """Ray's text begins in its own way; of the tracebacks of several ranks the first is taken."""
-    original = original_of(ExceptionInfo("Wrapped", text))
+    original = unwrap_remote_exception(ExceptionInfo("Wrapped", text))
     assert (original.type, original.message) == (kind, message)
     assert original.frames[-1].line == place
     assert original.frames[-1].code
@@ -110,8 +110,8 @@ def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
 def test_a_text_without_one_traceback_at_its_end(text: str) -> None:
     """The exception stays as it is."""
     exception = ExceptionInfo("ValueError", text)
-    assert original_of(exception) is exception
-    assert with_remote(exception) is exception
+    assert unwrap_remote_exception(exception) is exception
+    assert add_remote_cause(exception) is exception
 
 
 def test_the_traceback_of_its_own_cause() -> None:
@@ -119,8 +119,8 @@ def test_the_traceback_of_its_own_cause() -> None:
     text = "load failed:\nTraceback (most recent call last):\n  File \"a.py\", line 3, in f\n    f()\nKeyError: 'k'"
     cause = ExceptionInfo("KeyError", "'k'", relation="context")
     exception = ExceptionInfo("RuntimeError", text, causes=(cause,))
-    assert original_of(exception) is exception
-    assert [link.type for _, link in chain(exception)] == ["KeyError", "RuntimeError"]
+    assert unwrap_remote_exception(exception) is exception
+    assert [link.type for _, link in list_causes_first(exception)] == ["KeyError", "RuntimeError"]
 
 
 def test_a_text_that_was_cut() -> None:
@@ -128,7 +128,7 @@ def test_a_text_that_was_cut() -> None:
     frames = "".join(f'  File "/root/a.py", line {line}, in f\n    f({line})\n' for line in range(1, 40))
     text = f"Traceback (most recent call last):\n{frames}ValueError: deep"
     cut = text[:300] + "\n... 1000 characters left out ...\n" + text[-200:]
-    original = original_of(ExceptionInfo("RuntimeError", cut))
+    original = unwrap_remote_exception(ExceptionInfo("RuntimeError", cut))
     assert (original.type, original.message, original.frames[-1].line) == ("ValueError", "deep", 39)
 
 
@@ -145,7 +145,7 @@ Traceback (most recent call last):
   File "/root/a.py", line 2, in g
     g()
 ValueError: y"""
-    found = with_remote(ExceptionInfo("RuntimeError", f"Caught ValueError.\n{text}"))
+    found = add_remote_cause(ExceptionInfo("RuntimeError", f"Caught ValueError.\n{text}"))
     assert found.message == "Caught ValueError."
     assert [(cause.type, cause.message, cause.relation) for cause in found.causes] == [
         ("ValueError", "y", REMOTE),
@@ -186,8 +186,8 @@ LINES = st.lists(
 def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
     """Whatever the lines are, there is an exception and a traceback, and what was raised here comes last."""
     exception = ExceptionInfo("RuntimeError", "\n".join(lines), causes=tuple(causes))
-    assert original_of(exception).type
-    assert chain(exception)[-1][1].type == "RuntimeError"
+    assert unwrap_remote_exception(exception).type
+    assert list_causes_first(exception)[-1][1].type == "RuntimeError"
     assert format_exception(exception)
 
 
@@ -195,4 +195,4 @@ def test_a_huge_text_takes_bounded_time() -> None:
     """Megabytes of beginnings without an end are read in a moment."""
     for line in ("Traceback (most recent call last):", " " * 200, 'ray::f() (pid=1)\n  File "a.py", line 1, in f'):
         exception = ExceptionInfo("RuntimeError", f"{line}\n" * (2_000_000 // len(line)))
-        original_of(exception)
+        unwrap_remote_exception(exception)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from firstfault.exceptions.deduplicated_stderr import without_traceback
+from firstfault.exceptions.deduplicated_stderr import remove_traceback
 from firstfault.model import ExceptionInfo
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node import stderr_relay
@@ -173,7 +173,7 @@ def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: Stderr
     _run(tmp_path, a_long_traceback, tails)
     kept = tails.tail(RANK)
     assert len(kept) > 7000
-    assert without_traceback(kept, ExceptionInfo("ValueError", "boom")) == "bye"
+    assert remove_traceback(kept, ExceptionInfo("ValueError", "boom")) == "bye"
 
 
 def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from firstfault.exceptions.stack_position import stood_at
+from firstfault.exceptions.stack_position import parse_position
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
 from firstfault.recorder.folder import tail_of
 from firstfault.recorder.orphans import end_left_processes
@@ -295,7 +295,9 @@ class LocalWorkers:
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = observe(self._channel, self._reporter.node_context, asked)
         # a busy worker may not have answered in time
-        raising = {rank for rank, seen in observations.items() if seen.raised_at or stood_at(seen.stack).finalises}
+        raising = {
+            rank for rank, seen in observations.items() if seen.raised_at or parse_position(seen.stack).is_finalizing
+        }
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
         if reason != TERMINATED:  # a signal to the agent may have gone to all processes of the node
             first |= {rank for rank, process in enumerate(processes) if process.exitcode == -sent}

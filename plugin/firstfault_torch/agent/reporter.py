@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from firstfault import model
-from firstfault.exceptions.deduplicated_stderr import without_traceback
-from firstfault.exceptions.stack_dumps import with_raise_point, with_source
+from firstfault.exceptions.deduplicated_stderr import remove_traceback
+from firstfault.exceptions.stack_dumps import add_raise_point, add_source_lines
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
@@ -55,13 +55,13 @@ class NodeReport:
 class Reporter:
     """Writes a node's documents and roster entries in the background, and keeps their receipts.
 
-    `place_of` returns the place of the agent (None), or of the worker with a local rank.
+    `format_place` returns the place of the agent (None), or of the worker with a local rank.
     """
 
-    def __init__(self, node_context: NodeContext, place_of: Callable[[int | None], model.Place]) -> None:
+    def __init__(self, node_context: NodeContext, format_place: Callable[[int | None], model.Place]) -> None:
         self.node_context = node_context
         self.report = NodeReport()
-        self._place_of = place_of
+        self._place_of = format_place
         self._traceback_files: dict[int, str] = {}
         self._log_tails: StderrRelay | None = None
         self.progress: Callable[[], model.Progress] = model.Progress
@@ -231,7 +231,7 @@ class Reporter:
         """Keep the end of a worker's stderr for this node's roster entry: its own document cannot have it."""
         rank, log = self._place_of(death.local_rank).rank, self._log_of(death)
         if own.exception is not None:
-            log = without_traceback(log, own.exception)
+            log = remove_traceback(log, own.exception)
         if rank is not None and log:
             self._own_logs[death.local_rank] = model.LogTail(rank, log)
 
@@ -444,10 +444,10 @@ def about_death(
         seen = stop.observations.get(death.local_rank, seen)
     stack = traces.fatal_stack or seen.stack
     if stack:  # without source lines if the program's files cannot be read in time
-        read = partial(with_source, stack, linecache.getline)
+        read = partial(add_source_lines, stack, linecache.getline)
         stack = call_with_timeout(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
     if seen.raised_at is not None and not traces.fatal_stack:
-        stack = with_raise_point(stack, seen.raised_at)
+        stack = add_raise_point(stack, seen.raised_at)
     code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
     category = "host_oom" if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill else ""
     sent: tuple[model.SentSignal, ...] = ()

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from firstfault.exceptions.exceptions_in_text import original_of
-from firstfault.exceptions.first_cause import handler_above
-from firstfault.exceptions.source_files import is_library
+from firstfault.exceptions.exceptions_in_text import unwrap_remote_exception
+from firstfault.exceptions.first_cause import find_enclosing_handler
+from firstfault.exceptions.source_files import is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.utils.text import counted
 from firstfault_torch.guard import try_call
@@ -156,7 +156,7 @@ def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
     omitted = max(len(entries) - _MAX_FRAMES, 0)
     if omitted:
         entries = entries[: _MAX_FRAMES // 2] + entries[-_MAX_FRAMES // 2 :]
-    own = [entry for entry in entries if not is_library(entry.tb_frame.f_code.co_filename)]
+    own = [entry for entry in entries if not is_library_file(entry.tb_frame.f_code.co_filename)]
     with_context = set(map(id, own[-_WITH_CONTEXT:]))
     return tuple(_frame(entry, with_context=id(entry) in with_context) for entry in entries), omitted
 
@@ -180,7 +180,7 @@ def _lines(file: str) -> list[str]:
 
 def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
     first, last = max(frame.line - 1 - _AROUND, 0), frame.line + _AROUND
-    if (clause := handler_above(lines, frame.line - 1)) is not None:
+    if (clause := find_enclosing_handler(lines, frame.line - 1)) is not None:
         first, last = min(first, clause), frame.line + 3 * _AROUND  # they tell what the handler does
     around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first:last])).split("\n")
     return replace(frame, context=tuple(around), context_line=first + 1)
@@ -188,10 +188,10 @@ def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
 
 def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
     """Return an exception with the lines around the frames that its text names, if another process raised it."""
-    original = original_of(exception)
+    original = unwrap_remote_exception(exception)
     if original is exception:
         return exception
-    own = [frame for frame in original.frames if not is_library(frame.file)][-_WITH_CONTEXT:]
+    own = [frame for frame in original.frames if not is_library_file(frame.file)][-_WITH_CONTEXT:]
     known = [(frame, _lines(frame.file)) for frame in own]
     return replace(
         exception,

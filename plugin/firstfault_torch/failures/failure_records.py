@@ -8,7 +8,7 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import Any
 
-from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.model import Kind, Origin, Place, Subject, WorkerError, Writer
 from firstfault_torch.failures.capture import qualified_name
 from firstfault_torch.places import find_versions, read_boot_id
@@ -53,7 +53,7 @@ def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> Work
     failure = WorkerError(
         worker=place.node, place=place, boot_id=read_boot_id(), versions=find_versions(), **(defaults | fields)
     )
-    return replace(failure, fingerprint=fingerprint_of(failure))
+    return replace(failure, fingerprint=compute_fingerprint(failure))
 
 
 def lost_agent(place: Place) -> WorkerError:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from firstfault.evidence.progress import without_messages
-from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
@@ -123,7 +123,7 @@ def told_of(  # noqa: PLR0913 - keywords
     lines = [one_line(f"no progress for {seconds:.0f} s: {'; '.join(parts)}", _LONGEST)]
     lines += [one_line(f"rank {rank}: {_doing(by_rank[rank], facts[rank])}", _LONGEST) for rank in ranks]
     first = by_rank[ranks[0]] if ranks else None
-    at = where_it_stood(first).frame if first is not None else ""
+    at = locate_main_thread(first).frame if first is not None else ""
     told = Told(tuple(lines), ranks, first.node if first is not None else "", at)
     if not ends or missing:
         return told
@@ -141,7 +141,7 @@ def _works(failure: WorkerError, facts: Facts, seconds: float) -> bool:
     """Whether a rank works, or has come to its place long after the job stood still, as while it starts."""
     came_late = facts.stood_seconds is not None and facts.stood_seconds < seconds / 2
     # a thread that waits for its GPU, or in a collective, uses the CPU
-    waits = where_it_stood(failure).stood in {Stood.TORCH, Stood.COLLECTIVE}
+    waits = locate_main_thread(failure).kind in {PositionKind.TORCH, PositionKind.COLLECTIVE}
     return came_late or (facts.works and not waits)
 
 
@@ -161,8 +161,8 @@ def _outstanding(failure: WorkerError) -> list[_Call]:
 
 def _waits(failure: WorkerError, *, at_gpu: bool) -> bool:
     """Whether a rank waits in a collective; without a recorder a wait for its GPU may be one."""
-    stood = where_it_stood(failure).stood
-    return bool(_outstanding(failure)) or stood is Stood.COLLECTIVE or (at_gpu and stood is Stood.TORCH)
+    stood = locate_main_thread(failure).kind
+    return bool(_outstanding(failure)) or stood is PositionKind.COLLECTIVE or (at_gpu and stood is PositionKind.TORCH)
 
 
 def _waiters(failures: Sequence[WorkerError], waiting: Sequence[WorkerError], calls: Counter[_Call]) -> str:
@@ -171,7 +171,7 @@ def _waiters(failures: Sequence[WorkerError], waiting: Sequence[WorkerError], ca
     if not calls and waiting:
         return f"{who} in a collective"
     if not calls:
-        ((at, most),) = Counter(where_it_stood(failure).frame for failure in failures).most_common(1)
+        ((at, most),) = Counter(locate_main_thread(failure).frame for failure in failures).most_common(1)
         return f"{len(failures)} ranks stand outside of collectives, {most} of them at {at or 'a place not known'}"
     (operation, number, group), most = calls.most_common(1)[0]
     most_of = f", {most} of them" if len(calls) > 1 else ""
@@ -195,11 +195,11 @@ def _awaited(by_rank: Mapping[int, WorkerError], ranks: Sequence[int], calls: Co
 
 def _doing(failure: WorkerError, facts: Facts) -> str:
     """Return where a rank is, for how long at least, and what else is known of it."""
-    where = where_it_stood(failure)
+    where = locate_main_thread(failure)
     frame = where.frame or "its place is not known"
     code = next((line.strip() for line in _source(failure, where.frame)), "")
     since = f", since at least {facts.stood_seconds:.0f} s" if facts.stood_seconds else ""
-    told = [f"{where.returned or frame}{since}{': ' if code else ''}{code}", *facts.says]
+    told = [f"{where.exit_stage or frame}{since}{': ' if code else ''}{code}", *facts.says]
     return "; ".join(told)
 
 

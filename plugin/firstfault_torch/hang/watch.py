@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from firstfault.exceptions.stack_dumps import with_source
+from firstfault.exceptions.stack_dumps import add_source_lines
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import ExpiredDeadline, RestartKind, RestartRecord, StackDump, Writer
 from firstfault.model.job import STALLS_OF_ROUND
@@ -274,7 +274,7 @@ class StallWatch:
             answer, place = answers.get(rank, {}), places.of(rank)
             collectives, threads, _ = from_message(answer)
             stack = call_with_timeout(
-                partial(with_source, stacks.get(rank, ""), linecache.getline),
+                partial(add_source_lines, stacks.get(rank, ""), linecache.getline),
                 SOURCE_LINES_TIMEOUT_SECONDS,
                 "reading source lines",
             )

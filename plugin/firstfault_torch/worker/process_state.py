@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from firstfault.exceptions.first_cause import all_links
+from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
 from firstfault.wire.flight_recorder import parse_flight_recorder
 from firstfault_torch.compat import warn_once
@@ -156,7 +156,9 @@ def release_files() -> None:
 
 def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     """Return the state, within 0.25 s, if it may explain an exception, also given as data, or one of its causes."""
-    links = [({link.type, *link.bases}, _OF_RESOURCES.search(link.message[:1000])) for link in all_links(exception)]
+    links = [
+        ({link.type, *link.bases}, _OF_RESOURCES.search(link.message[:1000])) for link in iter_exceptions(exception)
+    ]
     if not any(types & _TYPES or match for types, match in links):
         return SystemState()
     found: list[FileSystem] = []

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from firstfault.exceptions.first_cause import frames_to, own_frames
+from firstfault.exceptions.first_cause import find_own_frames, join_frames
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
 from firstfault.model.failure import CTRL_C
@@ -332,8 +332,8 @@ def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> Ex
     exception = capture(source, in_flight=in_flight)
     if source is error:
         return exception
-    if not own_frames(exception):  # a library caught it, as argparse does: the program's line is in the exit
-        exception = replace(exception, frames=frames_to((capture(error, in_flight=in_flight), exception)))
+    if not find_own_frames(exception):  # a library caught it, as argparse does: the program's line is in the exit
+        exception = replace(exception, frames=join_frames((capture(error, in_flight=in_flight), exception)))
     note = f"The program then called sys.exit({safe_text(error)})."
     return replace(exception, notes=(*exception.notes, note))
 

@@ -12,13 +12,19 @@ from functools import lru_cache
 
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
-from firstfault.exceptions.ending_exception import exception_of
-from firstfault.exceptions.exceptions_in_text import short_name
-from firstfault.exceptions.fatal_text import last_line, native_lines, text_of_death
-from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper, raised_in
-from firstfault.exceptions.printed_tracebacks import is_second_try, last_printed
-from firstfault.exceptions.retried_step import first_try
-from firstfault.exceptions.stack_position import Stood, has_ended, where_it_stood
+from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.fatal_text import extract_fatal_text, find_native_lines, find_telling_line
+from firstfault.exceptions.first_cause import (
+    find_causes,
+    find_first_cause,
+    is_wrapper,
+    iter_exceptions,
+    list_library_calls,
+)
+from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
+from firstfault.exceptions.retried_step import find_original_failure
+from firstfault.exceptions.stack_position import PositionKind, has_ended, locate_main_thread
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, signal_of_exit_code
 
@@ -157,14 +163,14 @@ def _beside_many(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure,
     """
     waits = sum(item.waited for item in found)
     stood = {
-        number: where_it_stood(item.failure)
+        number: locate_main_thread(item.failure)
         for number, item in enumerate(found)
         if item.failure.expired is not None and item.failure_class is FailureClass.OWN_FAULT and item.specific
     }
     functions = {
-        number: "" if where.stood is Stood.TORCH else _LINE.sub(" in ", where.frame)
+        number: "" if where.kind is PositionKind.TORCH else _LINE.sub(" in ", where.frame)
         for number, where in stood.items()
-        if where.stood is Stood.TORCH or (where.frame and not waits)
+        if where.kind is PositionKind.TORCH or (where.frame and not waits)
     }
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
     if not 0 < _TIMES * (len(stood) - size) <= size + waits:
@@ -227,8 +233,8 @@ def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
 def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
     """Classify a process that tried again by its first try; None: it did not, or the last try tells as much."""
     raised = failure.exception
-    is_second = raised is not None and is_second_try(raised)
-    exception = exception_of(failure) if is_second else first_try(failure)
+    is_second = raised is not None and is_double_init_error(raised)
+    exception = find_ending_exception(failure) if is_second else find_original_failure(failure)
     if is_second and exception is raised:
         why = "tried again with the process group of its first try, which is not known"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
@@ -276,9 +282,9 @@ def _of_agent(failure: WorkerError) -> ClassifiedFailure:
 
 def _of_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
     """Classify a worker that its agent killed for a deadline; in a collective it may have waited for another rank."""
-    where = where_it_stood(failure)
+    where = locate_main_thread(failure)
     has_outstanding = any(progress.is_outstanding for progress in failure.collectives)
-    if where.stood is Stood.COLLECTIVE or (where.stood is Stood.TORCH and has_outstanding):
+    if where.kind is PositionKind.COLLECTIVE or (where.kind is PositionKind.TORCH and has_outstanding):
         why = f"waited in a collective until its deadline: {expired.text}"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, _WAIT, waited=True)
     at = f", at {where.frame}" if where.frame else ""
@@ -290,11 +296,11 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     while exception.type == "SystemExit" and exception.causes:
         # an exit that the program made of an exception is what that exception is
         exception = replace(exception.causes[0], causes=exception.causes[1:])
-    name = short_name(exception)
-    raised = {name, short_name(first_cause(exception))}  # a clean-up may fail after it
+    name = get_short_name(exception)
+    raised = {name, get_short_name(find_first_cause(exception))}  # a clean-up may fail after it
     is_answer = bool(raised & _ANSWERS)
     if failure.sent_signals:  # the program may have wrapped it
-        is_answer = is_answer or any(short_name(link) in _ANSWERS for link in all_links(exception))
+        is_answer = is_answer or any(get_short_name(link) in _ANSWERS for link in iter_exceptions(exception))
     if is_answer and (failure.node in gone or failure.sent_signals):
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
     if is_answer:
@@ -313,7 +319,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     found = _by_call(exception, _chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _SPREAD and failure.rank in ranks_of_spread_error(exception):
-        said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
+        said = _link(find_first_cause(exception))  # of the rank's own traceback, which is in the text
         category = (_precise(said) if said.role is Role.PRIMARY else "") or found.category
         category = "disk_full" if category == "storage" and full_disk(failure, exception) else category
         why = "failed in a checkpoint, and all ranks raise its error"
@@ -328,7 +334,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         is_limited = judged.category == "host_oom" and failure.system.memory_limit
         return replace(judged, category="config") if is_limited else judged
     if found.role is Role.SECONDARY and not _is_of_a_group(exception):
-        told = causes_of(exception).told
+        told = find_causes(exception).told
         types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
         if types & _PROGRAMS_OWN and not types & _TRANSPORTS:
             why = "raised an exception of its own: no transport raises this type"
@@ -349,12 +355,12 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
 
 def _by_call(exception: ExceptionInfo, found: Classification) -> Classification:
     """Return the class of an exception whose text tells little, by the library's function that raised it."""
-    is_cut = found.signature == "bare-timeout" and short_name(causes_of(exception).first) == "EOFError"
+    is_cut = found.signature == "bare-timeout" and get_short_name(find_causes(exception).first) == "EOFError"
     # training data may have any form, a checkpoint's, too
-    is_data = any(_LOADERS in frame.file for link in all_links(exception) for frame in link.frames)
+    is_data = any(_LOADERS in frame.file for link in iter_exceptions(exception) for frame in link.frames)
     if is_data or not (is_cut or (found.role is Role.PRIMARY and not _is(found))):
         return found
-    called = raised_in(exception)[:_INNERMOST]
+    called = list_library_calls(exception)[:_INNERMOST]
     if any(map(_OF_CHECKPOINTS.search, called)):
         return replace(found, role=Role.PRIMARY, category="checkpoint")
     parses = next((_OF_PARSERS.search(name) for name in called if not _UNDER_PARSERS.search(name)), None)
@@ -363,7 +369,7 @@ def _by_call(exception: ExceptionInfo, found: Classification) -> Classification:
 
 def ranks_of_spread_error(exception: ExceptionInfo) -> set[int]:
     """Return the ranks of which an exception of torch's checkpoint tells that they failed; empty for any other."""
-    matches = filter(None, (_CHECKPOINT.search(link.message) for link in all_links(exception)))
+    matches = filter(None, (_CHECKPOINT.search(link.message) for link in iter_exceptions(exception)))
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
@@ -374,7 +380,7 @@ def _of_call_of_exit(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     log = _log_of_death(failure, "")
     found = _of_printed(failure, "exited") or _of_last_words(failure, log, "exited", "")
-    called = next((name for name in raised_in(exception) if not _UNDER_PARSERS.search(name)), "")
+    called = next((name for name in list_library_calls(exception) if not _UNDER_PARSERS.search(name)), "")
     refuses = log.signature == "usage" or _OF_PARSERS.search(called)
     if found is None and failure.exit_code != 0 and refuses:
         why = "refused its command line or configuration"
@@ -385,12 +391,12 @@ def _of_call_of_exit(failure: WorkerError, exception: ExceptionInfo) -> Classifi
 
 def _of_printed(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
     """Classify an end by the exception that the program printed before it; None: it printed none, or an unclear one."""
-    exception = exception_of(failure)
+    exception = find_ending_exception(failure)
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
     found = _chain(exception)
     judged = replace(_of_raised(failure, exception), signature=found.signature if _is(found) else "")
-    name = short_name(causes_of(exception).first)
+    name = get_short_name(find_causes(exception).first)
     if name == _INTERRUPT and not failure.sent_signals:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended} after a {name}", "interrupted")
     if judged.failure_class is FailureClass.OWN_FAULT:
@@ -406,22 +412,22 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
 
     A traceback above it, of another exception, tells of an error that the program had survived, or of the first one.
     """
-    line, printed = last_line(failure.printed), last_printed(failure.printed)
+    line, printed = find_telling_line(failure.printed), find_printed_exception(failure.printed)
     named = _NAMED.search(line)
     if named is None or printed is None or not names_a_peer(line):
         return ""
-    return line if named["type"] not in map(short_name, all_links(printed.exception)) else ""
+    return line if named["type"] not in map(get_short_name, iter_exceptions(printed.exception)) else ""
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
     """Whether an exception's first cause came out of torch's collectives or store; True if it has no frames."""
-    frames = [frame for link in causes_of(exception).told for frame in link.frames]
+    frames = [frame for link in find_causes(exception).told for frame in link.frames]
     return not frames or any(_GROUP in frame.file for frame in frames)
 
 
 def _own_process_of(exception: ExceptionInfo) -> str:
     """Return the file whose connection to a process of this one's own broke; empty if it was another connection."""
-    files = [frame.file for link in causes_of(exception).told for frame in link.frames]
+    files = [frame.file for link in find_causes(exception).told for frame in link.frames]
     is_local = bool(files) and "/multiprocessing/" in files[-1]  # a socket of the program's own breaks elsewhere
     return next((owner for owner in _OWN_PROCESSES if is_local and any(owner in file for file in files)), "")
 
@@ -455,7 +461,7 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
 
 
 def _log_of_death(failure: WorkerError, signal: str) -> Classification:
-    return _classified(_last_word_about_a_peer(failure) or text_of_death(failure.printed, signal))
+    return _classified(_last_word_about_a_peer(failure) or extract_fatal_text(failure.printed, signal))
 
 
 def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal: str) -> ClassifiedFailure | None:
@@ -479,7 +485,7 @@ def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal
 def left_no_reason(failure: WorkerError) -> bool:
     """Whether a process aborted without a reason: no text of native code, no stack of a thread that Python knows."""
     in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
-    return failure.signal == "SIGABRT" and not in_python and not native_lines(failure.printed.splitlines())
+    return failure.signal == "SIGABRT" and not in_python and not find_native_lines(failure.printed.splitlines())
 
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
@@ -534,7 +540,7 @@ def _chain(exception: ExceptionInfo) -> Classification:
     What was raised because of it counts where the first cause does not tell which process is at fault: a program may
     raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts wherever it stands.
     """
-    causes = causes_of(exception)
+    causes = find_causes(exception)
     inner, outer = list(map(_link, causes.told)), list(map(_link, causes.wrappers))
     root = inner[-1]
     local = [found for found in inner if found.role is Role.PRIMARY and _is(found)]

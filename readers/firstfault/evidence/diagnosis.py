@@ -10,8 +10,8 @@ from firstfault import model
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures, ranks_of_spread_error
 from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.texts import Pointer
-from firstfault.exceptions.exceptions_in_text import short_name
-from firstfault.exceptions.first_cause import first_cause
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.layout import ErrorKey
 from firstfault.utils.text import one_line
 
@@ -268,8 +268,8 @@ def spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
     ranks = sorted(errors.keys() - raised.keys())
     if not ranks or len(ranks) > _MANY:
         return []
-    error = first_cause(errors[ranks[0]])
-    why = f"others raised its error: {short_name(error)}: {one_line(error.message, _ERROR)}"
+    error = find_first_cause(errors[ranks[0]])
+    why = f"others raised its error: {get_short_name(error)}: {one_line(error.message, _ERROR)}"
     places = ((rank, by_rank.get(rank)) for rank in ranks)
     return [Candidate(why, rank, getattr(failure, "node", ""), failure, "checkpoint") for rank, failure in places]
 

@@ -19,14 +19,14 @@ from firstfault.evidence.hangs import hung
 from firstfault.evidence.progress import progress_by_group, waited_ns, without_messages
 from firstfault.evidence.texts import message_of
 from firstfault.evidence.watchdogs import without_leavers
-from firstfault.exceptions.exceptions_in_text import short_name
+from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalized
-from firstfault.exceptions.first_cause import causes_of, first_cause, own_frames
-from firstfault.exceptions.printed_tracebacks import last_printed
+from firstfault.exceptions.first_cause import find_causes, find_first_cause, find_own_frames
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.retried_step import TRIES_FAILED
-from firstfault.exceptions.source_files import library_of
-from firstfault.exceptions.stack_position import Stood, place_of_crash, where_it_stood
-from firstfault.exceptions.traceback_format import place_of
+from firstfault.exceptions.source_files import find_library
+from firstfault.exceptions.stack_position import PositionKind, find_crash_position, locate_main_thread
+from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import FrameInfo, Subject, WorkerError
 
 _GROUP = "torch/distributed/"
@@ -205,7 +205,9 @@ def _without_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> l
 
 def _is_terminated(fault: ClassifiedFailure) -> bool:
     exception = fault.failure.exception
-    return fault.failure.signal == "SIGTERM" or (exception is not None and short_name(exception) == "SignalException")
+    return fault.failure.signal == "SIGTERM" or (
+        exception is not None and get_short_name(exception) == "SignalException"
+    )
 
 
 def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
@@ -292,69 +294,71 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
     Their exceptions were on their way out, or they crashed, or were exiting.
     """
     exception, exit_code = first.failure.exception, first.failure.exit_code or 0
-    if crashed_at := place_of_crash(first.failure):
-        return [item for item in _stopped(first, classified) if place_of_crash(item.failure) == crashed_at]
+    if crashed_at := find_crash_position(first.failure):
+        return [item for item in _stopped(first, classified) if find_crash_position(item.failure) == crashed_at]
     # other last lines tell nothing: all ranks print the same ones
     if exit_code > 0 and (said := _printed(first.failure)):
         alike = (item for item in _stopped(first, classified) if item.failure.exit_code == exit_code)
         return [item for item in alike if _printed(item.failure) == said]
-    if exception is None or causes_of(exception).wrappers:
+    if exception is None or find_causes(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
-    frames = first_cause(exception).frames
-    if not frames or library_of(frames[-1]) == "torch":
+    frames = find_first_cause(exception).frames
+    if not frames or find_library(frames[-1]) == "torch":
         return []  # peers' errors are raised there, too
-    raised_at = place_of(frames[-1])
+    raised_at = format_place(frames[-1])
     found = []
     for item in _stopped(first, classified):
-        where = where_it_stood(item.failure)
+        where = locate_main_thread(item.failure)
         # a process that did not answer stands at the line at which a finaliser ran
-        if raised_at == (place_of_raise(item.failure) or (where.frame if where.finalises else "")):
+        if raised_at == (place_of_raise(item.failure) or (where.frame if where.is_finalizing else "")):
             found.append(item)
     return found
 
 
 def _printed(failure: WorkerError) -> tuple[str, str] | None:
     """Return the type and text of the last exception that a process printed; None if it printed none."""
-    printed = last_printed(failure.printed)
+    printed = find_printed_exception(failure.printed)
     if printed is None:
         return None
-    cause = first_cause(printed.exception)
-    return short_name(cause), normalized(cause.message)
+    cause = find_first_cause(printed.exception)
+    return get_short_name(cause), normalized(cause.message)
 
 
 def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped in the function that raised, or while raising, and waited for no peer."""
     exception = first.failure.exception
-    own = own_frames(exception) if exception is not None else ()
+    own = find_own_frames(exception) if exception is not None else ()
     return [item for item in _stopped(first, classified) if own and _is_near(item.failure, own[-1])]
 
 
 def stopped_unwinding(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped in a finaliser where the first fault's exception passed by, not a peer's."""
     exception = first.failure.exception
-    passed = set(map(place_of, own_frames(exception))) if exception is not None else set()
+    passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()
     called = {progress.group: progress.enqueued for progress in first.failure.collectives}
-    stood = [(item, where_it_stood(item.failure), item.failure.collectives) for item in _stopped(first, classified)]
-    unknown = [(item, known) for item, at, known in stood if at.finalises and not at.raised_at and at.frame in passed]
+    stood = [(item, locate_main_thread(item.failure), item.failure.collectives) for item in _stopped(first, classified)]
+    unknown = [
+        (item, known) for item, at, known in stood if at.is_finalizing and not at.raised_at and at.frame in passed
+    ]
     # a peer's error comes out of a collective that `first` had not called
     return [item for item, known in unknown if known and all(at.enqueued <= called.get(at.group, -1) for at in known)]
 
 
 def place_of_raise(failure: WorkerError) -> str:
     """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
-    raised_at = where_it_stood(failure).raised_at
-    return place_of(raised_at) if raised_at is not None and library_of(raised_at) != "torch" else ""
+    raised_at = locate_main_thread(failure).raised_at
+    return format_place(raised_at) if raised_at is not None and find_library(raised_at) != "torch" else ""
 
 
 def _stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
     return [item for item in classified if item is not first and item.failure.stopped_by_agent and not item.waited]
 
 
-def _is_near(failure: WorkerError, raised_in: FrameInfo) -> bool:
-    where = where_it_stood(failure)
+def _is_near(failure: WorkerError, list_library_calls: FrameInfo) -> bool:
+    where = locate_main_thread(failure)
     if place_of_raise(failure):
         return True
-    if where.stood is not Stood.ELSEWHERE or any(progress.is_outstanding for progress in failure.collectives):
+    if where.kind is not PositionKind.ELSEWHERE or any(progress.is_outstanding for progress in failure.collectives):
         return False
-    file, function = raised_in.file.rsplit("/", 1)[-1], raised_in.function
+    file, function = list_library_calls.file.rsplit("/", 1)[-1], list_library_calls.function
     return where.frame.startswith(f"{file}:") and where.frame.endswith(f" in {function}")

@@ -33,10 +33,10 @@ from firstfault.evidence.progress import (
     progress_by_group,
     progress_in_text,
 )
-from firstfault.exceptions.first_cause import all_links, first_cause, own_frames
-from firstfault.exceptions.printed_tracebacks import last_printed
-from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.exceptions.traceback_format import place_of
+from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
+from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure, WorkerError
 from firstfault.model.failure import RECORDED_ONLY
 
@@ -224,12 +224,12 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
         is_cause = len(left) <= min(_MANY, len(victims)) and len(victims) == len(diagnosis.workers)
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
     workers = diagnosis.workers
-    stood = [(item.failure, where_it_stood(item.failure)) for item in workers]
+    stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
     # a victim that handles its peer's error may leave, too
     found = [
-        Candidate(f"{where.returned} when the others lost a peer", failure.rank, failure.node, failure, "exit")
+        Candidate(f"{where.exit_stage} when the others lost a peer", failure.rank, failure.node, failure, "exit")
         for failure, where in stood
-        if where.returned and where.raised_at is None and not prints_a_peers_error(failure.printed)
+        if where.exit_stage and where.raised_at is None and not prints_a_peers_error(failure.printed)
     ]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
@@ -250,16 +250,18 @@ def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
     """
     calls: dict[int, tuple[str, str]] = {}
     for judged in diagnosis.workers:
-        exception = judged.failure.exception or getattr(last_printed(judged.failure.printed), "exception", None)
+        exception = judged.failure.exception or getattr(
+            find_printed_exception(judged.failure.printed), "exception", None
+        )
         if judged.failure.rank is None or exception is None or judged.failure.collectives:
             return []
-        if not names_a_wait(first_cause(exception)):
+        if not names_a_wait(find_first_cause(exception)):
             return []
-        own, frames = own_frames(exception)[-1:], first_cause(exception).frames
+        own, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
         called = [frame.function for frame in frames if _CALLS.search(frame.file)] or [""]
         if not own or _OF_SOME_RANKS.search(f"{own[0].code} {called[-1]}"):
             return []
-        calls[judged.failure.rank] = (called[-1], place_of(own[0]))
+        calls[judged.failure.rank] = (called[-1], format_place(own[0]))
     if len(calls) <= _SEVERAL:
         return []
     usual, number = Counter(calls.values()).most_common(1)[0]
@@ -377,18 +379,18 @@ def _elsewhere(
     as well.
     """
     raised = [judged.failure.exception for judged in waits if judged.failure.exception is not None]
-    lines = {place_of(frame) for exception in raised for frame in own_frames(exception)[-1:]}
+    lines = {format_place(frame) for exception in raised for frame in find_own_frames(exception)[-1:]}
     functions = {_WITHIN.sub(" in ", line) for line in lines}
-    stood = {failure.rank: (where_it_stood(failure), failure) for failure in alive if failure.rank not in waited}
-    stood = {rank: at for rank, at in stood.items() if at[0].returned or at[0].frame not in {"", *lines}}
-    away = {rank: at for rank, at in stood.items() if rank is not None and at[0].stood is Stood.ELSEWHERE}
+    stood = {failure.rank: (locate_main_thread(failure), failure) for failure in alive if failure.rank not in waited}
+    stood = {rank: at for rank, at in stood.items() if at[0].exit_stage or at[0].frame not in {"", *lines}}
+    away = {rank: at for rank, at in stood.items() if rank is not None and at[0].kind is PositionKind.ELSEWHERE}
     away = {rank: at for rank, at in away.items() if _WITHIN.sub(" in ", at[0].frame) not in functions} or away
     if not away and all(judged.signature == STORE_WAIT for judged in waits):
         away = {rank: at for rank, at in stood.items() if rank is not None}
     if len(away) > _MANY:
         return []
     return [
-        (rank, f"{where.doing} while the others waited for it")
+        (rank, f"{where.description} while the others waited for it")
         for rank, (where, failure) in sorted(away.items())
         if not prints_a_timeout(failure)  # it may be about to try again
     ]
@@ -403,7 +405,9 @@ def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
         (failure.rank, _why_ended(thread))
         for judged in workers
         for failure in (judged.failure,)
-        if failure.rank is not None and not judged.waited and where_it_stood(failure).stood is not Stood.COLLECTIVE
+        if failure.rank is not None
+        and not judged.waited
+        and locate_main_thread(failure).kind is not PositionKind.COLLECTIVE
         for thread in failure.thread_failures[:1]
     ]
 
@@ -420,7 +424,7 @@ def _failed_checkpoints(workers: Sequence[ClassifiedFailure]) -> list[tuple[int,
         for thread in failure.thread_failures
         if failure.rank is not None
         and is_own_fault(thread.exception)
-        and any(_CHECKPOINT in frame.file for link in all_links(thread.exception) for frame in link.frames)
+        and any(_CHECKPOINT in frame.file for link in iter_exceptions(thread.exception) for frame in link.frames)
     ]
 
 
@@ -482,7 +486,7 @@ def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         if failure.rank is not None
         and any(sent.signal == "SIGKILL" for sent in failure.sent_signals)
         and not failure.collectives
-        and where_it_stood(failure).stood is Stood.UNKNOWN
+        and locate_main_thread(failure).kind is PositionKind.UNKNOWN
     }
     if len(frozen) > _MANY or len(frozen) * 2 > len(alive):
         return []

@@ -20,13 +20,19 @@ from firstfault.evidence.signatures import (
     built_in_signatures,
     encoded,
 )
-from firstfault.exceptions.ending_exception import exception_of
-from firstfault.exceptions.exceptions_in_text import short_name, with_remote
-from firstfault.exceptions.fatal_text import last_line, text_of_death, thrown
-from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper, own_frames
-from firstfault.exceptions.printed_tracebacks import last_printed
-from firstfault.exceptions.stderr_lines import bare_line
-from firstfault.exceptions.traceback_format import place_of
+from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.exceptions_in_text import add_remote_cause, get_short_name
+from firstfault.exceptions.fatal_text import extract_fatal_text, find_cpp_exception, find_telling_line
+from firstfault.exceptions.first_cause import (
+    find_causes,
+    find_first_cause,
+    find_own_frames,
+    is_wrapper,
+    iter_exceptions,
+)
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.stderr_lines import strip_line_prefixes
+from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.utils.text import sentence_of
@@ -223,7 +229,7 @@ class Message:
 
 def message_of(failure: WorkerError) -> Message:
     """Return the message of a failed process."""
-    exception = exception_of(failure)
+    exception = find_ending_exception(failure)
     if exception is None:
         return _of_end(failure)
     found = _of_exception(exception)
@@ -237,27 +243,27 @@ def message_of(failure: WorkerError) -> Message:
     if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
         return replace(found, text=line, wrapper=_end_of(failure))
     if found.what == "SystemExit" and exception.message in {"", "0"}:
-        frames = own_frames(exception)
-        at = f"{place_of(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
+        frames = find_own_frames(exception)
+        at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
         return replace(found, text=f"it ended by itself at {at}" if at else _ENDED)
     return found
 
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:
     """Return the file system of a path in the exception if it was full; without such a path, any that was full."""
-    disks, links = failure.system.file_systems, list(all_links(exception))
+    disks, links = failure.system.file_systems, list(iter_exceptions(exception))
     named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in links)]
     return next((disk for disk in named or disks if disk.is_full), None)
 
 
 def is_unexplained_write(failure: WorkerError) -> bool:
     """Whether a process failed because a write did, and its text does not tell why."""
-    exception = exception_of(failure)
+    exception = find_ending_exception(failure)
     return exception is not None and _classified(exception).signature == "failed-write"
 
 
 def _classified(exception: ExceptionInfo) -> Classification:
-    cause = first_cause(exception)
+    cause = find_first_cause(exception)
     return classify(cause.message, cause.type, cause.bases)
 
 
@@ -274,18 +280,18 @@ def _of_end(failure: WorkerError) -> Message:
 
 def _last_line(failure: WorkerError, signal: str) -> str:
     """Return the line that tells why a process ended: the one whose signature its last lines have, else the last."""
-    text = text_of_death(failure.printed, signal)
+    text = extract_fatal_text(failure.printed, signal)
     found = classify(text) if text else None
     if found is not None and found.category != "unknown" and found.signature not in _OF_ENDS:
-        lines = (thrown(text), *text.splitlines()[:_MANY_LINES])
+        lines = (find_cpp_exception(text), *text.splitlines()[:_MANY_LINES])
         telling = (line for line in lines if line and classify(line).signature == found.signature)
         if line := next(telling, ""):
-            return bare_line(line)
+            return strip_line_prefixes(line)
     if signal in {"", "SIGABRT"}:
         # an exception that was the cause would have been told already
-        printed = last_printed(failure.printed) if signal else None
-        line = thrown(text) or last_line(text)
-        return bare_line(line) if printed is None or printed.exception.message not in line else ""
+        printed = find_printed_exception(failure.printed) if signal else None
+        line = find_cpp_exception(text) or find_telling_line(text)
+        return strip_line_prefixes(line) if printed is None or printed.exception.message not in line else ""
     return ""
 
 
@@ -297,22 +303,22 @@ def _end_of(failure: WorkerError) -> str:
 
 
 def _of_exception(exception: ExceptionInfo) -> Message:
-    causes, original = causes_of(exception), first_cause(exception)
-    text, here = sentence_of(original.message), sentence_of(with_remote(causes.first).message)
+    causes, original = find_causes(exception), find_first_cause(exception)
+    text, here = sentence_of(original.message), sentence_of(add_remote_cause(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
     # the nearest wrapper tells most, a group of exceptions nothing
     near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(causes.wrappers[:1])
     if near and not (text and text in near[0].message):
         inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]
-        wrapper = f"{'raised as' if is_wrapper(near[0], inner) else 'then'} {short_name(near[0])}"
+        wrapper = f"{'raised as' if is_wrapper(near[0], inner) else 'then'} {get_short_name(near[0])}"
         if said := sentence_of(near[0].message):
             wrapper += f": {said}"
         if near[0] is not causes.wrappers[0]:
-            wrapper += f", then {short_name(causes.wrappers[0])}"
-    if causes.wrappers and short_name(original) == "SystemExit":
+            wrapper += f", then {get_short_name(causes.wrappers[0])}"
+    if causes.wrappers and get_short_name(original) == "SystemExit":
         text = f"the program called sys.exit({text})"
-    frames = () if text else own_frames(exception)
+    frames = () if text else find_own_frames(exception)
     if frames:  # of an exception without a text, such as a bare `assert`
-        text = f"{place_of(frames[-1])}: {frames[-1].code}".rstrip(": ")
-    return Message(short_name(original), text, about, wrapper, exception)
+        text = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ")
+    return Message(get_short_name(original), text, about, wrapper, exception)

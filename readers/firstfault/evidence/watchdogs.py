@@ -10,9 +10,9 @@ from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis
 from firstfault.evidence.hangs import hung
 from firstfault.evidence.texts import message_of
-from firstfault.exceptions.fatal_text import last_line
-from firstfault.exceptions.first_cause import all_links, first_cause
-from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.fatal_text import find_telling_line
+from firstfault.exceptions.first_cause import find_first_cause, iter_exceptions
+from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 
 _STALL = (
     r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?)\b|heart[- _]?beat"
@@ -84,7 +84,7 @@ def _may_be_for_a_peer(judged: ClassifiedFailure) -> bool:
     An exception that is raised outside of collectives is about that, unless its text speaks of the other ranks.
     """
     exception = judged.failure.exception
-    if exception is None or any(_GROUP in frame.file for link in all_links(exception) for frame in link.frames):
+    if exception is None or any(_GROUP in frame.file for link in iter_exceptions(exception) for frame in link.frames):
         return True
     has_called = any(progress.is_outstanding for progress in judged.failure.collectives)
     return has_called or _OF_ALL.search(_words(judged)) is not None
@@ -102,8 +102,8 @@ def _is_exit(judged: ClassifiedFailure) -> bool:
 def _words(judged: ClassifiedFailure) -> str:
     """Return the message of a failed process; if it has none of its own, the last line that it printed."""
     found = message_of(judged.failure)
-    is_bare = found.exception is not None and not first_cause(found.exception).message
-    return last_line(judged.failure.printed) if is_bare or not found.text else f"{found.what}: {found.text}"
+    is_bare = found.exception is not None and not find_first_cause(found.exception).message
+    return find_telling_line(judged.failure.printed) if is_bare or not found.text else f"{found.what}: {found.text}"
 
 
 def _stood_elsewhere(diagnosis: Diagnosis, *, has_begun: bool) -> list[Candidate]:
@@ -117,7 +117,9 @@ def _as_waits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> Diag
     """Return the diagnosis in which these ranks had waited, except those whose own stack shows something else."""
     changed = {
         id(item): replace(
-            item, failure_class=FailureClass.UNCLEAR, waited=where_it_stood(item.failure).stood is not Stood.ELSEWHERE
+            item,
+            failure_class=FailureClass.UNCLEAR,
+            waited=locate_main_thread(item.failure).kind is not PositionKind.ELSEWHERE,
         )
         for item in left
     }

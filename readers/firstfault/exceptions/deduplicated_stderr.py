@@ -6,14 +6,14 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from firstfault.exceptions.exceptions_in_text import RAISED, original_of, short_name
-from firstfault.exceptions.first_cause import all_links
+from firstfault.exceptions.exceptions_in_text import RAISED, get_short_name, unwrap_remote_exception
+from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.exceptions.printed_tracebacks import CHAIN_SENTENCE, GROUP_GUTTER, TRACEBACK_HEADER
 from firstfault.exceptions.stderr_lines import RANK_PREFIX
 from firstfault.model import ExceptionInfo
 
 
-def without_traceback(text: str, exception: ExceptionInfo) -> str:
+def remove_traceback(text: str, exception: ExceptionInfo) -> str:
     """Return what a process printed, without the tracebacks of `exception` and of what it was raised from.
 
     Lines before and after them stay, and so do the tracebacks of other exceptions. The text may begin in the middle of
@@ -21,8 +21,8 @@ def without_traceback(text: str, exception: ExceptionInfo) -> str:
     """
     lines = text.splitlines()
     bare = [RANK_PREFIX.sub("", line) for line in lines]
-    chain = [one for link in all_links(exception) for one in (link, original_of(link))]
-    names = {short_name(link) for link in chain}
+    chain = [one for link in iter_exceptions(exception) for one in (link, unwrap_remote_exception(link))]
+    names = {get_short_name(link) for link in chain}
     first = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
     said = {line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)} | {""}
     kept: list[str] = []

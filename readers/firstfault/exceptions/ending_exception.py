@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from firstfault.exceptions.exceptions_in_text import short_name
-from firstfault.exceptions.fatal_text import native_lines, thrown
-from firstfault.exceptions.first_cause import causes_of
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.fatal_text import find_cpp_exception, find_native_lines
+from firstfault.exceptions.first_cause import find_causes
 from firstfault.exceptions.printed_tracebacks import (
     STDERR_CHARS_READ,
     add_first_try,
-    is_second_try,
-    last_printed,
+    find_printed_exception,
+    is_double_init_error,
     to_plain_lines,
 )
-from firstfault.exceptions.retried_step import LINES_PROVING_SURVIVAL, TRACEBACK_TITLE, first_try
-from firstfault.exceptions.stack_dumps import frames_of_crash
-from firstfault.exceptions.stack_position import PROGRAM_ENDED, where_it_stood
+from firstfault.exceptions.retried_step import LINES_PROVING_SURVIVAL, TRACEBACK_TITLE, find_original_failure
+from firstfault.exceptions.stack_dumps import find_crash_frames
+from firstfault.exceptions.stack_position import PROGRAM_ENDED, locate_main_thread
 from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
 
@@ -30,7 +30,7 @@ _AT = re.compile(r"^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\): (?P<f
 _ONLY_AN_END = re.compile(r"terminate called without an active exception|^Aborted\b")
 
 
-def exception_of(failure: WorkerError) -> ExceptionInfo | None:
+def find_ending_exception(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception that ended a process: the one that it raised, else the last one that it printed.
 
     What it printed counts for an exit without a reason, for an abort without native code's own reason, for a program
@@ -38,16 +38,16 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     because the first one had left its process group, or the step that its peers were at.
     """
     raised = failure.exception
-    if raised is not None and is_second_try(raised):
+    if raised is not None and is_double_init_error(raised):
         return add_first_try(raised, to_plain_lines(failure.printed[-STDERR_CHARS_READ:]))
-    if (first := first_try(failure)) is not None:
+    if (first := find_original_failure(failure)) is not None:
         cause = replace(first, relation="context", causes=())
         return first if raised is None else replace(raised, causes=(*raised.causes, cause, *first.causes))
-    if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
+    if raised is not None and get_short_name(find_causes(raised).first) != "SystemExit":
         return raised
     if raised is None and failure.stopped_by_agent:
-        has_ended = TRACEBACK_TITLE in failure.printed and where_it_stood(failure).returned == PROGRAM_ENDED
-        return getattr(last_printed(failure.printed), "exception", None) if has_ended else None
+        has_ended = TRACEBACK_TITLE in failure.printed and locate_main_thread(failure).exit_stage == PROGRAM_ENDED
+        return getattr(find_printed_exception(failure.printed), "exception", None) if has_ended else None
     return _before_end(failure)
 
 
@@ -64,9 +64,9 @@ def _before_end(failure: WorkerError) -> ExceptionInfo | None:
     if signal and (hooked := _thrown_exception(failure.printed)):
         return hooked
     # native code printed why it aborted, not only that it did
-    if signal and any(not _ONLY_AN_END.search(line) for line in native_lines(failure.printed.splitlines())):
+    if signal and any(not _ONLY_AN_END.search(line) for line in find_native_lines(failure.printed.splitlines())):
         return raised
-    printed = last_printed(failure.printed)
+    printed = find_printed_exception(failure.printed)
     if printed is None or (signal and _is_aborted_elsewhere(failure, printed.exception)):
         return raised
     # lines without a level or a date cannot be told from the exception's message
@@ -81,13 +81,13 @@ def _before_end(failure: WorkerError) -> ExceptionInfo | None:
 
 def _is_aborted_elsewhere(failure: WorkerError, exception: ExceptionInfo) -> bool:
     """Whether Python was in another function, when the process aborted, than the one that printed the exception."""
-    called = {(frame.file, frame.function) for frame in frames_of_crash(failure)}
+    called = {(frame.file, frame.function) for frame in find_crash_frames(failure)}
     return bool(called and exception.frames) and (exception.frames[0].file, exception.frames[0].function) not in called
 
 
 def _thrown_exception(stderr: str) -> ExceptionInfo | None:
     """Return a Python exception that C++ could not handle, as one of an autograd hook; None: it had another reason."""
-    match = _PYTHONS.match(thrown(stderr))
+    match = _PYTHONS.match(find_cpp_exception(stderr))
     if match is None:
         return None
     frames = [FrameInfo(found["file"], int(found["line"]), found["function"]) for found in _AT.finditer(stderr)]

@@ -40,23 +40,23 @@ _ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
 """Lines after the message of an exception in a text."""
 
 
-def original_of(exception: ExceptionInfo) -> ExceptionInfo:
+def unwrap_remote_exception(exception: ExceptionInfo) -> ExceptionInfo:
     """Return the exception of the other process; `exception` itself if it tells of none."""
-    remote = [cause for cause in with_remote(exception).causes if cause.relation == REMOTE]
+    remote = [cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE]
     return remote[-1] if remote else exception
 
 
-def exceptions_in(text: str, *, whole: bool) -> tuple[ExceptionInfo, ...]:
+def parse_exceptions(text: str, *, whole: bool) -> tuple[ExceptionInfo, ...]:
     """Return the exceptions of a text that ends with a traceback, nearest first; `whole`: as for `_parsed`."""
     return _parsed(text, _NESTED, whole=whole)[1]
 
 
-def short_name(exception: ExceptionInfo) -> str:
+def get_short_name(exception: ExceptionInfo) -> str:
     """Return the name of an exception's type without its module."""
     return exception.type.rsplit(".", 1)[-1]
 
 
-def with_remote(exception: ExceptionInfo) -> ExceptionInfo:
+def add_remote_cause(exception: ExceptionInfo) -> ExceptionInfo:
     """Return an exception with that of the other process among its causes, related by `REMOTE`.
 
     Its text is what stood above the traceback. An exception that tells of no other process is returned as it is; so is
@@ -65,7 +65,8 @@ def with_remote(exception: ExceptionInfo) -> ExceptionInfo:
     head, found = _parsed(exception.message, _NESTED)
     found = _with_lines(found, exception)
     if found and not any(
-        (short_name(found[0]), found[0].message) == (short_name(cause), cause.message) for cause in exception.causes
+        (get_short_name(found[0]), found[0].message) == (get_short_name(cause), cause.message)
+        for cause in exception.causes
     ):
         return replace(exception, message=head, causes=(*found, *exception.causes))
     nearest = exception.causes[0] if exception.causes else None
@@ -103,7 +104,7 @@ def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[E
         )
         # without Python's sentence between them, the next traceback belongs to the text of this exception
         body = between if follows or _OF_A_RANK in match[0] else text[match.end() :]
-        block = block_of(body, len(match["indent"] or ""))
+        block = parse_traceback(body, len(match["indent"] or ""))
         if block is None:
             return text, ()
         found.insert(0, replace(block, relation=follows or REMOTE))
@@ -119,7 +120,7 @@ def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[E
     return text[: begins[0].start()].strip(), tuple(found)
 
 
-def block_of(body: str, indent: int = 0) -> ExceptionInfo | None:
+def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
     """Return the exception of one traceback; None if it has no frame, or does not end as tracebacks do."""
     frames: list[FrameInfo] = []
     lines = body.split("\n")

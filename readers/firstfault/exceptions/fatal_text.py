@@ -67,13 +67,13 @@ _LAST_WORDS = 2
 """Lines before an abort."""
 
 
-def text_of_death(stderr: str, signal: str) -> str:
+def extract_fatal_text(stderr: str, signal: str) -> str:
     """Return the lines of a process's stderr that belong to its end by `signal`; if that is empty, it exited."""
     lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP.match(line)]
     if signal == "SIGKILL":
         return ""  # the kernel ends it between two instructions: it writes nothing
     if signal:
-        native = native_lines(lines)
+        native = find_native_lines(lines)
         # an abort may follow a text of any form; a crash follows what it likes
         last = [line for line in lines[-_LAST_WORDS:] if line not in native] if signal == "SIGABRT" else []
         return "\n".join((*native, *last))
@@ -85,7 +85,7 @@ def text_of_death(stderr: str, signal: str) -> str:
     return "\n".join(lines[chains[-1][0] :])
 
 
-def last_line(stderr: str) -> str:
+def find_telling_line(stderr: str) -> str:
     """Return the last line that may tell why a process ended; empty if none of the last few lines does.
 
     Warnings, advice, progress bars and what libraries print at the end do not count.
@@ -107,13 +107,13 @@ def _last_lines(lines: Sequence[str]) -> list[str]:
     return found[min([*telling[:1], max(len(found) - _LAST_LINES, 0)]) :]
 
 
-def thrown(stderr: str) -> str:
+def find_cpp_exception(stderr: str) -> str:
     """Return the text of the last C++ exception that ended a process; empty if there is none."""
     found = (_WHAT.match(strip_rank_prefix(line)) for line in reversed(stderr.splitlines()))
     return next((match["text"] for match in found if match), "")
 
 
-def native_lines(lines: list[str]) -> list[str]:
+def find_native_lines(lines: list[str]) -> list[str]:
     """Return the lines that native code printed, with the indented lines after each and NCCL's last error."""
     kept: list[str] = []
     continues = False

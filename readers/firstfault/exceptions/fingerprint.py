@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import re
 
-from firstfault.exceptions.ending_exception import exception_of
-from firstfault.exceptions.fatal_text import last_line
-from firstfault.exceptions.first_cause import causes_of, first_cause, frames_to
-from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.fatal_text import find_telling_line
+from firstfault.exceptions.first_cause import find_causes, find_first_cause, join_frames
+from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import WorkerError
 from firstfault.model.failure import DEFAULT_GROUP
 
@@ -37,12 +37,12 @@ _VARYING = (
 )
 
 
-def fingerprint_of(error: WorkerError) -> str:
+def compute_fingerprint(error: WorkerError) -> str:
     """Return ``"2:<12 hex digits>"`` for a failure; never empty."""
-    exception = exception_of(error)
+    exception = find_ending_exception(error)
     if exception is not None:
-        first = first_cause(exception)
-        frames = frames_to([*causes_of(exception).wrappers, first])[-_FRAMES:]
+        first = find_first_cause(exception)
+        frames = join_frames([*find_causes(exception).wrappers, first])[-_FRAMES:]
         places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in frames]
         parts = [first.type, normalized(first.message), *places]
     elif error.signal or error.exit_code is not None:
@@ -57,17 +57,17 @@ def _of_a_death(error: WorkerError) -> list[str]:
     """Return what tells one death from another with the same signal or exit code."""
     parts = []
     if error.sent_signals:
-        parts += ["stopped", where_it_stood(error).frame]
+        parts += ["stopped", locate_main_thread(error).frame]
         for progress in error.collectives:
             if progress.group == DEFAULT_GROUP:
                 parts.append(f"{progress.last_operation} {progress.enqueued}")
         parts += ["timed out"] if _TIMED_OUT in error.printed else []
     if error.expired is not None:
-        parts += ["expired", error.expired.scope, where_it_stood(error).frame]
+        parts += ["expired", error.expired.scope, locate_main_thread(error).frame]
     if (
         error.exit_code
         and not (error.signal or error.sent_signals or error.expired)
-        and (line := last_line(error.printed))
+        and (line := find_telling_line(error.printed))
     ):
         parts.append(normalized(line))
     return parts

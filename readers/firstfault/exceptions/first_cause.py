@@ -7,8 +7,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from firstfault.exceptions.exceptions_in_text import POOL_TRACEBACK_SUFFIX, REMOTE, original_of, short_name
-from firstfault.exceptions.source_files import is_library, library_of
+from firstfault.exceptions.exceptions_in_text import (
+    POOL_TRACEBACK_SUFFIX,
+    REMOTE,
+    get_short_name,
+    unwrap_remote_exception,
+)
+from firstfault.exceptions.source_files import find_library, is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
 
 _FRAMEWORKS = {"Python", "torch", "flytekit", "firstfault", "numpy"}
@@ -46,7 +51,7 @@ _LEAVES = re.compile(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
 
 
 @dataclass(frozen=True, slots=True)
-class Causes:
+class CauseChain:
     """An exception's first cause, and what was raised because of it."""
 
     wrappers: tuple[ExceptionInfo, ...]
@@ -60,7 +65,7 @@ class Causes:
         return (self.first, *(link for link in self.first.causes if not _tells_nothing(link)))
 
 
-def causes_of(exception: ExceptionInfo) -> Causes:
+def find_causes(exception: ExceptionInfo) -> CauseChain:
     """Return the first cause of an exception, and its wrappers.
 
     That is the innermost exception of the chain that came out of the program's code: a library may have caught and
@@ -75,16 +80,16 @@ def causes_of(exception: ExceptionInfo) -> Causes:
     counting = (at for belongs in (_is_own, _is_of_a_package) for at in last_first if _counts(links[at], belongs))
     at = _behind(links, next(counting, 0))
     wrappers, first = tuple(links[:at]), links[at]
-    members = [member for member in first.members if short_name(member) not in _INTERRUPTIONS] or first.members
+    members = [member for member in first.members if get_short_name(member) not in _INTERRUPTIONS] or first.members
     if members:
-        inner = causes_of(members[0])
-        return Causes((*wrappers, first, *inner.wrappers), inner.first)
-    return Causes(wrappers, replace(first, causes=tuple(links[at + 1 :])))
+        inner = find_causes(members[0])
+        return CauseChain((*wrappers, first, *inner.wrappers), inner.first)
+    return CauseChain(wrappers, replace(first, causes=tuple(links[at + 1 :])))
 
 
-def first_cause(exception: ExceptionInfo) -> ExceptionInfo:
+def find_first_cause(exception: ExceptionInfo) -> ExceptionInfo:
     """Return the first cause; if its text has the traceback of another process, the exception of that process."""
-    return original_of(causes_of(exception).first)
+    return unwrap_remote_exception(find_causes(exception).first)
 
 
 def is_wrapper(outer: ExceptionInfo, inner: ExceptionInfo) -> bool:
@@ -95,41 +100,41 @@ def is_wrapper(outer: ExceptionInfo, inner: ExceptionInfo) -> bool:
     return innermost.code.startswith("raise") and _place(innermost) == _place(inner.frames[0])
 
 
-def all_links(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
+def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
     """Yield an exception, its causes, and all members with theirs."""
     for link in (exception, *exception.causes):
         yield link
         for member in link.members:
-            yield from all_links(member)
+            yield from iter_exceptions(member)
 
 
-def raised_in(exception: ExceptionInfo) -> list[str]:
+def list_library_calls(exception: ExceptionInfo) -> list[str]:
     """Return the files and functions of libraries, innermost first, from the program's last line to the first cause."""
-    causes = causes_of(exception)
-    frames = frames_to([*causes.wrappers, causes.first])[::-1]
-    inner = itertools.takewhile(lambda frame: is_library(frame.file), frames)
+    causes = find_causes(exception)
+    frames = join_frames([*causes.wrappers, causes.first])[::-1]
+    inner = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
     return [f"{frame.file} {frame.function}" for frame in inner]
 
 
-def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
+def find_own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     """Return the frames of the user's code on the way to the first cause, outermost first.
 
     If it has none, those of the nearest wrapper that has any. The user's code may be an installed package: if no other
     frame is found, frames of packages count, except those of Python, torch, flytekit, firstfault and numpy.
     """
-    causes, first = causes_of(exception), first_cause(exception)
+    causes, first = find_causes(exception), find_first_cause(exception)
     path = [*causes.wrappers, *([] if first is causes.first else [causes.first]), first]
     for belongs in (_is_own, _is_of_a_package):
         for end in range(len(path), 0, -1):
             if any(map(belongs, path[end - 1].frames)):
-                return tuple(filter(belongs, frames_to(path[:end])))
+                return tuple(filter(belongs, join_frames(path[:end])))
         for link in first.causes:
             if found := tuple(filter(belongs, link.frames)):
                 return found
     return ()
 
 
-def frames_to(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
+def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
     """Return all frames on the way to the last exception of a path of wrappers.
 
     The traceback of a cause begins where it was caught; the frames around that are in the wrapper's.
@@ -152,16 +157,16 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     """Whether `context` was dealt with, and `outer` is the failure of what was done in its stead."""
     places = [_place(frame) for frame in outer.frames]
     # a program that exits takes no other way
-    if short_name(outer) == "SystemExit" or not context.frames or _place(context.frames[0]) not in places:
+    if get_short_name(outer) == "SystemExit" or not context.frames or _place(context.frames[0]) not in places:
         return False
     below = outer.frames[len(places) - places[::-1].index(_place(context.frames[0])) :]
     at = outer.frames[-len(below) - 1]
     here = at.line - at.context_line
-    above = handler_above(at.context, here)
+    above = find_enclosing_handler(at.context, here)
     clause = _CLAUSE.match(at.code if above is None else at.context[above])
     expected = {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
     code = _CLAUSE.sub("", at.code).strip()
-    name, own = short_name(context), [frame for frame in context.frames if _is_own(frame)]
+    name, own = get_short_name(context), [frame for frame in context.frames if _is_own(frame)]
     # a lookup that failed in the program's own line, in a clause for lookups alone, or in a library's
     is_lookup = name in _LOOKUPS and (expected <= _LOOKUPS if _is_own(context.frames[0]) else len(context.frames) == 1)
     is_lookup = is_lookup and len(own) <= 1 and not any(frame.code.startswith("raise") for frame in own)
@@ -179,13 +184,17 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     # a clause for any exception, or none that is known
     if expected & _ANY and name not in _OTHER_WAYS and not (is_own and _GIVES.match(code)):
         return False
-    after = (n for n in range(here + 1, len(at.context)) if above is not None and handler_above(at.context, n) == above)
+    after = (
+        n
+        for n in range(here + 1, len(at.context))
+        if above is not None and find_enclosing_handler(at.context, n) == above
+    )
     if (above is not None and "finally" in at.context[above]) or any(_LEAVES.match(at.context[n]) for n in after):
         return False
     return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
 
 
-def handler_above(lines: Sequence[str], at: int) -> int | None:
+def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
     """Return where the clause, `except` or `finally`, stands in whose block a line is; None: there is none."""
     near = lines[max(at - _LONGEST_HANDLER, 0) : at + 1]
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
@@ -214,7 +223,7 @@ def _counts(link: ExceptionInfo, belongs: Callable[[FrameInfo], bool]) -> bool:
 
 
 def _tells_nothing(link: ExceptionInfo) -> bool:
-    name = short_name(link)
+    name = get_short_name(link)
     if name == "SystemExit" and link.relation == "context" and link.frames:
         return not _is_own(link.frames[-1])  # the program wanted to end, and then its clean-up failed
     return name in _INTERRUPTIONS or name.endswith(POOL_TRACEBACK_SUFFIX)
@@ -225,8 +234,8 @@ def _place(frame: FrameInfo) -> tuple[str, str]:
 
 
 def _is_own(frame: FrameInfo) -> bool:
-    return not is_library(frame.file)
+    return not is_library_file(frame.file)
 
 
 def _is_of_a_package(frame: FrameInfo) -> bool:
-    return library_of(frame) not in _FRAMEWORKS
+    return find_library(frame) not in _FRAMEWORKS

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from firstfault.exceptions.exceptions_in_text import RAISED, block_of
-from firstfault.exceptions.first_cause import causes_of
+from firstfault.exceptions.exceptions_in_text import RAISED, parse_traceback
+from firstfault.exceptions.first_cause import find_causes
 from firstfault.exceptions.stderr_lines import strip_rank_prefix
 from firstfault.model import ExceptionInfo
 
@@ -57,7 +57,7 @@ _WITHIN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class PrintedException:
     """An exception whose traceback a process printed."""
 
     exception: ExceptionInfo
@@ -66,7 +66,7 @@ class Printed:
 
 
 @lru_cache(maxsize=256)
-def last_printed(stderr: str) -> Printed | None:
+def find_printed_exception(stderr: str) -> PrintedException | None:
     """Return the last exception that a process printed, with those that it was raised from; None if there is none.
 
     Exceptions that Python ignored, that logging could not write, or that the program reports as survived, do not count.
@@ -77,7 +77,7 @@ def last_printed(stderr: str) -> Printed | None:
     ):
         if any(map(str.strip, found.after)) and _is_handled(lines, first, _WARNS):
             continue
-        is_second = is_second_try(found.exception)
+        is_second = is_double_init_error(found.exception)
         return replace(found, exception=add_first_try(found.exception, lines[:first])) if is_second else found
     return None
 
@@ -89,9 +89,9 @@ def find_tracebacks(lines: Sequence[str]) -> list[int]:
     ]
 
 
-def is_second_try(exception: ExceptionInfo) -> bool:
+def is_double_init_error(exception: ExceptionInfo) -> bool:
     """Whether an exception only tells that a program tried again, with the process group of its first try."""
-    return _SECOND_TRY in causes_of(exception).first.message
+    return _SECOND_TRY in find_causes(exception).first.message
 
 
 def add_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> ExceptionInfo:
@@ -100,7 +100,7 @@ def add_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> ExceptionIn
     if any(line.lstrip().startswith('File "') for line in cut):  # the lines begin within a traceback
         lines = ["Traceback (most recent call last):", *lines]
     for _, found in _chains(lines, find_tracebacks(lines)):
-        if not is_second_try(found.exception):
+        if not is_double_init_error(found.exception):
             cause = replace(found.exception, relation="context", causes=())
             return replace(exception, causes=(*exception.causes, cause, *found.exception.causes))
     return exception
@@ -112,7 +112,7 @@ def _is_handled(lines: Sequence[str], at: int, tells: re.Pattern[str]) -> bool:
     return tells.search(above) is not None and not _OF_WARNINGS.match(above)
 
 
-def _chains(lines: Sequence[str], begins: list[int]) -> Iterator[tuple[int, Printed]]:
+def _chains(lines: Sequence[str], begins: list[int]) -> Iterator[tuple[int, PrintedException]]:
     """Yield where chains of tracebacks begin, and their exceptions, from the last one back."""
     for first, last in reversed(find_chain_spans(lines, begins)):
         if (found := parse_chain(lines, first, last)) is not None:
@@ -130,7 +130,7 @@ def find_chain_spans(lines: Sequence[str], begins: list[int]) -> list[tuple[int,
     return spans
 
 
-def parse_chain(lines: Sequence[str], first: int, last: int) -> Printed | None:
+def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException | None:
     """Return the exception of a chain whose tracebacks begin at the lines `first` to `last`; None if one is cut."""
     links: list[ExceptionInfo] = []
     after: Sequence[str] = ()
@@ -145,7 +145,7 @@ def parse_chain(lines: Sequence[str], first: int, last: int) -> Printed | None:
         # the relation of a link is to the one that was raised after it
         links.insert(0, replace(link, relation="cause" if between is not None and between["cause"] else "context"))
         at = next((number for number in range(end, last + 1) if TRACEBACK_HEADER.match(lines[number])), last + 1)
-    return Printed(replace(links[0], relation="", causes=tuple(links[1:])), tuple(after))
+    return PrintedException(replace(links[0], relation="", causes=tuple(links[1:])), tuple(after))
 
 
 def _one(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[str]]:
@@ -155,7 +155,7 @@ def _one(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[str]]:
         return _group(lines, len(match["gutter"]))
     raised = next((at for at, line in enumerate(lines[1:], 1) if line.strip() and not line[:1].isspace()), len(lines))
     end = next((at for at in range(raised + 1, len(lines)) if _NEXT.search(lines[at])), len(lines))
-    found = block_of("\n".join(lines[1:end]))
+    found = parse_traceback("\n".join(lines[1:end]))
     if found is None and raised < end and (named := RAISED.match(lines[raised])):
         found = ExceptionInfo(named["type"], named["message"] or "")  # its frames are missing
     return found, lines[end:]
@@ -167,13 +167,13 @@ def _group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | None, Seq
     borders = [
         at for at, line in enumerate(lines[1:end]) if _MEMBER.match(line) and _indent_of(line) <= indent + _INDENT
     ]
-    own = block_of("\n".join(inner[: borders[0]] if borders else inner))
+    own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
         return None, lines[end:]
     members = []
     for border, until in itertools.pairwise([*borders, len(inner)]):
         body = [GROUP_GUTTER.sub("", line[indent + _INDENT :], count=1) for line in lines[border + 2 : until + 1]]
-        found = last_printed("\n".join(line for line in body if not _BORDER.match(line)))
+        found = find_printed_exception("\n".join(line for line in body if not _BORDER.match(line)))
         if found is not None:
             members.append(found.exception)
     return replace(own, members=tuple(members)), lines[end:]

@@ -6,8 +6,8 @@ import itertools
 import re
 from functools import lru_cache
 
-from firstfault.exceptions.exceptions_in_text import short_name
-from firstfault.exceptions.first_cause import all_links, causes_of
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.first_cause import find_causes, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import (
     STDERR_CHARS_READ,
     find_chain_spans,
@@ -15,7 +15,7 @@ from firstfault.exceptions.printed_tracebacks import (
     parse_chain,
     to_plain_lines,
 )
-from firstfault.exceptions.stack_position import is_of_a_group
+from firstfault.exceptions.stack_position import is_process_group_code
 from firstfault.model import ExceptionInfo, Subject, WorkerError
 
 TRACEBACK_TITLE = "Traceback (most recent call last)"
@@ -29,7 +29,7 @@ LINES_PROVING_SURVIVAL = 10
 """Lines after a traceback that show that its process lived on."""
 
 
-def first_try(failure: WorkerError) -> ExceptionInfo | None:
+def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception with which a step failed first, if it was tried again and then failed in a collective.
 
     The process had printed it, from the same line of its own code. None: no step was tried again, the first try failed
@@ -40,16 +40,20 @@ def first_try(failure: WorkerError) -> ExceptionInfo | None:
     raised, text = failure.exception, failure.printed[-STDERR_CHARS_READ:]
     if raised is not None and (tried := _before_giving_up(raised, text)) is not None:
         return tried
-    is_exit = raised is not None and short_name(causes_of(raised).first) == "SystemExit"
+    is_exit = raised is not None and get_short_name(find_causes(raised).first) == "SystemExit"
     again = None if is_exit else raised
     # without an exception of its own it has printed those of two tries at least
-    if not _waits(again) if again is not None else text.count(TRACEBACK_TITLE) < _TRIES or not is_of_a_group(text):
+    if (
+        not _waits(again)
+        if again is not None
+        else text.count(TRACEBACK_TITLE) < _TRIES or not is_process_group_code(text)
+    ):
         return None
     lines, spans = _read(text)
     if again is None:
         printed = (parse_chain(lines, *span) for span in reversed(spans))
         again = next((found.exception for found in printed if found is not None and _waits(found.exception)), None)
-    frames = (frame for link in all_links(again) for frame in link.frames) if again is not None else ()
+    frames = (frame for link in iter_exceptions(again) for frame in link.frames) if again is not None else ()
     calls = {f'File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames}
     same = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
     found = next((parse_chain(lines, *span) for span in same), None)
@@ -81,4 +85,4 @@ def _read(text: str) -> tuple[list[str], list[tuple[int, int]]]:
 
 def _waits(exception: ExceptionInfo) -> bool:
     """Whether an exception comes out of a collective."""
-    return any(is_of_a_group(frame.file) for link in causes_of(exception).told for frame in link.frames)
+    return any(is_process_group_code(frame.file) for link in find_causes(exception).told for frame in link.frames)

@@ -14,14 +14,14 @@ _OURS = re.compile(r"(?:flytekitplugins/firstfault|firstfault_torch)/")
 _PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
 
 
-def is_library(file: str) -> bool:
+def is_library_file(file: str) -> bool:
     """Whether a file belongs to an installed package, to Python or to firstfault."""
     return _LIBRARY.search(file) is not None
 
 
-def library_of(frame: FrameInfo) -> str:
+def find_library(frame: FrameInfo) -> str:
     """Return the package of a frame, "torch"; empty for the user's code."""
-    if not is_library(frame.file):
+    if not is_library_file(frame.file):
         return ""
     package = _PACKAGE.search(frame.file)
     if package:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from firstfault.exceptions.source_files import is_library
+from firstfault.exceptions.source_files import is_library_file
 from firstfault.model import FrameInfo, WorkerError
 
 THREAD_HEADER = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
@@ -13,23 +13,23 @@ _FRAME = re.compile(
     r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$(?:\n {4}(?P<code>\S.*)$)?',
     re.MULTILINE,
 )
-"""A line of faulthandler, and the source line that `with_source` added."""
+"""A line of faulthandler, and the source line that `add_source_lines` added."""
 _MAX_SOURCES = 64
 """Frames of one dump that get their source line."""
 _MAX_LINE = 200
 _FATAL = "Fatal Python error"
 
 
-def stacks_of(failure: WorkerError) -> list[str]:
+def get_stack_dumps(failure: WorkerError) -> list[str]:
     """Return a worker's own stack dumps; without one those that it printed before it exited, as by a timer."""
     own = [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
     has_printed = bool(failure.exit_code) and failure.exception is None and THREAD_HEADER.search(failure.printed)
     return own or ([failure.printed] if has_printed else [])
 
 
-def frames_of_crash(failure: WorkerError) -> list[FrameInfo]:
+def find_crash_frames(failure: WorkerError) -> list[FrameInfo]:
     """Return where Python met the fatal signal, innermost frame first; empty: not known."""
-    fatal = (text for text in stacks_of(failure) if text.startswith(_FATAL))
+    fatal = (text for text in get_stack_dumps(failure) if text.startswith(_FATAL))
     threads = (
         thread
         for text in fatal
@@ -39,13 +39,13 @@ def frames_of_crash(failure: WorkerError) -> list[FrameInfo]:
     return next(filter(None, found), [])
 
 
-def with_source(dump: str, line_of: Callable[[str, int], str]) -> str:
+def add_source_lines(dump: str, line_of: Callable[[str, int], str]) -> str:
     """Return a stack dump with the source lines of the program's own frames; an empty one could not be read."""
     left = _MAX_SOURCES
 
     def add(found: re.Match[str]) -> str:
         nonlocal left
-        if found["code"] or is_library(found["file"]) or not left:
+        if found["code"] or is_library_file(found["file"]) or not left:
             return found[0]
         left -= 1
         code = line_of(found["file"], int(found["line"])).strip()[:_MAX_LINE]
@@ -54,13 +54,13 @@ def with_source(dump: str, line_of: Callable[[str, int], str]) -> str:
     return _FRAME.sub(add, dump)
 
 
-def with_raise_point(dump: str, raised_at: FrameInfo) -> str:
+def add_raise_point(dump: str, raised_at: FrameInfo) -> str:
     """Return a stack dump that tells where an exception was raised that was on its way out."""
     place = f'"{raised_at.file}", line {raised_at.line} in {raised_at.function}'
     return f"An exception raised at {place} was on its way out.\n{dump}"
 
 
-def readable_stack(dump: str) -> str:
+def format_stack_dump(dump: str) -> str:
     """Return a dump of faulthandler as a person reads it: the thread that matters first, and no frames that started it.
 
     That is the main thread, or the one that crashed. Of the others those are shown that run the program's own code.
@@ -73,7 +73,7 @@ def readable_stack(dump: str) -> str:
     crashed = [index for index, head in enumerate(heads) if head.startswith("Current")] if _FATAL in dump else []
     first = crashed[0] if crashed else len(heads) - 1
     others = [index for index in range(len(heads)) if index != first]
-    own = [index for index in others if any(not is_library(frame.file) for frame in parse_frames(parts[index]))]
+    own = [index for index in others if any(not is_library_file(frame.file) for frame in parse_frames(parts[index]))]
     blocks = [_thread("thread that crashed" if crashed else "main thread", parts[first])]
     blocks += [_thread("another thread", parts[index]) for index in own]
     hidden = len(others) - len(own)
@@ -85,7 +85,9 @@ def readable_stack(dump: str) -> str:
 
 def _thread(name: str, part: str) -> str:
     frames = parse_frames(part)
-    outermost = max((index for index, frame in enumerate(frames) if not is_library(frame.file)), default=len(frames))
+    outermost = max(
+        (index for index, frame in enumerate(frames) if not is_library_file(frame.file)), default=len(frames)
+    )
     lines = []
     for frame in frames[: outermost + 1]:
         lines.append(f'  File "{frame.file}", line {frame.line} in {frame.function}')

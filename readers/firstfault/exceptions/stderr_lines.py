@@ -17,7 +17,7 @@ _CARRIERS = re.compile(
 )
 
 
-def bare_line(line: str) -> str:
+def strip_line_prefixes(line: str) -> str:
     """Return a line without what loggers, NCCL, C++ and Python's interpreter put before its text."""
     return _CARRIERS.sub("", strip_rank_prefix(line)).strip()
 

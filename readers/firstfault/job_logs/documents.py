@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from firstfault import model
 from firstfault.credentials import redact
-from firstfault.exceptions.exceptions_in_text import short_name
+from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalized
-from firstfault.exceptions.printed_tracebacks import last_printed
-from firstfault.exceptions.source_files import is_library
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.source_files import is_library_file
 from firstfault.job_logs.launchers import About
 from firstfault.job_logs.lines import TRACEBACK
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
@@ -159,11 +159,13 @@ class Documents:
             process.lines.add((found.stream.file, *found.lines))
             return True
         own = [frame for frame in exception.frames if _LAUNCHER.search(frame.file)]
-        if short_name(exception) in _SUMMARIES or (own and short_name(exception) == "SignalException"):
+        if get_short_name(exception) in _SUMMARIES or (own and get_short_name(exception) == "SignalException"):
             return True
-        if not own or not all(_LAUNCHER.search(frame.file) or is_library(frame.file) for frame in exception.frames[1:]):
+        if not own or not all(
+            _LAUNCHER.search(frame.file) or is_library_file(frame.file) for frame in exception.frames[1:]
+        ):
             return False
-        where, code = found.stream, f"SYSTEM:{short_name(exception)}"
+        where, code = found.stream, f"SYSTEM:{get_short_name(exception)}"
         agent = self._agent(where.owner.node, (where.file, *found.lines), "platform", code, found.text)
         self._agents.append(replace(agent, exception=exception))
         return True
@@ -336,8 +338,8 @@ class Documents:
     def _document(self, process: Process) -> model.WorkerError:
         raised, message = process.raised, self._message_of(process)
         what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
-        what = short_name(raised) if raised is not None else what
-        is_recoverable = raised is not None and short_name(raised) == _RECOVERABLE
+        what = get_short_name(raised) if raised is not None else what
+        is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE
         stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != _SILENT else "not told"
         return model.WorkerError(
             DIED if message and message == process.said else f"USER:{what}",
@@ -376,7 +378,7 @@ def _references(lines: Iterable[tuple[str, int, int]]) -> Iterator[model.Documen
 def _raised_in(stream: Stream) -> Iterator[_Raised]:
     for excerpt in stream.excerpts:
         above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
-        printed = last_printed(redact("\n".join(said.text for said in lines)))
+        printed = find_printed_exception(redact("\n".join(said.text for said in lines)))
         if printed is None:
             continue
         # lines without a level or a date cannot be told from the exception's message

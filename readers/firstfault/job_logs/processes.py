@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.exceptions_in_text import exceptions_in
+from firstfault.exceptions.exceptions_in_text import parse_exceptions
 from firstfault.job_logs.launchers import About, Told
 from firstfault.job_logs.owners import stamp_ns
 from firstfault.utils.text import clean
@@ -178,7 +178,7 @@ class Processes:
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
     """Return the exception of the last traceback in a text; its causes are those that Python printed before it."""
-    found = exceptions_in(clean(text, MAX_TEXT), whole=whole)
+    found = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
     if not found:
         return None
     first, *causes = (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
-from firstfault.exceptions.fatal_text import native_lines
-from firstfault.exceptions.printed_tracebacks import last_printed
+from firstfault.exceptions.fatal_text import find_native_lines
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.lines import TELLS, TRACEBACK
@@ -59,7 +59,7 @@ def uncaught(by_torch: Sequence[Said], text: str) -> Words:
     lines = [said for said in by_torch if TRACEBACK in said.text or _EXCEPTION.match(said.text)]
     if not lines:
         return Words()
-    printed = last_printed(own) or (last_printed(redact(text)) if TRACEBACK in own else None)
+    printed = find_printed_exception(own) or (find_printed_exception(redact(text)) if TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
     if raised is None and (named := _EXCEPTION.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
@@ -78,7 +78,7 @@ def last_words(lines: Sequence[Said]) -> Words:
     end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
     if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORTS.search(text) else ""):
         return Words(None, text, signal, at)
-    native = "\n".join(native_lines(text.splitlines())[-_NATIVE:])
+    native = "\n".join(find_native_lines(text.splitlines())[-_NATIVE:])
     if native and _is_telling(native):
         return Words(None, native, lines=at)
     if waits := [said for said in lines if _WAITS.search(said.text)]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.layout import ErrorKey, is_of_entry
 from firstfault.model import (
     Coverage,
@@ -293,7 +293,7 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
     """Return one failure from several documents: the worker's own fields first, then those of its agent."""
     if len(group) == 1:
         (only,) = group
-        return only if only.fingerprint else replace(only, fingerprint=fingerprint_of(only))
+        return only if only.fingerprint else replace(only, fingerprint=compute_fingerprint(only))
     ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item)))
     own = _own_documents(ordered)
     # the last document about the first exception has the most frames
@@ -309,7 +309,7 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
         merged,
         in_flight=merged.in_flight and not any(map(_is_final, group)),
         documents=tuple(sorted((ref for item in group for ref in item.documents), key=lambda ref: ref.name)),
-        fingerprint=merged.fingerprint or fingerprint_of(merged),
+        fingerprint=merged.fingerprint or compute_fingerprint(merged),
     )
 
 
@@ -391,7 +391,7 @@ def _time_order(failure: WorkerError) -> tuple[object, ...]:
         missing,
         failure.timestamp_ns or 0,
         _or_last(failure.rank),
-        failure.fingerprint or fingerprint_of(failure),
+        failure.fingerprint or compute_fingerprint(failure),
         failure.node,
         failure.message,
         tuple(document.name for document in failure.documents),

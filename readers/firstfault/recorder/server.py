@@ -270,7 +270,7 @@ def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.Worke
     No process that firstfault runs is its parent. The stacks tell of two: a fatal signal (SIGSEGV, SIGABRT) and SIGTERM
     each write them to a file of its own. Without stacks it stays a SIGKILL.
     """
-    from firstfault.exceptions.fingerprint import fingerprint_of  # noqa: PLC0415 - heavy, seldom needed
+    from firstfault.exceptions.fingerprint import compute_fingerprint  # noqa: PLC0415 - heavy, seldom needed
 
     files = folder.worker(failure.place.round, failure.place.local_rank or 0)
     fatal, asked = tail_of(files.fatal_stacks), tail_of(files.stacks)
@@ -285,7 +285,7 @@ def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.Worke
             sent_signals=sent,
             stack_dumps=(model.StackDump(failure.place.pid, failure.rank, fatal or asked),),
         )
-    return replace(failure, fingerprint=fingerprint_of(failure))
+    return replace(failure, fingerprint=compute_fingerprint(failure))
 
 
 # --- uploads --------------------------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.stack_dumps import readable_stack
-from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.exceptions.traceback_format import chain, format_exception, runs
+from firstfault.exceptions.first_cause import find_own_frames
+from firstfault.exceptions.stack_dumps import format_stack_dump
+from firstfault.exceptions.stack_position import locate_main_thread
+from firstfault.exceptions.traceback_format import format_exception, group_frames_by_library, list_causes_first
 from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
 from firstfault.render.drawings import node_map, timeline_of
 from firstfault.render.json_report import json_report
@@ -111,7 +111,7 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         ranks=format_ranks, who=who, line=summarize_failure, sentence=sentence, is_retried=is_retried
     )
-    environment.filters.update(runs=runs, source_lines=source_lines, traceback=format_exception)
+    environment.filters.update(runs=group_frames_by_library, source_lines=source_lines, traceback=format_exception)
     environment.filters["quoted"] = partial(elide, limit=_QUOTE)
     environment.filters["shown_time"] = lambda time_ns: format_time(time_ns) if time_ns is not None else ""
     return environment
@@ -139,7 +139,7 @@ def _shown(report: Report) -> dict[str, Any]:
         "full_name": name if where != report.answers.where else "",
         "attempts": list(zip(report.attempts, ("", *report.changes), strict=False)),
         "history": recovered_lines(report.job, _ROWS),
-        "links": chain(raised) if raised is not None else [],
+        "links": list_causes_first(raised) if raised is not None else [],
         "open_at": _open_at(raised) if raised is not None else None,
         "address": partial(_address, report.identity),
         "message": elide(message_text(verdict), _TEXT),
@@ -297,16 +297,16 @@ def _stacks(report: Report) -> list[_Quoted]:
     """Return the stacks of processes, the root cause first, then the suspects."""
     dumps: dict[tuple[int, int | None], _Quoted] = {}
     for failure in _in_order(report):
-        stood = where_it_stood(failure)
+        stood = locate_main_thread(failure)
         for dump in failure.stack_dumps:
             key = (dump.pid, dump.rank)
             is_own = dump.rank == failure.rank
             if key in dumps and not is_own:
                 continue
             name = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
-            note = f"{stood.stood.value}: {stood.frame}" if is_own and stood.frame else ""
+            note = f"{stood.kind.value}: {stood.frame}" if is_own and stood.frame else ""
             is_root = is_own and failure is report.verdict.root
-            dumps[key] = _Quoted(name, elide(readable_stack(dump.text).strip(), _QUOTE), note, is_root)
+            dumps[key] = _Quoted(name, elide(format_stack_dump(dump.text).strip(), _QUOTE), note, is_root)
         if len(dumps) >= _OTHERS:
             break
     return list(dumps.values())[:_OTHERS]
@@ -346,11 +346,11 @@ def _documents(report: Report) -> tuple[_Document, ...]:
 
 def _open_at(exception: ExceptionInfo) -> tuple[int, int, int] | None:
     """Return the program's innermost frame: the numbers of its exception in the chain, of its run, and in the run."""
-    innermost = next(reversed(own_frames(exception)), None)
+    innermost = next(reversed(find_own_frames(exception)), None)
     places = (
         (link, run, number)
-        for link, (_, raised) in enumerate(chain(exception))
-        for run, (_, frames) in enumerate(runs(raised))
+        for link, (_, raised) in enumerate(list_causes_first(exception))
+        for run, (_, frames) in enumerate(group_frames_by_library(raised))
         for number, frame in enumerate(frames)
         if frame == innermost
     )

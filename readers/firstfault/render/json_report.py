@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from firstfault.exceptions.ending_exception import exception_of
-from firstfault.exceptions.first_cause import first_cause, own_frames
+from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
 from firstfault.model import WorkerError
 from firstfault.report.data import Report, log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
@@ -84,9 +84,9 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
 
 
 def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
-    raised = exception_of(root)
-    exception = first_cause(raised) if raised is not None else None
-    frames = own_frames(raised) if raised is not None else ()
+    raised = find_ending_exception(root)
+    exception = find_first_cause(raised) if raised is not None else None
+    frames = find_own_frames(raised) if raised is not None else ()
     innermost = _fields(FRAME, frames[-1]) if frames else {}
     place = {**_fields(PLACE, root.place), "pod": root.node or None, "pid": root.place.pid or None}
     if report.engine is PLAIN:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from firstfault.exceptions.stack_dumps import readable_stack
+from firstfault.exceptions.stack_dumps import format_stack_dump
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import WorkerError
 from firstfault.render.plain_lines import encodable, to_one_row
@@ -233,7 +233,7 @@ def _print_nodes(printer: _Printer, report: Report) -> None:
 def _print_stacks(printer: _Printer, failure: WorkerError, title: str) -> None:
     for dump in failure.stack_dumps:
         of = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
-        printer.section(f"{title}: {of}", _bounded(readable_stack(dump.text).strip("\n").split("\n")))
+        printer.section(f"{title}: {of}", _bounded(format_stack_dump(dump.text).strip("\n").split("\n")))
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:

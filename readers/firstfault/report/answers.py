@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstfault.evidence.texts import is_unexplained_write
-from firstfault.exceptions.ending_exception import exception_of
-from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.source_files import is_library
-from firstfault.exceptions.stack_dumps import frames_of_crash
-from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.exceptions.traceback_format import place_of
+from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.first_cause import find_own_frames
+from firstfault.exceptions.source_files import is_library_file
+from firstfault.exceptions.stack_dumps import find_crash_frames
+from firstfault.exceptions.stack_position import locate_main_thread
+from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import CATEGORIES, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
@@ -126,8 +126,8 @@ def _code(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
 def _code_of(failure: WorkerError, headline: str = "") -> tuple[str, str]:
     """Return the place of the exception, or of the thread that crashed or is told of, else the main thread's."""
     threads = (thread for thread in failure.thread_failures if f"thread {thread.thread!r} ended" in headline)
-    exception = exception_of(failure) or next((thread.exception for thread in threads), None)
-    frames = own_frames(exception) if exception is not None else ()
-    crashed = frames_of_crash(failure)
-    frames = frames or (*crashed[:1], *(frame for frame in crashed[::-1] if not is_library(frame.file)))
-    return (place_of(frames[-1]), frames[-1].code) if frames else (where_it_stood(failure).frame, "")
+    exception = find_ending_exception(failure) or next((thread.exception for thread in threads), None)
+    frames = find_own_frames(exception) if exception is not None else ()
+    crashed = find_crash_frames(failure)
+    frames = frames or (*crashed[:1], *(frame for frame in crashed[::-1] if not is_library_file(frame.file)))
+    return (format_place(frames[-1]), frames[-1].code) if frames else (locate_main_thread(failure).frame, "")

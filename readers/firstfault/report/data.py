@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
-from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.stack_dumps import readable_stack
-from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.exceptions.traceback_format import place_of
+from firstfault.exceptions.first_cause import find_own_frames
+from firstfault.exceptions.stack_dumps import format_stack_dump
+from firstfault.exceptions.stack_position import locate_main_thread
+from firstfault.exceptions.traceback_format import format_place
 from firstfault.layout import Layout, attempt_of
 from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
 from firstfault.report.answers import Answers, build_answers
@@ -269,7 +269,7 @@ class Sections:
 def build_sections(report: Report) -> Sections:
     """Return the parts of a report."""
     verdict, root = report.verdict, report.verdict.root
-    frames = own_frames(root.exception) if root is not None and root.exception is not None else ()
+    frames = find_own_frames(root.exception) if root is not None and root.exception is not None else ()
     has_traceback = root is not None and root.exception is not None and bool(root.exception.frames)
     message = message_text(verdict)
     attempts = [attempt.line for attempt in report.attempts] if len(report.attempts) > 1 else []
@@ -279,7 +279,9 @@ def build_sections(report: Report) -> Sections:
         answers=tuple(_answers(report)),
         commands=Section("To copy", tuple(step.command for step in report.answers.steps if step.command)),
         changes=Section("Attempts", report.changes),
-        code=Section("In your code", tuple(f"{place_of(at)}: {at.code}" if at.code else place_of(at) for at in frames)),
+        code=Section(
+            "In your code", tuple(f"{format_place(at)}: {at.code}" if at.code else format_place(at) for at in frames)
+        ),
         stack=Section(STACK_TITLE, tuple(stack_lines(root)) if root is not None else ()),
         message=Section("Traceback" if has_traceback else "Message", tuple(message.split("\n")) if message else ()),
         log=Section(LOG_TITLE, tuple(log_lines(root)) if root is not None else ()),
@@ -377,7 +379,7 @@ def stack_lines(failure: WorkerError) -> list[str]:
     """Return a process's stack when it was stopped, as a person reads it; empty if it has a traceback."""
     if failure.exception is not None and failure.exception.frames:
         return []
-    return _lines(readable_stack(_own_stack(failure)))
+    return _lines(format_stack_dump(_own_stack(failure)))
 
 
 def _own_stack(failure: WorkerError) -> str:
@@ -409,7 +411,7 @@ def quoted_failures(report: Report) -> list[WorkerError]:
         return [*([verdict.root] if verdict.root is not None else []), *suspects[: _SUSPECTS - 1]]
     mays = {State.SUSPECT, State.UNCLEAR}
     may_be = [event.failure for event in events if event.state in mays]
-    places = {where_it_stood(event.failure).frame: event.failure for event in events if _own_stack(event.failure)}
+    places = {locate_main_thread(event.failure).frame: event.failure for event in events if _own_stack(event.failure)}
     return [*may_be[:_SUSPECTS], *(failure for failure in places.values() if failure not in may_be)][: 2 * _SUSPECTS]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
 from firstfault.model.failure import ABOUT_CATEGORIES
 from firstfault.report.engine_words import is_retried
@@ -88,7 +88,7 @@ def _detail(verdict: Verdict, name: str, text: str) -> str:
         return text
     if root.expired is not None and root.exception is None:
         return headline_parts(verdict)[1].rpartition(" in ")[0] or text  # a line has no room for the function
-    if verdict.category == "hang" and (stood := where_it_stood(root).frame):
+    if verdict.category == "hang" and (stood := locate_main_thread(root).frame):
         return f"at {stood}"
     if "short" in ABOUT_CATEGORIES.get(verdict.category, {}):
         text = _CUDA.sub("", text)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
 from firstfault.model.failure import CTRL_C, FROM_OUTSIDE
 from firstfault.report.case import Case, find_machine
@@ -68,7 +68,7 @@ def _advice(case: Case, code: str) -> str:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
         return f"{_UNDETERMINED_ADVICE}; all were at" if code else "; ".join([_UNDETERMINED_ADVICE, *_stood(case.job)])
-    if root is not None and where_it_stood(root).returned:
+    if root is not None and locate_main_thread(root).exit_stage:
         return "find out why it made fewer steps than the others, such as fewer batches or an early return"
     if verdict.category == "hang" and not code:
         return "it did not answer: look at its node, its GPU and the storage that it reads from"
@@ -79,6 +79,6 @@ def _advice(case: Case, code: str) -> str:
 
 def _stood(job: JobErrors) -> list[str]:
     """Return where ranks stood outside of collectives: "rank 0 was at train.py:12 in load"."""
-    stood = ((failure.rank, where_it_stood(failure)) for failure in job.failures if failure.rank is not None)
-    away = [(rank, where.doing) for rank, where in stood if where.stood is Stood.ELSEWHERE and where.frame]
+    stood = ((failure.rank, locate_main_thread(failure)) for failure in job.failures if failure.rank is not None)
+    away = [(rank, where.description) for rank, where in stood if where.kind is PositionKind.ELSEWHERE and where.frame]
     return shorten_list([f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS)

@@ -9,9 +9,9 @@ from firstfault.evidence import faults
 from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import ENDS_OF_NODES, Diagnosis, FirstFault, are_unlisted
 from firstfault.evidence.watchdogs import may_have_waited_for, tells_of_a_wait
-from firstfault.exceptions.ending_exception import exception_of
-from firstfault.exceptions.printed_tracebacks import last_printed
-from firstfault.exceptions.stack_position import place_of_crash, where_it_stood
+from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
 from firstfault.model import JobErrors, Reason, Suspect, Verdict, WorkerError
 from firstfault.strategies.headlines import headline_of, who
 from firstfault.strategies.reasons import MAX_SUSPECTS, NAME, about_clocks, count_of, failures_of
@@ -94,7 +94,7 @@ def build_root_verdict(
 def _doubts(diagnosis: Diagnosis, found: FirstFault) -> list[Reason]:
     """Return what speaks against the first fault itself."""
     first, same, has_peers = found.first, failures_of(found.same), len(diagnosis.classified) > 1
-    is_printed_only = first.category == "disk_full" and exception_of(first.failure) is None
+    is_printed_only = first.category == "disk_full" and find_ending_exception(first.failure) is None
     is_wait = tells_of_a_wait(first) and (first.failure.exception is None or len(same) > 1)
     doubts = {
         "the agent of its node reported its node's failures without this one": are_unlisted(diagnosis.job, same),
@@ -134,13 +134,13 @@ def _about_stopped(
     if raising:
         were = "was" if len(raising) == 1 else "were"
         text = f"{len(raising)} more {were} stopped while an exception raised at the same line was on its way out"
-        if place_of_crash(raising[0].failure):
+        if find_crash_position(raising[0].failure):
             text = f"{len(raising)} more crashed at the same line while stopped"
-        elif (first.failure.exit_code or 0) > 0 and last_printed(first.failure.printed) is not None:
+        elif (first.failure.exit_code or 0) > 0 and find_printed_exception(first.failure.printed) is not None:
             text = f"{len(raising)} more printed the same exception, {were} stopped, and ended with the same exit code"
         found.append(Reason(text, failures_of(raising)))
     if near:
-        at = faults.place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
+        at = faults.place_of_raise(near[0].failure) or locate_main_thread(near[0].failure).frame
         text = f"{who(near[0].failure)} was stopped at {at} without waiting for a peer, and may have been about to fail"
         more = f"; so may {len(near) - 1} more" if len(near) > 1 else ""
         found.append(Reason(text + more, failures_of(near)))

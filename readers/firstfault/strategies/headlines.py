@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from firstfault.evidence.texts import message_of
-from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import TIME_LIMIT, Origin, Subject, WorkerError, Writer
 from firstfault.model.failure import CTRL_C, explain_end
 from firstfault.utils.text import one_line, sentence_of
@@ -50,7 +50,7 @@ def sentence_about(root: WorkerError) -> str:
     if root.subject is Subject.AGENT:
         return sentence_of(root.message)
     if root.expired is not None:
-        at = where_it_stood(root).frame
+        at = locate_main_thread(root).frame
         return f"{root.expired.text} at {at}" if at else root.expired.text
     is_stopped = root.sent_signals and not root.crashed_while_stopped
     if (root.signal and not is_stopped) or (root.exit_code is not None and not root.signal):

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis
-from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.stack_dumps import stacks_of
-from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.fingerprint import compute_fingerprint
+from firstfault.exceptions.stack_dumps import get_stack_dumps
+from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Reason, Scope, Suspect, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
 from firstfault.strategies.fault_verdict import build_root_verdict
@@ -76,7 +76,7 @@ def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
         category=found.category,
         fingerprint=_fingerprint(found, code),
         headline=one_line(sentence, HEADLINE),
-        message="\n".join([sentence, *(stacks_of(found.failure) if found.failure is not None else ())]),
+        message="\n".join([sentence, *(get_stack_dumps(found.failure) if found.failure is not None else ())]),
         # a node that has not reported may still do so
         confidence="medium" if found.is_sure and (job.settled or found.failure is not None) else "low",
         why=tuple(reason.text for reason in why),
@@ -103,7 +103,7 @@ def _on_all(diagnosis: Diagnosis, found: Sequence[Candidate]) -> Verdict:
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
         headline=one_line(sentence, HEADLINE),
-        message="\n".join([sentence, *stacks_of(failures[0])]),
+        message="\n".join([sentence, *get_stack_dumps(failures[0])]),
         confidence="medium" if all(item.is_sure for item in found) and are_dumps else "low",
         why=(sentence, *verdict.why[1:]),
         victims=victims_of(diagnosis.job, failures[0], failures),
@@ -191,9 +191,11 @@ def _witnesses(found: Candidate, classified: Sequence[ClassifiedFailure]) -> tup
 
 def _fingerprint(found: Candidate, code: str) -> str:
     """Return the fingerprint of the frame that a rank hung in, to compare attempts; empty: not known."""
-    if found.failure is None or not (stood := where_it_stood(found.failure).frame):
+    if found.failure is None or not (stood := locate_main_thread(found.failure).frame):
         return ""
-    return fingerprint_of(replace(found.failure, exception=None, signal="", exit_code=None, code=code, message=stood))
+    return compute_fingerprint(
+        replace(found.failure, exception=None, signal="", exit_code=None, code=code, message=stood)
+    )
 
 
 def _name(found: Candidate) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from firstfault.evidence.texts import message_of
-from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.model import JobErrors, Reason, Scope, Subject, Verdict, Victims, WorkerError, Writer
 from firstfault.model.failure import FROM_OUTSIDE, OF_LOGS
 from firstfault.strategies.headlines import category_of, headline_of
@@ -69,7 +69,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         # else the exception's short name, the signal, or "ExitCode7"
         code=root.code if has_code else message_of(root).what.replace("exit code ", "ExitCode"),
         category=category_of(root),
-        fingerprint=root.fingerprint or fingerprint_of(root),
+        fingerprint=root.fingerprint or compute_fingerprint(root),
         headline=headline_of(root, ranks),
         message=root.message,
         timestamp_ns=root.timestamp_ns,
