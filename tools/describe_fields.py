@@ -32,7 +32,7 @@ def described(page: str) -> str:
 
 def with_rules(page: str) -> str:
     """Return the text of docs/strategies.md with today's rules."""
-    rows = (f"| `{rule.name}` | {rule.finds} | {rule.confidence} |\n" for rule in RULES)
+    rows = (f"| `{rule.name}` | {rule.root_cause} | {rule.max_confidence} |\n" for rule in RULES)
     return _with_rows(page, "| Rule | The root cause is | Confidence at most |\n|---|---|---|\n", rows)
 
 

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, Origin, Phase, Scope, Subject, Verdict
 from firstfault.retry import decide
-from firstfault.strategies import candidates, get_strategy, run_strategy, verdict_for
-from firstfault.strategies import undetermined as nothing_said
+from firstfault.strategies import build_undetermined_verdict as nothing_said
+from firstfault.strategies import build_verdict, find_root_candidates, get_strategy, run_strategy
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
@@ -143,13 +143,13 @@ def child_failed_error(job: JobErrors) -> Verdict:
     first = min(
         spoken, key=lambda item: ((item.timestamp_ns or 0) // 10**9, item.place.group_rank or 0, item.rank or 0)
     )
-    return verdict_for(job, first, strategy=TORCH, why=["the first that was observed"], confidence="low")
+    return build_verdict(job, first, strategy=TORCH, why=["the first that was observed"], confidence="low")
 
 
 def last_written(job: JobErrors) -> Verdict:
     """Return the document written last by the storage's clock, which is in a single error.pb that all pods write."""
-    root = max(candidates(job), key=_written)
-    return verdict_for(job, root, strategy=LAST_WRITTEN, why=["its document was written last"], confidence="low")
+    root = max(find_root_candidates(job), key=_written)
+    return build_verdict(job, root, strategy=LAST_WRITTEN, why=["its document was written last"], confidence="low")
 
 
 def _written(failure: WorkerError) -> tuple[object, ...]:
@@ -330,7 +330,7 @@ def _print(tally: Tally) -> None:
 
 
 def _cell(counts: Counter[str]) -> str:
-    return f"{counts['right']:>8}{counts['wrong']:>7}{counts['sure']:>7}{counts['undetermined']:>9}"
+    return f"{counts['right']:>8}{counts['wrong']:>7}{counts['sure']:>7}{counts['build_undetermined_verdict']:>9}"
 
 
 if __name__ == "__main__":

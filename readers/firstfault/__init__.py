@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from firstfault.model import Coverage, Decision, JobErrors, Verdict, WorkerError
     from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
     from firstfault.retry import decide, default_policy
-    from firstfault.strategies import AggregationStrategy, register_strategy, verdict_for
+    from firstfault.strategies import AggregationStrategy, register_strategy, build_verdict
 
 __all__ = [
     "AggregationStrategy",
@@ -29,10 +29,10 @@ __all__ = [
     "StrategyError",
     "Verdict",
     "WorkerError",
+    "build_verdict",
     "decide",
     "default_policy",
     "register_strategy",
-    "verdict_for",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -42,6 +42,6 @@ __getattr__, __dir__ = lazy_names(
         "firstfault.model": ("Coverage", "Decision", "JobErrors", "Verdict", "WorkerError"),
         "firstfault.output_reader": ("ExecutionError", "MultiErrorFileOutputReader"),
         "firstfault.retry": ("decide", "default_policy"),
-        "firstfault.strategies": ("AggregationStrategy", "register_strategy", "verdict_for"),
+        "firstfault.strategies": ("AggregationStrategy", "register_strategy", "build_verdict"),
     },
 )

@@ -24,7 +24,7 @@ _BUILT_IN = ("evidence", "earliest")
 
 def mine(job: JobErrors) -> Verdict:
     """A strategy of a user's own."""
-    return registry.undetermined(job, "mine")
+    return registry.build_undetermined_verdict(job, "mine")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_names(installed: Callable[..., None]) -> None:
     error, whose text is plain and names the alternatives.
     """
     installed(theirs="a:b", mine="c:d")
-    assert registry.strategy_names() == (*_BUILT_IN, "mine", "theirs")
+    assert registry.list_strategy_names() == (*_BUILT_IN, "mine", "theirs")
     installed()
     assert registry.get_strategy("mine") is mine
     with pytest.raises(UnknownStrategyError) as caught:
@@ -101,7 +101,7 @@ def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
     """What cannot be called with one argument is refused when it is registered and when it is passed."""
     with pytest.raises(StrategyError, match=rf"'broken' of register_strategy {reason}"):
         registry.register_strategy("broken", strategy)
-    assert "broken" not in registry.strategy_names()
+    assert "broken" not in registry.list_strategy_names()
     with pytest.raises(StrategyError, match=reason):
         registry.get_strategy(strategy)
 
@@ -125,7 +125,7 @@ def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
         ("no_such_module:x", "cannot be loaded: No module named 'no_such_module'"),
         ("firstfault.model:no_such_name", "cannot be loaded: .*no_such_name"),
         ("firstfault.model:CATEGORIES", "must be callable"),
-        ("firstfault.strategies:verdict_for", "must take one argument"),
+        ("firstfault.strategies:build_verdict", "must take one argument"),
     ],
 )
 def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, reason: str) -> None:
@@ -134,7 +134,7 @@ def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, r
     with pytest.raises(StrategyError, match=f"'theirs' of {value} {reason}"):
         registry.get_strategy("theirs")
     assert registry.get_strategy("earliest") is not None
-    assert "theirs" in registry.strategy_names()
+    assert "theirs" in registry.list_strategy_names()
     installed(theirs="a:x", theirs_=value)
     with pytest.raises(StrategyError, match=rf"several distributions \(a:x, {value}\)"):
         registry.get_strategy("theirs")

@@ -15,7 +15,7 @@ from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_recor
 from firstfault.model import Kind, Phase, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.model.job import STALLS_OF_ROUND
 from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
-from firstfault.strategies import undetermined
+from firstfault.strategies import build_undetermined_verdict
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from tests.readers.commands import Ran
@@ -80,7 +80,7 @@ def test_a_decision(
 
 def test_an_unknown_cause() -> None:
     """Torch's way counts; the same undetermined fault in two rounds ends the attempt."""
-    verdict = replace(undetermined(make_job(BUG), "nothing stands out"), fingerprint="1:aaaaaaaaaaaa")
+    verdict = replace(build_undetermined_verdict(make_job(BUG), "nothing stands out"), fingerprint="1:aaaaaaaaaaaa")
     decision = _concluded(BUG, CONTEXT).decision
     found = decide_restart(verdict, decision, CONTEXT)
     assert found == (True, "the cause is not known, and torch elastic restarts after any failure")

@@ -27,7 +27,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.failure import CTRL_C
-from firstfault.strategies import get_strategy, run_strategy, undetermined
+from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import from_json, to_json
 from tests.readers.scenes import STACK, own, stopped
@@ -352,7 +352,7 @@ def test_the_same_fault_again() -> None:
 
 def test_an_unknown_root() -> None:
     """Without a known root cause there is no retry and no fault owner; only a policy on "unknown" would retry."""
-    verdict = undetermined(make_job(), "earliest")
+    verdict = build_undetermined_verdict(make_job(), "earliest")
     assert retry.decide(verdict) == Decision(
         retry=False,
         kind=Kind.NON_RECOVERABLE,

@@ -10,7 +10,7 @@ import pytest
 from firstfault import model
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.evidence.faults import with_faults
-from firstfault.strategies.rules import CONFIDENCES, RULES, Rule, judge
+from firstfault.strategies.rules import CONFIDENCES_ASCENDING, RULES, Rule, apply_rules
 from firstfault.testing import make_job, make_presence
 from lab.cascades.replay import RECORDED, load
 from tests.readers.scenes import (
@@ -134,18 +134,18 @@ def test_a_rule_is_needed(rule: Rule) -> None:
     """One case gets another verdict without the rule, and the rule does not apply to a similar case."""
     needs, leaves = map(diagnosis_of, CASES[rule.name])
 
-    verdict = judge(needs)
+    verdict = apply_rules(needs)
 
     assert verdict.rule == rule.name
-    assert CONFIDENCES.index(verdict.confidence) <= CONFIDENCES.index(rule.confidence)
-    assert found_by(judge(needs, [other for other in RULES if other is not rule])) != found_by(verdict)
+    assert CONFIDENCES_ASCENDING.index(verdict.confidence) <= CONFIDENCES_ASCENDING.index(rule.max_confidence)
+    assert found_by(apply_rules(needs, [other for other in RULES if other is not rule])) != found_by(verdict)
     assert rule.decide(leaves) is None
-    assert judge(leaves).rule != rule.name
+    assert apply_rules(leaves).rule != rule.name
 
 
 def test_the_last_rule_always_applies() -> None:
     """Without evidence the verdict is undetermined; every other rule has a case, and a name of its own."""
-    verdict = judge(diagnosis_of("deadlock-rank0-of4"))
+    verdict = apply_rules(diagnosis_of("deadlock-rank0-of4"))
 
     assert (verdict.rule, verdict.scope.value) == ("undetermined", "undetermined")
     assert [rule.name for rule in RULES] == [*CASES, "undetermined"]
@@ -165,11 +165,11 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
     }
     entry = make_presence(model.Phase.SUCCEEDED, node="host-1", group_rank=3, nodes=4, rank=3, ranks=(3,))
     others = [ends[how](rank) for rank in range(3)]
-    verdict = judge(with_faults(diagnose(make_job(*others, roster=(entry,)))))
+    verdict = apply_rules(with_faults(diagnose(make_job(*others, roster=(entry,)))))
     assert (verdict.rule, verdict.ranks, verdict.node, verdict.category) == ("returned", (3,), "host-1", "exit")
-    fault = judge(with_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
+    fault = apply_rules(with_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
     assert fault.ranks == (2,)
-    all_stopped = judge(with_faults(diagnose(make_job(*map(ends["stopped"], range(4))))))
+    all_stopped = apply_rules(with_faults(diagnose(make_job(*map(ends["stopped"], range(4))))))
     assert (all_stopped.rule, all_stopped.category) == ("terminated-node", "preemption")
 
 
@@ -188,15 +188,15 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
 def test_a_handled_exception_from_which_the_training_went_on(change: dict[str, Any]) -> None:
     """An exception that a training has survived is not the root cause of what ends it later."""
     job = replace(CASES["handled"][0], **change)
-    assert judge(diagnosis_of(job)).rule == "undetermined"
+    assert apply_rules(diagnosis_of(job)).rule == "undetermined"
 
 
 def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
     """Of a program that tries again, the first exceptions tell more than a hang in which several ranks stand out."""
     last = done(waited(0), waited(1), stopped(2, IN_SLEEP, world_size=4), stopped(3, IN_FAULT, world_size=4))
-    assert judge(diagnosis_of(last)).scope.value == "undetermined"
+    assert apply_rules(diagnosis_of(last)).scope.value == "undetermined"
 
-    verdict = judge(diagnosis_of(replace(last, handled=(own(3, -9000, in_flight=True), victim(0, -8900)))))
+    verdict = apply_rules(diagnosis_of(replace(last, handled=(own(3, -9000, in_flight=True), victim(0, -8900)))))
 
     headline = "ValueError, rank 3 on worker-1: bad batch"
     assert (verdict.rule, verdict.headline, verdict.confidence) == ("handled", headline, "low")

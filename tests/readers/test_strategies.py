@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from firstfault import model
 from firstfault.evidence.clocks import Clocks
 from firstfault.layout import ErrorKey
-from firstfault.strategies import get_strategy, run_strategy, undetermined, verdict_for
-from firstfault.strategies.earliest import clock_warnings
+from firstfault.strategies import build_undetermined_verdict, build_verdict, get_strategy, run_strategy
+from firstfault.strategies.earliest import find_clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from tests.readers.scenes import done, own, victim
@@ -122,7 +122,7 @@ def test_the_same_fault_later_is_no_victim() -> None:
 )
 def test_the_scope(root: model.WorkerError, scope: model.Scope, ranks: tuple[int, ...], node: str | None) -> None:
     """What the root cause is follows from what the document says of itself."""
-    verdict = verdict_for(make_job(root), root, strategy="mine", why=["because"], confidence="low")
+    verdict = build_verdict(make_job(root), root, strategy="mine", why=["because"], confidence="low")
     assert (verdict.scope, verdict.ranks, verdict.node) == (scope, ranks, node)
 
 
@@ -277,7 +277,7 @@ def test_without_a_readable_failure_no_strategy_is_asked() -> None:
     verdict = run_strategy(never, make_job(notes=("why.pb was refused",)))
     assert (verdict.scope, verdict.strategy, verdict.root) == (model.Scope.UNDETERMINED, "never", None)
     assert verdict.message == "why.pb was refused"
-    assert undetermined(make_job(), "mine").message == "no error document could be read"
+    assert build_undetermined_verdict(make_job(), "mine").message == "no error document could be read"
 
 
 # --- clocks of nodes are corrected by the storage's -------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> N
         receipts.append(model.Receipt(name, durable=True, fault_to_durable_ns=(began_ms + 10) * 1_000_000))
     job = make_job(*documents, roster=(make_presence(receipts=tuple(receipts)),))
     assert len(job.failures) == 1
-    assert (Clocks(job).sentences(), clock_warnings(job.failures)) == ([], [])
+    assert (Clocks(job).sentences(), find_clock_warnings(job.failures)) == ([], [])
     assert Clocks(job).offset("worker-0").is_known
 
 

@@ -33,7 +33,7 @@ from firstfault.model.failure import CTRL_C
 from firstfault.report import Report, build_report
 from firstfault.report.data import AttemptSummary, summarize_attempt, with_attempts
 from firstfault.retry import RetryContext, decide
-from firstfault.strategies import get_strategy, run_strategy, undetermined
+from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 
 URI = "s3://bucket/metadata/propeller/project-development-a7xk2m9qp4vd8wz3hj6t/n0/data/0"
@@ -344,7 +344,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
 
 
 def _nothing_but_a_node() -> Report:
-    verdict = replace(undetermined(make_job(), "evidence"), node=_NODES[1])
+    verdict = replace(build_undetermined_verdict(make_job(), "evidence"), node=_NODES[1])
     return report_conclusion(make_job(), verdict=verdict, uri="")
 
 

@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from firstfault.model import Coverage, JobErrors, Scope
 from firstfault.report import Report, build_report
 from firstfault.retry import decide
-from firstfault.strategies import undetermined
+from firstfault.strategies import build_undetermined_verdict
 from tests.all_forms import FORMS
 from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
 
@@ -182,6 +182,6 @@ def test_markdown_has_no_markup_of_others(text: str, root: str) -> None:
 def test_a_note_is_said_once(form: str) -> None:
     """What could not be read is one line of a report, not one of each part."""
     job = JobErrors(coverage=Coverage(None, 0, unreadable=2, notes=("not readable: e1x", "not readable: e1y")))
-    verdict = undetermined(job, "evidence")
+    verdict = build_undetermined_verdict(job, "evidence")
     drawn = FORMS[form](build_report(job, verdict, decide(verdict)))
     assert (drawn.count("e1x"), drawn.count("e1y")) == (1, 1)

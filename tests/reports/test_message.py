@@ -17,7 +17,7 @@ from firstfault.report.engine_words import FLYTE, PLAIN, find_engine_words
 from firstfault.report.fault_owner import FaultOwner, describe_fault_owner
 from firstfault.report.first_line import first_line
 from firstfault.retry import decide
-from firstfault.strategies import get_strategy, run_strategy, undetermined
+from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from lab.cascades.replay import RECORDED, load
 from tests.readers import scenes as readers
@@ -88,7 +88,7 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
         ),
         (
             _NO,
-            undetermined(make_job(), "earliest"),
+            build_undetermined_verdict(make_job(), "earliest"),
             "undetermined no retry: a node reported a failure, but its error documents are missing",
         ),
         (

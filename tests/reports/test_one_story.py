@@ -20,7 +20,7 @@ from firstfault.report import Report
 from firstfault.report.data import AttemptSummary, build_report, build_sections
 from firstfault.report.fault_owner import FaultOwner
 from firstfault.report.states import State
-from firstfault.strategies import undetermined
+from firstfault.strategies import build_undetermined_verdict
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.json_schemas import from_json
 from tests.all_forms import FORMS
@@ -81,7 +81,7 @@ def test_an_undetermined_failure_is_nobodys_fault(name: str) -> None:
     """Of any scene whose root cause is not known, no form says that code or infrastructure is at fault."""
     report = SCENES[name]()
     if report.verdict.scope is not Scope.UNDETERMINED:
-        report = report_conclusion(report.job, verdict=undetermined(report.job, "evidence"))
+        report = report_conclusion(report.job, verdict=build_undetermined_verdict(report.job, "evidence"))
     _nobodys_fault(report)
     assert report.decision.origin is Origin.UNKNOWN
 

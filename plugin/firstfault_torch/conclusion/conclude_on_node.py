@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from firstfault.errors import StoreError
 from firstfault.model import JobErrors, NodePresence, Phase
 from firstfault.retry import RetryContext, RetryPolicy
-from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
+from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault.wire.json_schemas import to_json
 from firstfault_torch import time_limits
 from firstfault_torch.conclusion.node_conclusion import NodeConclusion
@@ -156,7 +156,7 @@ def _context(job: JobErrors, node_context: NodeContext, engine: Engine, options:
 
 def _job(node_context: NodeContext, copies: Mapping[str, bytes], wait: Wait) -> tuple[JobErrors, Mapping[str, bytes]]:
     # an unknown strategy is reported when it is asked for its verdict
-    strategy = node_context.strategy if node_context.strategy in strategy_names() else DEFAULT_STRATEGY
+    strategy = node_context.strategy if node_context.strategy in list_strategy_names() else DEFAULT_STRATEGY
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
 
     reader = MultiErrorFileOutputReader(

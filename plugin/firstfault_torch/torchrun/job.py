@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from firstfault.errors import UsageError
 from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store import is_remote, join
-from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
+from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
 from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
@@ -70,7 +70,9 @@ _SETTINGS = (
     _Setting("--ff-job", "FIRSTFAULT_JOB", str, "name of the job. Default: the scheduler's, else --rdzv-id"),
     _Setting("--ff-attempt", "FIRSTFAULT_ATTEMPT", _count, "number of this attempt, from 0. Default: the scheduler's"),
     _Setting("--ff-node", "FIRSTFAULT_NODE", str, "name of this node. Default: Slurm's, else the host's"),
-    _Setting("--ff-strategy", _STRATEGY, _one_of(strategy_names), "finds the root cause. Default: " + DEFAULT_STRATEGY),
+    _Setting(
+        "--ff-strategy", _STRATEGY, _one_of(list_strategy_names), "finds the root cause. Default: " + DEFAULT_STRATEGY
+    ),
     _Setting(
         "--ff-restarts",
         _RESTARTS,

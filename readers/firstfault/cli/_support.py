@@ -82,10 +82,10 @@ def complete_files(context: click.Context, parameter: click.Parameter, incomplet
 
 def complete_strategies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the strategies whose names begin so; installed packages may add some."""
-    from firstfault.strategies import strategy_names  # noqa: PLC0415 - as above
+    from firstfault.strategies import list_strategy_names  # noqa: PLC0415 - as above
 
     del context, parameter
-    return [name for name in strategy_names() if name.startswith(incomplete)]
+    return [name for name in list_strategy_names() if name.startswith(incomplete)]
 
 
 def uri_argument(*, required: bool = True) -> Callable[[Any], Any]:

@@ -35,7 +35,7 @@ from firstfault.report.formatting import format_ranks, format_time, shorten_name
 from firstfault.report.headline import summarize_failure
 from firstfault.report.job_identity import JobIdentity
 from firstfault.report.states import State
-from firstfault.strategies.headlines import who
+from firstfault.strategies.headlines import name_process
 from firstfault.utils.text import elide, printable
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _environment() -> jinja2.Environment:
         finalize=harmless,
     )
     environment.filters.update(
-        ranks=format_ranks, who=who, line=summarize_failure, sentence=sentence, is_retried=is_retried
+        ranks=format_ranks, who=name_process, line=summarize_failure, sentence=sentence, is_retried=is_retried
     )
     environment.filters.update(runs=group_frames_by_library, source_lines=source_lines, traceback=format_exception)
     environment.filters["quoted"] = partial(elide, limit=_QUOTE)
@@ -282,7 +282,7 @@ def _examples(cascade: Cascade) -> Iterator[tuple[int, _Quoted]]:
             failure = group.first.failure
             text = format_exception(failure.exception) if failure.exception is not None else failure.message
             if text.strip():
-                yield group.number, _Quoted(who(failure), elide(text.strip(), _QUOTE))
+                yield group.number, _Quoted(name_process(failure), elide(text.strip(), _QUOTE))
 
 
 def _in_order(report: Report) -> list[WorkerError]:
@@ -322,7 +322,7 @@ def _logs(report: Report) -> list[_Quoted]:
     """Return the last log lines of processes, the root cause first, then the suspects."""
     root = report.verdict.root
     found = (
-        _Quoted(who(failure), "\n".join(log_lines(failure)[-_LOG_LINES:]), is_root=failure is root)
+        _Quoted(name_process(failure), "\n".join(log_lines(failure)[-_LOG_LINES:]), is_root=failure is root)
         for failure in _in_order(report)
         if failure.log_tail.strip()
     )

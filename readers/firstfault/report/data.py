@@ -27,7 +27,7 @@ from firstfault.report.formatting import format_ranks, shorten_list
 from firstfault.report.headline import summarize_failure
 from firstfault.report.job_identity import JobIdentity, identify_job
 from firstfault.report.states import State
-from firstfault.strategies.headlines import who
+from firstfault.strategies.headlines import name_process
 from firstfault.utils.text import counted, one_line, printable
 
 if TYPE_CHECKING:
@@ -426,7 +426,7 @@ def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
     recorded = {record.number for record in job.restarts if record.kind is RestartKind.ROUND}
     lines = [restart_line(record) for record in job.restarts if record.restart]
     others = (failure for failure in job.history if failure.place.round not in recorded)
-    lines += [f"round {item.place.round}: {who(item)}: {summarize_failure(item)}" for item in others]
+    lines += [f"round {item.place.round}: {name_process(item)}: {summarize_failure(item)}" for item in others]
     return shorten_list(lines, limit)
 
 

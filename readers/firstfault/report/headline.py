@@ -6,7 +6,7 @@ import re
 
 from firstfault.evidence.texts import message_of
 from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
-from firstfault.strategies.headlines import sentence_about
+from firstfault.strategies.headlines import describe_failure
 from firstfault.utils.text import one_line, size
 
 _LINE = 200
@@ -50,7 +50,7 @@ def summarize_failure(failure: WorkerError) -> str:
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
-    what, text = message_of(failure).what, sentence_about(failure)
+    what, text = message_of(failure).what, describe_failure(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:
         what, text = text or failure.code, ""  # its text tells what it is
     return one_line(f"{what}: {text}" if text and text != what else what, _LINE)

@@ -19,7 +19,7 @@ from firstfault.strategies.registry import (
     AggregationStrategy as AggregationStrategy,
     get_strategy as get_strategy,
     register_strategy as register_strategy,
-    strategy_names as strategy_names,
+    list_strategy_names as list_strategy_names,
     unregister_strategy as unregister_strategy,
 )
 from firstfault.strategies.running import (
@@ -29,7 +29,7 @@ from firstfault.strategies.running import (
     takes_diagnosis as takes_diagnosis,
 )
 from firstfault.strategies.verdicts import (
-    candidates as candidates,
-    undetermined as undetermined,
-    verdict_for as verdict_for,
+    find_root_candidates as find_root_candidates,
+    build_undetermined_verdict as build_undetermined_verdict,
+    build_verdict as build_verdict,
 )

@@ -1,4 +1,4 @@
-"""The headline of a verdict, its category, and the names of processes in sentences."""
+"""How a failure is named: the headline of a verdict, the category, and "rank 3 on worker-1"."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from firstfault.model import TIME_LIMIT, Origin, Subject, WorkerError, Writer
 from firstfault.model.failure import CTRL_C, explain_end
 from firstfault.utils.text import one_line, sentence_of
 
-HEADLINE = 160
-"""Characters of a headline at most."""
-_INTERRUPTED = {"KeyboardInterrupt", "SIGINT", "exit code 130"}
-"""How a process ends by SIGINT: the last one is a shell's exit code."""
+MAX_HEADLINE_CHARS = 160
+_MAX_RANKS_IN_TEXT = 8
+"""As many ranks as fit into a line."""
+_SIGINT_EXITS = {"KeyboardInterrupt", "SIGINT", "exit code 130"}
+"""How a process ends after SIGINT. A shell exits with 130."""
 
 
-def who(failure: WorkerError) -> str:
-    """Name a failure's process: "rank 3 on worker-1", "the agent of worker-1", "worker-1"."""
+def name_process(failure: WorkerError) -> str:
+    """Return the name of a failure's process: "rank 3 on worker-1", "the agent of worker-1", "worker-1"."""
     node = failure.node
     if failure.rank is not None:
         return f"rank {failure.rank} on {node}" if node else f"rank {failure.rank}"
@@ -26,11 +27,11 @@ def who(failure: WorkerError) -> str:
     return node or "a worker without a name"
 
 
-def headline_of(root: WorkerError, ranks: Sequence[int] = (), more: str = "") -> str:
-    """One line: what, who, and the first line of its message; `more` follows who."""
-    subject = (f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)) + more
-    text = sentence_about(root)
-    category, what = category_of(root), message_of(root).what
+def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str = "") -> str:
+    """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the message."""
+    subject = (f"ranks {join_ranks(ranks)}" if len(ranks) > 1 else name_process(root)) + more_ranks
+    text = describe_failure(root)
+    category, what = find_category(root), message_of(root).what
     if category == "preemption":
         what = "terminated"
     if category == "interrupted":
@@ -39,48 +40,47 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = (), more: str = "") ->
     if root.code == TIME_LIMIT:
         what = "time limit"
     headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
-    return one_line(headline, HEADLINE)
+    return one_line(headline, MAX_HEADLINE_CHARS)
 
 
-def sentence_about(root: WorkerError) -> str:
-    """Return what happened to a process, without its name; empty: not known."""
-    said = message_of(root).with_wrapper
-    if said:
-        return said
+def describe_failure(root: WorkerError) -> str:
+    """Return what happened to a process, without the process's name; empty: not known."""
+    if text := message_of(root).with_wrapper:
+        return text
     if root.subject is Subject.AGENT:
         return sentence_of(root.message)
     if root.expired is not None:
-        at = locate_main_thread(root).frame
-        return f"{root.expired.text} at {at}" if at else root.expired.text
+        frame = locate_main_thread(root).frame
+        return f"{root.expired.text} at {frame}" if frame else root.expired.text
     is_stopped = root.sent_signals and not root.crashed_while_stopped
     if (root.signal and not is_stopped) or (root.exit_code is not None and not root.signal):
         return explain_end(root)
-    # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
-    _, found, tail = root.message.rpartition("\nMessage:")
-    text = sentence_of(tail if found else root.message)
+    # flytekit's messages begin with ``Trace:``; the sentence follows ``Message:``
+    _, separator, tail = root.message.rpartition("\nMessage:")
+    text = sentence_of(tail if separator else root.message)
     if not text.endswith("error="):
         return text
-    # flytekit puts torch's box after an empty line; the last line of the box is the exception's
+    # flytekit prints torch's box after an empty line; the last line of the box has the exception
     lines = [line.strip() for line in tail.splitlines() if line.strip(" =-")]
     return sentence_of(lines[-1])
 
 
-def listed(ranks: Sequence[int], count: int | None = None) -> str:
-    """Return at most 8 ranks as a text; `count` tells how many there are, if it is not their length."""
-    shown = ranks[:8]  # as many as fit a line
+def join_ranks(ranks: Sequence[int], count: int | None = None) -> str:
+    """Return "0, 1, 2 and 5 more". `count` is the number of all ranks, if `ranks` is only a part of them."""
+    shown = ranks[:_MAX_RANKS_IN_TEXT]
     more = (len(ranks) if count is None else count) - len(shown)
     return ", ".join(map(str, shown)) + (f" and {more} more" if more > 0 else "")
 
 
-def category_of(failure: WorkerError) -> str:
-    """Return the category that the writer claims, else the one of the exception, the signal or the exit code."""
+def find_category(failure: WorkerError) -> str:
+    """Return the category in the document, else the category of the exception, the signal or the exit code."""
     if failure.category:
         return failure.category
     if failure.recoverable and failure.origin is not Origin.SYSTEM:
         return "recoverable"
     if failure.stopped_by_agent:
         return "stopped"
-    if message_of(failure).what in _INTERRUPTED:
+    if message_of(failure).what in _SIGINT_EXITS:
         return "interrupted"
     if failure.exception is not None:
         return "user_code"

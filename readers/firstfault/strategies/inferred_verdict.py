@@ -14,13 +14,19 @@ from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Reason, Scope, Suspect, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
 from firstfault.strategies.fault_verdict import build_root_verdict
-from firstfault.strategies.headlines import HEADLINE, listed, who
-from firstfault.strategies.reasons import NAME, about_clocks, by_time, failures_of, first_few
-from firstfault.strategies.unknown_verdict import not_known
-from firstfault.strategies.verdicts import sources_of, undetermined, victims_of
+from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks, name_process
+from firstfault.strategies.reasons import (
+    STRATEGY_NAME,
+    explain_wrong_clocks,
+    get_failures,
+    get_time_sort_key,
+    sample_failures,
+)
+from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
+from firstfault.strategies.verdicts import build_undetermined_verdict, build_victims, list_sources
 from firstfault.utils.text import one_line
 
-_HEADLINES = {
+_HEADLINE_AND_CODE = {
     "hang": ("hang", "USER:Hang"),
     "user_code": ("collective mismatch", "USER:CollectiveMismatch"),
     "checkpoint": ("checkpoint failed", "USER:CheckpointException"),
@@ -30,175 +36,175 @@ _HEADLINES = {
     "preemption": ("terminated", "SYSTEM:Preemption"),
     "interrupted": ("interrupted (SIGINT)", "USER:Interrupted"),
 }
-"""The headline's first word and the code of an inferred root cause, by category."""
+"""By category: the first words of the headline, and the code."""
 
 
-def on_candidates(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
-    """Return the verdict that the candidates with the most reasons are the root cause; None: there are none.
+def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
+    """Return the verdict that the candidates with the most reasons are the root cause; None: there are no candidates.
 
-    Several are the root cause together if they have the same reason: they diverged from the others together. Otherwise
-    they are suspects.
+    Several candidates with the same reason diverged from their peers together, and are the root cause together. With
+    different reasons they are suspects.
     """
-    nodes: dict[int | None, str] = {rank: entry.place.node for entry in diagnosis.job.roster for rank in entry.ranks}
-    # a rank that others named may have left no document
-    placed = [item if item.node else replace(item, node=nodes.get(item.rank, "")) for item in candidates]
-    found = _heaviest(placed, diagnosis)
-    if not found:
+    node_by_rank: dict[int | None, str] = {
+        rank: entry.place.node for entry in diagnosis.job.roster for rank in entry.ranks
+    }
+    # a rank that its peers name may have left no document, so only the roster knows its node
+    placed = [item if item.node else replace(item, node=node_by_rank.get(item.rank, "")) for item in candidates]
+    heaviest = _find_heaviest_candidates(placed, diagnosis)
+    if not heaviest:
         return None
-    if len(found) == 1:
-        return on_candidate(diagnosis, found[0])
-    is_one = len({item.why for item in found}) == 1 or all(item.is_shared for item in found)
-    if is_one and all(item.failure for item in found):
-        return _on_all(diagnosis, found)
-    return not_known(diagnosis, found)
+    if len(heaviest) == 1:
+        return build_candidate_verdict(diagnosis, heaviest[0])
+    is_one_cause = len({item.why for item in heaviest}) == 1 or all(item.is_shared for item in heaviest)
+    if is_one_cause and all(item.failure for item in heaviest):
+        return _build_shared_verdict(diagnosis, heaviest)
+    return build_unknown_cause_verdict(diagnosis, heaviest)
 
 
-def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
+def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdict:
     """Return the verdict that a candidate is the root cause."""
-    job, classified = diagnosis.job, diagnosis.classified
-    waiting = {judged.failure.fingerprint for judged in diagnosis.waits}
-    waited = len(diagnosis.waits) + len(job.unopened_like(*waiting))
+    job, classified, failure = diagnosis.job, diagnosis.classified, candidate.failure
+    fingerprints = {item.failure.fingerprint for item in diagnosis.waits}
+    wait_count = len(diagnosis.waits) + len(job.unopened_like(*fingerprints))
     why = [
-        Reason(f"{_name(found)}: {found.why}", _witnesses(found, classified)),
-        Reason("no rank raised an error of its own", first_few(classified)),
+        Reason(f"{_name_candidate(candidate)}: {candidate.why}", _find_witnesses(candidate, classified)),
+        Reason("no rank raised an error of its own", sample_failures(classified)),
     ]
-    if waited:
-        why.append(Reason(f"{waited} timed out waiting", failures_of(diagnosis.waits)))
-    what, code = _HEADLINES.get(found.category, ("no report", "USER:NoReport"))
-    sentence = f"{what}, {_name(found)}: {found.why}"
-    scope = Scope.EXTERNAL if found.category in FROM_OUTSIDE else Scope.NODE
+    if wait_count:
+        why.append(Reason(f"{wait_count} timed out waiting", get_failures(diagnosis.waits)))
+    what, code = _HEADLINE_AND_CODE.get(candidate.category, ("no report", "USER:NoReport"))
+    sentence = f"{what}, {_name_candidate(candidate)}: {candidate.why}"
+    scope = Scope.EXTERNAL if candidate.category in FROM_OUTSIDE else Scope.NODE
     return replace(
-        undetermined(job, NAME),
-        scope=scope if found.rank is None else Scope.RANK,
-        ranks=() if found.rank is None else (found.rank,),
-        node=found.node or None,
+        build_undetermined_verdict(job, STRATEGY_NAME),
+        scope=scope if candidate.rank is None else Scope.RANK,
+        ranks=() if candidate.rank is None else (candidate.rank,),
+        node=candidate.node or None,
         code=code,
-        category=found.category,
-        fingerprint=_fingerprint(found, code),
-        headline=one_line(sentence, HEADLINE),
-        message="\n".join([sentence, *(get_stack_dumps(found.failure) if found.failure is not None else ())]),
-        # a node that has not reported may still do so
-        confidence="medium" if found.is_sure and (job.settled or found.failure is not None) else "low",
+        category=candidate.category,
+        fingerprint=_fingerprint_position(candidate, code),
+        headline=one_line(sentence, MAX_HEADLINE_CHARS),
+        message="\n".join([sentence, *(get_stack_dumps(failure) if failure is not None else ())]),
+        # while the reader still waits for nodes, a node without a report may be about to send it
+        confidence="medium" if candidate.is_sure and (job.settled or failure is not None) else "low",
         why=tuple(reason.text for reason in why),
-        sources=sources_of(why),
-        root=found.failure,
-        victims=victims_of(job, found.failure),
+        sources=list_sources(why),
+        root=failure,
+        victims=build_victims(job, failure),
     )
 
 
-def _on_all(diagnosis: Diagnosis, found: Sequence[Candidate]) -> Verdict:
+def _build_shared_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict:
     """Return the verdict that several ranks together are the root cause."""
-    verdict = on_candidate(diagnosis, found[0])
-    failures = [item.failure for item in found if item.failure is not None]
+    verdict = build_candidate_verdict(diagnosis, candidates[0])
+    failures = [item.failure for item in candidates if item.failure is not None]
     ranks = tuple(failure.rank for failure in failures if failure.rank is not None)
-    are_dumps = all(failure.code == RECORDED_ONLY for failure in failures)  # of all ranks
-    nodes = {item.node for item in found}
-    why = re.sub(r"\bit (?=[a-z])", "each ", found[0].why)
-    if any(item.why != found[0].why for item in found):
-        why = "; ".join(re.sub(r"^it\b", f"rank {item.rank}", item.why) for item in found)
-    sentence = f"{_HEADLINES[found[0].category][0]}, ranks {listed(ranks)}: {why}"
+    # flight recorder dumps exist of all ranks, so the counts of all ranks were compared
+    are_dumps = all(failure.code == RECORDED_ONLY for failure in failures)
+    nodes = {item.node for item in candidates}
+    why = re.sub(r"\bit (?=[a-z])", "each ", candidates[0].why)
+    if any(item.why != candidates[0].why for item in candidates):
+        why = "; ".join(re.sub(r"^it\b", f"rank {item.rank}", item.why) for item in candidates)
+    sentence = f"{_HEADLINE_AND_CODE[candidates[0].category][0]}, ranks {join_ranks(ranks)}: {why}"
     return replace(
         verdict,
         scope=Scope.RANKS,
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
-        headline=one_line(sentence, HEADLINE),
+        headline=one_line(sentence, MAX_HEADLINE_CHARS),
         message="\n".join([sentence, *get_stack_dumps(failures[0])]),
-        confidence="medium" if all(item.is_sure for item in found) and are_dumps else "low",
+        confidence="medium" if all(item.is_sure for item in candidates) and are_dumps else "low",
         why=(sentence, *verdict.why[1:]),
-        victims=victims_of(diagnosis.job, failures[0], failures),
+        victims=build_victims(diagnosis.job, failures[0], failures),
     )
 
 
-def on_raised(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
-    """Return the verdict that the candidate's own exception is the root cause, during whose clean-up others timed out.
+def build_raised_in_hang_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
+    """Return the verdict that the only candidate's exception is the root cause, although its peers timed out first.
 
-    It is recorded when it leaves the task function, or when the agent stops the rank: after the others' timeout, if the
-    rank cleaned up for longer than that. None if there is not one candidate, or it left no exception of its own.
+    An exception is recorded when it leaves the task function, or when the agent stops the rank. If the rank cleans up
+    for longer than the timeout, its peers' timeouts are recorded before. Returns None if there are several candidates,
+    or the candidate has no exception of its own.
     """
-    found = _heaviest(candidates, diagnosis)
-    own = (
-        judged
-        for judged in diagnosis.classified
-        if len(found) == 1
-        and judged.failure_class is FailureClass.OWN_FAULT
-        and judged.failure.rank == found[0].rank
-        and judged.failure.exception is not None
-    )
-    raised = next(own, None)
+    heaviest = _find_heaviest_candidates(candidates, diagnosis)
+    if len(heaviest) != 1:
+        return None
+    faults = (item for item in diagnosis.classified if item.failure_class is FailureClass.OWN_FAULT)
+    of_candidate = (item for item in faults if item.failure.rank == heaviest[0].rank)
+    raised = next((item for item in of_candidate if item.failure.exception is not None), None)
     if raised is None:
         return None
     when = "was still handling it when it was stopped" if raised.in_flight else "the others timed out waiting for it"
     why = [
-        Reason(f"{who(raised.failure)} {raised.why}, and {when}", (raised.failure,)),
-        Reason(f"{_name(found[0])}: {found[0].why}", (raised.failure,)),
-        *about_clocks(diagnosis),
+        Reason(f"{name_process(raised.failure)} {raised.why}, and {when}", (raised.failure,)),
+        Reason(f"{_name_candidate(heaviest[0])}: {heaviest[0].why}", (raised.failure,)),
+        *explain_wrong_clocks(diagnosis),
     ]
     return build_root_verdict(diagnosis.job, raised, why, "medium")
 
 
-def on_remaining(
+def build_elimination_verdict(
     diagnosis: Diagnosis, remaining: Sequence[ClassifiedFailure], suspects: Iterable[Suspect] = ()
 ) -> Verdict | None:
-    """Return the verdict that the only failure that is not certainly a consequence is the root cause.
+    """Return the verdict that the only failure that isn't certainly a consequence is the root cause.
 
-    `remaining` is one failure, or several with the same fault; None is returned if it is empty.
+    `remaining` is one failure, or several with the same fault. Returns None if it is empty.
     """
     if not remaining:
         return None
-    remaining = sorted(remaining, key=by_time)
+    remaining = sorted(remaining, key=get_time_sort_key)
     first = remaining[0]
     known = set(map(id, remaining))
-    others = (judged for judged in diagnosis.classified if id(judged) not in known)
+    victims = (item for item in diagnosis.classified if id(item) not in known)
     why = [
-        Reason(f"{who(first.failure)} {first.why}", (first.failure,)),
-        Reason("no other rank shows a fault of its own", first_few(others)),
-        *about_clocks(diagnosis),
+        Reason(f"{name_process(first.failure)} {first.why}", (first.failure,)),
+        Reason("no other rank shows a fault of its own", sample_failures(victims)),
+        *explain_wrong_clocks(diagnosis),
     ]
-    # ranks that fail alike in a way that may be a consequence may all be victims of one that left nothing
+    # several ranks that failed in the same unclear way may all be victims of a rank that left nothing
     is_sure = diagnosis.job.coverage.complete and len(remaining) == 1
     is_sure = is_sure and not first.waited and first.failure_class is FailureClass.UNCLEAR
-    same = failures_of(remaining) if len(remaining) > 1 else ()
+    same = get_failures(remaining) if len(remaining) > 1 else ()
     verdict = build_root_verdict(diagnosis.job, first, why, "medium" if is_sure else "low", same)
     return replace(verdict, suspects=tuple(suspects))
 
 
-def _heaviest(candidates: Sequence[Candidate], diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the candidates with the most reasons; that others name a rank is one more."""
-    named = diagnosis.accusations.ranks
-    weights = [item.weight + (item.rank is not None and named[item.rank] > 0) for item in candidates]
-    most = max(weights, default=0)
-    return [item for item, weight in zip(candidates, weights, strict=True) if weight == most]
+def _find_heaviest_candidates(candidates: Sequence[Candidate], diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the candidates with the most reasons. Being named by other failures is one more reason."""
+    blame_counts = diagnosis.accusations.ranks
+    weights = [item.weight + (item.rank is not None and blame_counts[item.rank] > 0) for item in candidates]
+    max_weight = max(weights, default=0)
+    return [item for item, weight in zip(candidates, weights, strict=True) if weight == max_weight]
 
 
-def _witnesses(found: Candidate, classified: Sequence[ClassifiedFailure]) -> tuple[WorkerError, ...]:
-    """Return the failures that are evidence: its agent's, those it caused, those of its node, or those that name it."""
-    if found.failure is not None:
-        return (found.failure,)
-    key = (found.rank, found.node)
-    causes = ((judged, judged.failure.caused_by) for judged in classified)
-    caused = [item for item, cause in causes if cause is not None and (cause.rank, cause.node) == key]
-    own = [judged for judged in classified if found.rank is None and judged.failure.node == found.node]
-    pointing = [(item, item.pointer) for item in classified if item.pointer is not None]
-    named = [
+def _find_witnesses(candidate: Candidate, classified: Sequence[ClassifiedFailure]) -> tuple[WorkerError, ...]:
+    """Return the evidence: the candidate's own failure, failures that it caused, its node's, or those that name it."""
+    if candidate.failure is not None:
+        return (candidate.failure,)
+    rank, node = candidate.rank, candidate.node
+    causes = ((item, item.failure.caused_by) for item in classified)
+    caused = [item for item, cause in causes if cause is not None and (cause.rank, cause.node) == (rank, node)]
+    own = [item for item in classified if rank is None and item.failure.node == node]
+    pointers = [(item, item.pointer) for item in classified if item.pointer is not None]
+    naming = [
         item
-        for item, pointer in pointing
-        if (found.rank is not None and found.rank == pointer.rank)
-        or (found.node and found.node in {pointer.host, pointer.host.partition(".")[0]})
+        for item, pointer in pointers
+        if (rank is not None and rank == pointer.rank)
+        or (node and node in {pointer.host, pointer.host.partition(".")[0]})
     ]
-    return first_few(caused or own or named)
+    return sample_failures(caused or own or naming)
 
 
-def _fingerprint(found: Candidate, code: str) -> str:
-    """Return the fingerprint of the frame that a rank hung in, to compare attempts; empty: not known."""
-    if found.failure is None or not (stood := locate_main_thread(found.failure).frame):
+def _fingerprint_position(candidate: Candidate, code: str) -> str:
+    """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty: not known."""
+    if candidate.failure is None or not (frame := locate_main_thread(candidate.failure).frame):
         return ""
     return compute_fingerprint(
-        replace(found.failure, exception=None, signal="", exit_code=None, code=code, message=stood)
+        replace(candidate.failure, exception=None, signal="", exit_code=None, code=code, message=frame)
     )
 
 
-def _name(found: Candidate) -> str:
-    if found.rank is None:
-        return found.node
-    return f"rank {found.rank} on {found.node}" if found.node else f"rank {found.rank}"
+def _name_candidate(candidate: Candidate) -> str:
+    if candidate.rank is None:
+        return candidate.node
+    return f"rank {candidate.rank} on {candidate.node}" if candidate.node else f"rank {candidate.rank}"

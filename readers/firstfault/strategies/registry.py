@@ -1,4 +1,4 @@
-"""The registry of strategies: built-in ones, ones registered at run time, and entry points of other distributions."""
+"""The registry of strategies: built in, registered at run time, or installed as entry points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUILT_IN_STRATEGIES = {
 
 @runtime_checkable
 class AggregationStrategy(Protocol):
-    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`, in any order of its failures."""
+    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`, whatever the order of its failures."""
 
     def __call__(self, job: JobErrors, /) -> Verdict:
         """Return the verdict on an attempt with at least one failure."""
@@ -34,10 +34,10 @@ _registered: dict[str, AggregationStrategy] = {}
 
 
 def register_strategy(name: str, strategy: AggregationStrategy) -> AggregationStrategy:
-    """Register `strategy` as `name` in this process, and return it.
+    """Register a strategy in this process, and return it.
 
     Raises:
-        StrategyError: the name is taken or not a word, or `strategy` cannot be called with one argument.
+        StrategyError: the name is taken or not a word, or `strategy` can't be called with one argument.
     """
     if not name.isidentifier():
         raise StrategyError(f"a strategy's name must be a word of letters, digits and _, not {name!r}")
@@ -49,22 +49,22 @@ def register_strategy(name: str, strategy: AggregationStrategy) -> AggregationSt
 
 
 def unregister_strategy(name: str) -> None:
-    """Remove a strategy that was registered at run time, if there is one of this name."""
+    """Remove a strategy that was registered at run time; no-op if there is none."""
     _registered.pop(name, None)
 
 
-def strategy_names() -> tuple[str, ...]:
+def list_strategy_names() -> tuple[str, ...]:
     """Return the names of all strategies, built-in ones first."""
     installed = [point.name for point in _find_entry_points()]
     return tuple(dict.fromkeys([*BUILT_IN_STRATEGIES, *_registered, *sorted(installed)]))
 
 
 def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
-    """Return the strategy of this name; a callable is checked and returned.
+    """Return the strategy with this name. A callable is checked and returned.
 
     Raises:
         UnknownStrategyError: no strategy has this name.
-        StrategyError: it cannot be loaded, or is not a strategy; the text names its distribution.
+        StrategyError: it can't be loaded, or isn't a strategy. The text names its distribution.
     """
     if not isinstance(strategy, str):
         _validate(getattr(strategy, "__name__", repr(strategy)), strategy, "the caller")
@@ -75,7 +75,7 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
         module, _, attribute = BUILT_IN_STRATEGIES[strategy].partition(":")
         built_in: AggregationStrategy = getattr(importlib.import_module(module), attribute)
         return built_in
-    return _from_entry_point(strategy)
+    return _load_entry_point(strategy)
 
 
 def _find_entry_points() -> tuple[EntryPoint, ...]:
@@ -84,12 +84,12 @@ def _find_entry_points() -> tuple[EntryPoint, ...]:
     return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _from_entry_point(name: str) -> AggregationStrategy:
+def _load_entry_point(name: str) -> AggregationStrategy:
     points = [point for point in _find_entry_points() if point.name == name]
     if not points:
-        raise UnknownStrategyError(f"there is no strategy {name!r}; known are {', '.join(strategy_names())}")
+        raise UnknownStrategyError(f"there is no strategy {name!r}; known are {', '.join(list_strategy_names())}")
     if len(points) > 1:
-        owners = ", ".join(sorted(_owner(point) for point in points))
+        owners = ", ".join(sorted(_describe_distribution(point) for point in points))
         raise StrategyError(
             f"the strategy {name!r} is offered by several distributions ({owners}); uninstall all but one"
         )
@@ -97,13 +97,15 @@ def _from_entry_point(name: str) -> AggregationStrategy:
     try:
         loaded = point.load()
     except Exception as error:  # a module of another distribution may raise anything when it is imported
-        raise StrategyError(f"the strategy {name!r} of {_owner(point)} cannot be loaded: {error}") from error
-    _validate(name, loaded, _owner(point))
-    found: AggregationStrategy = loaded
-    return found
+        raise StrategyError(
+            f"the strategy {name!r} of {_describe_distribution(point)} cannot be loaded: {error}"
+        ) from error
+    _validate(name, loaded, _describe_distribution(point))
+    installed: AggregationStrategy = loaded
+    return installed
 
 
-def _owner(point: EntryPoint) -> str:
+def _describe_distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
@@ -113,7 +115,7 @@ def _validate(name: str, strategy: object, owner: str) -> None:
     try:
         signature = inspect.signature(strategy)
     except (TypeError, ValueError):
-        return  # a builtin without a signature: running it will tell
+        return  # a builtin without a signature: if it isn't a strategy, running it raises
     try:
         signature.bind(None)
     except TypeError as error:

@@ -1,8 +1,20 @@
-"""The default strategy ``evidence``: what each failure tells about itself and about others counts more than its time.
+"""The default strategy, ``evidence``: an ordered table of rules, the first of which that applies names the root cause.
 
-Its rules are tried in their order, and the first that finds something decides. Each rule is a function of the
-`Diagnosis` that returns a verdict, or None if it does not apply. What the evidence shows is computed in
-`firstfault.evidence`; verdicts are built in `fault_verdict`, `inferred_verdict` and `unknown_verdict`.
+What a failure shows counts more than its time: rank 17's CUDA error is the root cause, although ranks 0 to 15 reported
+their lost connections earlier.
+
+To add a rule for a new cause, edit three files:
+
+1. Here: a function that takes the `Diagnosis` and returns a verdict, or None if the rule doesn't apply, and its row in
+   `RULES`. The position of the row decides: rules above it win. Build the verdict with `build_fault_verdict` (a process
+   failed by itself), `build_candidates_verdict` (ranks that the other failures imply) or `build_elimination_verdict`
+   (the only failure left).
+2. ``tests/readers/test_rules.py``: two cases in `CASES`, one that needs the rule and one that it must not touch.
+3. ``docs/strategies.md``: run ``python tools/describe_fields.py``, which writes the table of rules.
+
+A rule that needs a new fact about the failures gets it from a function in `firstfault.evidence`: `hangs` for ranks that
+didn't do what their peers did, `diagnosis` for what failures say about other ranks and nodes. If only the meaning of an
+error text is new, add a signature to ``evidence/signatures.toml`` instead of a rule.
 """
 
 from __future__ import annotations
@@ -35,222 +47,264 @@ from firstfault.evidence.hangs import (
     waited_apart,
 )
 from firstfault.model import DocumentsNeeded, JobErrors, RestartKind, Scope, Suspect, Verdict, Writer
-from firstfault.strategies.fault_verdict import on_fault
-from firstfault.strategies.headlines import HEADLINE
-from firstfault.strategies.inferred_verdict import on_candidate, on_candidates, on_raised, on_remaining
-from firstfault.strategies.reasons import MAX_SUSPECTS, by_time, suspects_of
+from firstfault.strategies.fault_verdict import build_fault_verdict
+from firstfault.strategies.headlines import MAX_HEADLINE_CHARS
+from firstfault.strategies.inferred_verdict import (
+    build_candidate_verdict,
+    build_candidates_verdict,
+    build_elimination_verdict,
+    build_raised_in_hang_verdict,
+)
+from firstfault.strategies.reasons import MAX_SUSPECTS, get_time_sort_key, to_suspects
 from firstfault.strategies.running import needs_documents, takes_diagnosis
-from firstfault.strategies.unknown_verdict import not_known
+from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
 from firstfault.utils.text import duration, one_line
 
-CONFIDENCES = ("low", "medium", "high")
-_MAX_OF_INTEREST = 16
-"""Ranks whose documents are opened for each reason in a large cascade."""
-_TRIES_NS = 30 * 60 * 1_000_000_000
-"""Longest time between the first and the last exception of a rank that tries again: three timeouts of NCCL."""
-_MAX_NODES = 5
-"""Accused nodes whose ranks' documents are opened in a large cascade."""
+CONFIDENCES_ASCENDING = ("low", "medium", "high")
+_MAX_RANKS_READ_PER_REASON = 16
+"""Ranks of a large cascade whose documents are read, for each reason to read them."""
+_MAX_BLAMED_NODES_READ = 5
+"""Blamed nodes of a large cascade whose ranks' documents are read."""
+_MAX_RETRY_SPAN_NS = 30 * 60 * 1_000_000_000
+"""Longest time between the first and the last exception of a program that tries again: three timeouts of NCCL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of `RULES`."""
+
+    name: str
+    """The `rule` of its verdicts."""
+    decide: Callable[[Diagnosis], Verdict | None]
+    """Returns the verdict; None: the rule doesn't apply."""
+    max_confidence: str
+    root_cause: str
+    """For docs/strategies.md: ends the sentence "The root cause is …"."""
+
+
+# --- the strategy -----------------------------------------------------------------------------------------------------
 
 
 def _find_ranks_to_read(job: JobErrors) -> set[int]:
-    """Return the ranks whose documents have to be opened: the verdict's, and those that others name."""
+    """Return the ranks whose documents are needed, given the sample that was read: suspects, and blamed ranks."""
     if not job.failures:
         return set()
     diagnosis = diagnose(job)
     accusations, verdict = diagnosis.accusations, evidence(job, diagnosis)
-    ranks = {rank for rank, _ in accusations.ranks.most_common(_MAX_OF_INTEREST)}
-    ranks |= {cause.rank for cause, _ in accusations.broadcast.most_common(_MAX_OF_INTEREST) if cause.rank is not None}
-    ranks |= {suspect.rank for suspect in verdict.suspects if suspect.rank is not None}
-    ranks |= set(verdict.ranks[:_MAX_OF_INTEREST])
-    nodes = {node for node, _ in accusations.nodes.most_common(_MAX_NODES)} | {verdict.node}
-    nodes |= {suspect.node for suspect in verdict.suspects}
-    return ranks | {rank for entry in job.roster if entry.place.node in nodes for rank in entry.ranks}
+    ranks: set[int | None] = {rank for rank, _ in accusations.ranks.most_common(_MAX_RANKS_READ_PER_REASON)}
+    ranks |= {cause.rank for cause, _ in accusations.broadcast.most_common(_MAX_RANKS_READ_PER_REASON)}
+    ranks |= {*verdict.ranks[:_MAX_RANKS_READ_PER_REASON], *(suspect.rank for suspect in verdict.suspects)}
+    nodes: set[str | None] = {node for node, _ in accusations.nodes.most_common(_MAX_BLAMED_NODES_READ)}
+    nodes |= {verdict.node, *(suspect.node for suspect in verdict.suspects)}
+    ranks_of_nodes = {rank for entry in job.roster if entry.place.node in nodes for rank in entry.ranks}
+    return {rank for rank in ranks if rank is not None} | ranks_of_nodes
 
 
 @takes_diagnosis
 @needs_documents(DocumentsNeeded.SAMPLE, _find_ranks_to_read)
 def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
-    """Pick the failure that explains the others.
+    """Pick the failure that explains the other failures.
 
-    The rules are in `RULES`. A process that was stopped, or names a peer that is gone, is a victim whatever its
-    time. Times decide only as far as the clocks are known.
+    A process that was stopped, or that reports a lost peer, is a victim, whatever its time. Times decide only as far as
+    the clocks are known.
     """
-    return judge(with_faults(diagnosis or diagnose(job)))
+    return apply_rules(with_faults(diagnosis or diagnose(job)))
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule."""
+def apply_rules(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
+    """Return the verdict of the first rule that applies.
 
-    name: str
-    """As verdicts carry it."""
-    decide: Callable[[Diagnosis], Verdict | None]
-    confidence: str
-    """The highest that a verdict of this rule has."""
-    finds: str
-    """For people: ends the sentence "The root cause is …"."""
-
-
-def judge(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
-    """Return the verdict of the first rule that applies, with its name. Faults that came too late are suspects.
-
-    `diagnosis` has its faults; without `rules`, `RULES` are tried.
+    Args:
+        diagnosis: with its faults, as `with_faults` returns it.
+        rules: the rules to try; by default `RULES`.
     """
-    decided = ((rule, verdict) for rule in rules or RULES if (verdict := rule.decide(diagnosis)) is not None)
-    rule, verdict = next(decided)
-    if verdict.scope is Scope.UNDETERMINED:  # of several ranks of a last try, a first one may tell
-        rule, verdict = next((later for later in decided if later[0].decide is _handled), (rule, verdict))
-    late = [fault for fault in diagnosis.late if fault.failure is not verdict.root]
-    confidence = min(verdict.confidence, rule.confidence, key=CONFIDENCES.index)
-    return _with_suspects(replace(verdict, rule=rule.name, confidence=confidence), late, ", later")
+    verdicts = ((rule, verdict) for rule in rules or RULES if (verdict := rule.decide(diagnosis)) is not None)
+    rule, verdict = next(verdicts)
+    if verdict.scope is Scope.UNDETERMINED:
+        # A program that tries again leaves the last try's failures, in which several ranks may stand out. The
+        # exceptions of its first try are known, too, and may single out one of these ranks.
+        rule, verdict = next((item for item in verdicts if item[0].decide is _judge_first_try), (rule, verdict))
+    late_faults = [fault for fault in diagnosis.late if fault.failure is not verdict.root]
+    confidence = min(verdict.confidence, rule.max_confidence, key=CONFIDENCES_ASCENDING.index)
+    return _add_suspects(replace(verdict, rule=rule.name, confidence=confidence), late_faults, ", later")
 
 
-def _with_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: str = "") -> Verdict:
-    return replace(verdict, suspects=(*verdict.suspects, *suspects_of(faults, when))[:MAX_SUSPECTS])
+def _add_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: str = "") -> Verdict:
+    return replace(verdict, suspects=(*verdict.suspects, *to_suspects(faults, when))[:MAX_SUSPECTS])
 
 
-def _long_wait(diagnosis: Diagnosis) -> Verdict | None:
+# --- a process failed by itself, or a node ended ----------------------------------------------------------------------
+
+
+def _judge_long_wait(diagnosis: Diagnosis) -> Verdict | None:
+    # Ranks 0 to 2 waited ten minutes for rank 3; while the job was torn down, rank 4 raised in a clean-up. Rank 4's
+    # exception is a fault, but it came after the hang.
     if not diagnosis.faults or not came_after_a_long_wait(diagnosis):
         return None
-    verdict = on_candidates(diagnosis, hung(diagnosis))
+    verdict = build_candidates_verdict(diagnosis, hung(diagnosis))
     if verdict is None or not verdict.ranks or any(fault.failure.rank in verdict.ranks for fault in diagnosis.faults):
         return None
-    return _with_suspects(verdict, diagnosis.faults)
+    return _add_suspects(verdict, diagnosis.faults)
 
 
-def _lost_node(diagnosis: Diagnosis) -> Verdict | None:
-    found = diagnosis.first
-    return on_fault(diagnosis, found) if found and found.first.failure_class is FailureClass.LOST else None
+def _judge_lost_node(diagnosis: Diagnosis) -> Verdict | None:
+    fault = diagnosis.first
+    is_lost = fault is not None and fault.first.failure_class is FailureClass.LOST
+    return build_fault_verdict(diagnosis, fault) if fault is not None and is_lost else None
 
 
-def _terminated_node(diagnosis: Diagnosis) -> Verdict | None:
-    if found := diagnosis.first:
-        is_external = found.first.failure_class is FailureClass.EXTERNAL
-        return _with_stall(on_fault(diagnosis, found), diagnosis.job) if is_external else None
+def _judge_terminated_node(diagnosis: Diagnosis) -> Verdict | None:
+    if fault := diagnosis.first:
+        is_external = fault.first.failure_class is FailureClass.EXTERNAL
+        return _add_preceding_stall(build_fault_verdict(diagnosis, fault), diagnosis.job) if is_external else None
+    # a terminated agent may leave no document, but its workers' documents say that it stopped them for that
     nodes = [] if diagnosis.waits else terminated_nodes(diagnosis.job)
-    return _with_stall(on_candidate(diagnosis, nodes[0]), diagnosis.job) if nodes else None
+    return _add_preceding_stall(build_candidate_verdict(diagnosis, nodes[0]), diagnosis.job) if nodes else None
 
 
-def _with_stall(verdict: Verdict, job: JobErrors) -> Verdict:
-    """Say for whom a job waited that was terminated while it stood still: a person or a time limit ended a hang."""
+def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
+    """Add the stall during which a job was terminated: a person or a time limit ended a hang."""
     stall = job.last_stall
     if stall is None or stall.timestamp_ns is None or verdict.timestamp_ns is None:
         return verdict
     seconds = duration(max(verdict.timestamp_ns - stall.timestamp_ns, 0))
-    name, _, text = verdict.headline.partition(": ")
-    told = f"the job had made no progress for {seconds}: {stall.headline}"
-    headline = one_line(f"{name}: {told}; {text}" if text else f"{name}: {told}", HEADLINE)
-    return replace(verdict, headline=headline, why=(*verdict.why, told), sources=(*verdict.sources, ()))
+    what, _, text = verdict.headline.partition(": ")
+    sentence = f"the job had made no progress for {seconds}: {stall.headline}"
+    headline = one_line(f"{what}: {sentence}; {text}" if text else f"{what}: {sentence}", MAX_HEADLINE_CHARS)
+    return replace(verdict, headline=headline, why=(*verdict.why, sentence), sources=(*verdict.sources, ()))
 
 
-def _raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
-    if not any(judged.failure_class is FailureClass.OWN_FAULT for judged in diagnosis.classified):
+def _judge_own_fault(diagnosis: Diagnosis, *, is_alone: bool = True) -> Verdict | None:
+    fault = diagnosis.first
+    if fault is None or fault.first.failure_class in ENDS_OF_NODES or is_alone is bool(fault.others or fault.rivals):
         return None
-    found = (find(diagnosis) for find in (mismatched, hung, left_behind, returned_early))
-    return on_raised(diagnosis, next(filter(None, found), []))
+    return build_fault_verdict(diagnosis, fault)
 
 
-def _own_fault(diagnosis: Diagnosis, *, is_alone: bool = True) -> Verdict | None:
-    found = diagnosis.first
-    if found is None or found.first.failure_class in ENDS_OF_NODES or is_alone is bool(found.others or found.rivals):
+# --- no process failed by itself: the other failures imply the root cause ---------------------------------------------
+
+
+def _blame(find_candidates: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:
+    """Return the function of a rule whose root cause is the ranks or nodes that `find_candidates` returns."""
+    return lambda diagnosis: build_candidates_verdict(diagnosis, find_candidates(diagnosis))
+
+
+def _judge_raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
+    # Rank 3 raised, and cleaned up for longer than the collective's timeout before the exception left the task
+    # function. By their times, ranks 0 to 2 failed first.
+    if not any(item.failure_class is FailureClass.OWN_FAULT for item in diagnosis.classified):
         return None
-    return on_fault(diagnosis, found)
+    candidates = (find(diagnosis) for find in (mismatched, hung, left_behind, returned_early))
+    return build_raised_in_hang_verdict(diagnosis, next(filter(None, candidates), []))
 
 
-def _by(find: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:
-    """Return the rule that the ranks or nodes that `find` returns are the root cause."""
-    return lambda diagnosis: on_candidates(diagnosis, find(diagnosis))
-
-
-def _lost_document(diagnosis: Diagnosis) -> Verdict | None:
+def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:
     lost = lost_documents(diagnosis)
     if len(lost) == 1 and not diagnosis.exits:
-        return on_candidate(diagnosis, lost[0])
-    return not_known(diagnosis, lost) if lost else None
+        return build_candidate_verdict(diagnosis, lost[0])
+    return build_unknown_cause_verdict(diagnosis, lost) if lost else None
 
 
-def _alike(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
-    """Return the only failure that may be the root cause, or those of several ranks with the same fault."""
+# --- what remains -----------------------------------------------------------------------------------------------------
+
+
+def _find_only_unclear_fault(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
+    """Return the failures of the only fault that may be the root cause; empty: there are several, or one waited."""
     unclear = diagnosis.exits or diagnosis.unclear
-    prints = {judged.failure.fingerprint for judged in unclear}
-    is_one_fault = len(prints) == 1 and prints != {""} and not any(item.failure.is_silent for item in unclear)
+    fingerprints = {item.failure.fingerprint for item in unclear}
+    is_one_fault = (
+        len(fingerprints) == 1 and fingerprints != {""} and not any(item.failure.is_silent for item in unclear)
+    )
     return unclear if (len(unclear) == 1 or is_one_fault) and not any(item.waited for item in unclear) else []
 
 
-def _mismatch_of_two(diagnosis: Diagnosis) -> Verdict | None:
-    found = sorted(_alike(diagnosis), key=by_time)
-    others = [item for item in diagnosis.classified if found and item is not found[0]]
-    if not others or found[0].signature != MISMATCH:
-        return on_candidates(diagnosis, called_differently(diagnosis))
+def _judge_mismatch_of_two(diagnosis: Diagnosis) -> Verdict | None:
+    unclear = sorted(_find_only_unclear_fault(diagnosis), key=get_time_sort_key)
+    peers = [item for item in diagnosis.classified if unclear and item is not unclear[0]]
+    if not peers or unclear[0].signature != MISMATCH:
+        return build_candidates_verdict(diagnosis, called_differently(diagnosis))
+    # of two ranks with different sizes, nothing shows which one is right
     text = "it may have passed the other size"
-    suspects = [Suspect(text, item.failure.rank, item.failure.node) for item in others[:MAX_SUSPECTS]]
-    return on_remaining(diagnosis, found, suspects)
+    suspects = [Suspect(text, item.failure.rank, item.failure.node) for item in peers[:MAX_SUSPECTS]]
+    return build_elimination_verdict(diagnosis, unclear, suspects)
 
 
-def _by_elimination(diagnosis: Diagnosis) -> Verdict | None:
-    return on_remaining(diagnosis, _alike(diagnosis))
+def _judge_by_elimination(diagnosis: Diagnosis) -> Verdict | None:
+    return build_elimination_verdict(diagnosis, _find_only_unclear_fault(diagnosis))
 
 
-def _stock_file(diagnosis: Diagnosis) -> Verdict | None:
-    is_stock = all(item.failure.writer is Writer.STOCK for item in diagnosis.classified)
-    return on_remaining(diagnosis, sorted(diagnosis.unclear, key=by_time)[:1] if is_stock else ())
+def _judge_stock_file(diagnosis: Diagnosis) -> Verdict | None:
+    # Flyte's own error files have a code, a message, a worker's name and a time: without ranks, the time decides
+    if any(item.failure.writer is not Writer.STOCK for item in diagnosis.classified):
+        return None
+    return build_elimination_verdict(diagnosis, sorted(diagnosis.unclear, key=get_time_sort_key)[:1])
 
 
-def _only_failure(diagnosis: Diagnosis) -> Verdict | None:
+def _judge_only_failure(diagnosis: Diagnosis) -> Verdict | None:
     failure = diagnosis.classified[0].failure
     has_no_peer = failure.place.world_size == 1 or failure.writer is Writer.STOCK
-    return on_remaining(diagnosis, diagnosis.classified if len(diagnosis.classified) == 1 and has_no_peer else ())
+    is_only = len(diagnosis.classified) == 1 and has_no_peer
+    return build_elimination_verdict(diagnosis, diagnosis.classified) if is_only else None
 
 
-def _handled(diagnosis: Diagnosis) -> Verdict | None:
+def _judge_first_try(diagnosis: Diagnosis) -> Verdict | None:
     """Judge the first try of a program that tries again: its ranks' first exceptions instead of their last ones.
 
-    Not after a restart in the same processes, from which the job had recovered, nor if the tries were so far apart that
-    the program trained meanwhile.
+    Not if the job recovered: after a restart in the same processes, or if the tries were so far apart that the program
+    trained in between.
     """
     job = diagnosis.job
-    last = {failure.rank: failure.timestamp_ns or 0 for failure in job.failures}
-    near = (item for item in job.handled if last.get(item.rank, 0) - (item.timestamp_ns or 0) < _TRIES_NS)
-    printed = {failure.rank: failure.log_tail for failure in job.failures}  # to the end
-    tried = {item.rank: replace(item, log_tail=printed.get(item.rank, "")) for item in reversed(tuple(near))}
-    if not tried or any(record.kind is RestartKind.IN_PROCESS for record in job.restarts):
+    last_times = {failure.rank: failure.timestamp_ns or 0 for failure in job.failures}
+    recent = [
+        item for item in job.handled if last_times.get(item.rank, 0) - (item.timestamp_ns or 0) < _MAX_RETRY_SPAN_NS
+    ]
+    # a document of the first try ends with that try's output; the last try's document has the complete stderr tail
+    stderr_tails = {failure.rank: failure.log_tail for failure in job.failures}
+    first_tries = {item.rank: replace(item, log_tail=stderr_tails.get(item.rank, "")) for item in reversed(recent)}
+    if not first_tries or any(record.kind is RestartKind.IN_PROCESS for record in job.restarts):
         return None
-    failures = tuple(tried.get(failure.rank, failure) for failure in job.failures)
-    found = with_faults(diagnose(replace(job, failures=failures)))
-    first = found.first
-    if first is None or first.first.failure is not tried.get(first.first.failure.rank):
+    failures = tuple(first_tries.get(failure.rank, failure) for failure in job.failures)
+    first_diagnosis = with_faults(diagnose(replace(job, failures=failures)))
+    fault = first_diagnosis.first
+    if fault is None or fault.first.failure is not first_tries.get(fault.first.failure.rank):
         return None
-    verdict = on_fault(found, first)
+    verdict = build_fault_verdict(first_diagnosis, fault)
     why = "its program handled this, and tried again; the later tries failed because of each other"
     return replace(verdict, why=(*verdict.why, why), sources=(*verdict.sources, ()))
 
 
 RULES = (
     # a process failed by itself, or a node ended
-    Rule("long-wait", _long_wait, "medium", "the rank for which most had waited a minute or more before any fault"),
-    Rule("lost-node", _lost_node, "high", "a node whose agent is gone"),
-    Rule("terminated-node", _terminated_node, "high", "a node that was terminated"),
-    Rule("first-of-several", partial(_own_fault, is_alone=False), "medium", "the first of several different faults"),
-    Rule("own-fault", _own_fault, "high", "the only fault of its own, or the same one on several ranks"),
+    Rule(
+        "long-wait", _judge_long_wait, "medium", "the rank for which most had waited a minute or more before any fault"
+    ),
+    Rule("lost-node", _judge_lost_node, "high", "a node whose agent is gone"),
+    Rule("terminated-node", _judge_terminated_node, "high", "a node that was terminated"),
+    Rule(
+        "first-of-several", partial(_judge_own_fault, is_alone=False), "medium", "the first of several different faults"
+    ),
+    Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same one on several ranks"),
     # no process failed by itself: the others imply the root cause
-    Rule("spread-error", _by(spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"),
-    Rule("broadcast", _by(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
-    Rule("raised-in-hang", _raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
-    Rule("mismatch", _by(mismatched), "medium", "the rank that passed another size than the others"),
-    Rule("hang", _by(hung), "medium", "the rank for which the others waited"),
-    Rule("no-progress", _by(all_in_one_collective), "low", "the only node: all ranks waited in one collective"),
-    Rule("left-behind", _by(left_behind), "low", "the rank that missed a collective after which most failed alike"),
-    Rule("returned", _by(returned_early), "medium", "the rank that had ended when all others lost a peer or timed out"),
-    Rule("accused-node", _by(accused_nodes), "medium", "the node that most name, and whose documents are missing"),
-    Rule("node-without-report", _by(nodes_without_report), "medium", "a node that joined and sent no report since"),
-    Rule("lost-document", _lost_document, "medium", "a rank that failed, and whose document is missing"),
+    Rule("spread-error", _blame(spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"),
+    Rule("broadcast", _blame(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
+    Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
+    Rule("mismatch", _blame(mismatched), "medium", "the rank that passed another size than the others"),
+    Rule("hang", _blame(hung), "medium", "the rank for which the others waited"),
+    Rule("no-progress", _blame(all_in_one_collective), "low", "the only node: all ranks waited in one collective"),
+    Rule("left-behind", _blame(left_behind), "low", "the rank that missed a collective after which most failed alike"),
+    Rule(
+        "returned", _blame(returned_early), "medium", "the rank that had ended when all others lost a peer or timed out"
+    ),
+    Rule("accused-node", _blame(accused_nodes), "medium", "the node that most name, and whose documents are missing"),
+    Rule("node-without-report", _blame(nodes_without_report), "medium", "a node that joined and sent no report since"),
+    Rule("lost-document", _judge_lost_document, "medium", "a rank that failed, and whose document is missing"),
     # what remains
-    Rule("mismatch-of-two", _mismatch_of_two, "low", "two that called a collective differently"),
-    Rule("waited-apart", _by(waited_apart), "low", "the rank that timed out in another operation than all others"),
-    Rule("by-elimination", _by_elimination, "medium", "the only failure that is not certainly a consequence"),
-    Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
-    Rule("only-failure", _only_failure, "low", "the only failure of a job without peers"),
-    Rule("handled", _handled, "low", "the first exception that a program handled, which then tried again"),
-    Rule("undetermined", not_known, "low", "not known"),
+    Rule("mismatch-of-two", _judge_mismatch_of_two, "low", "two that called a collective differently"),
+    Rule("waited-apart", _blame(waited_apart), "low", "the rank that timed out in another operation than all others"),
+    Rule("by-elimination", _judge_by_elimination, "medium", "the only failure that is not certainly a consequence"),
+    Rule("stock-file", _judge_stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
+    Rule("only-failure", _judge_only_failure, "low", "the only failure of a job without peers"),
+    Rule("handled", _judge_first_try, "low", "the first exception that a program handled, which then tried again"),
+    Rule("undetermined", build_unknown_cause_verdict, "low", "not known"),
 )
 """All rules; the last one always applies."""

@@ -1,4 +1,4 @@
-"""Runs a strategy: what it declares to need, and its verdict on a job."""
+"""Runs a strategy on a job, and reads what the strategy declares to need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from firstfault.errors import StrategyError
 from firstfault.model import DocumentsNeeded, JobErrors, ReadingNeeds, Verdict
 from firstfault.strategies.registry import AggregationStrategy
-from firstfault.strategies.verdicts import undetermined
+from firstfault.strategies.verdicts import build_undetermined_verdict
 
 if TYPE_CHECKING:
     from firstfault.evidence.diagnosis import Diagnosis
@@ -49,19 +49,24 @@ def takes_diagnosis(strategy: _Strategy) -> _Strategy:
 
 
 def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
-    """Return the strategy's verdict on `job`, with coverage and digest filled in from `job`.
+    """Return the strategy's verdict on a job, with the job's coverage and digest.
 
-    A job without a readable failure is undetermined. A strategy that `takes_diagnosis` gets the one of `job`.
+    Without a readable failure the verdict is undetermined, and the strategy isn't called.
+
+    Args:
+        strategy: the strategy.
+        job: what was read.
+        diagnosis: of `job`, for a strategy that `takes_diagnosis`; None: it computes its own.
 
     Raises:
-        StrategyError: it raised, or did not return a Verdict.
+        StrategyError: the strategy raised, or didn't return a Verdict.
     """
     if not job.failures:
-        return undetermined(job, getattr(strategy, "__name__", "none"))
+        return build_undetermined_verdict(job, getattr(strategy, "__name__", "none"))
     name = getattr(strategy, "__name__", repr(strategy))
     try:
         verdict = strategy(job, diagnosis) if getattr(strategy, _TAKES_DIAGNOSIS_ATTRIBUTE, False) else strategy(job)  # type: ignore[call-arg]
-    except Exception as error:  # a strategy is third-party code; its caller gets one type of error
+    except Exception as error:  # a strategy is third-party code, so it may raise anything
         raise StrategyError(f"the strategy {name} raised {type(error).__name__}: {error}") from error
     if not isinstance(verdict, Verdict):
         raise StrategyError(f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict")

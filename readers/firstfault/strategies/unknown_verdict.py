@@ -10,97 +10,103 @@ from firstfault.evidence.classification import FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis, names_it
 from firstfault.evidence.texts import message_of
 from firstfault.model import JobErrors, Reason, Suspect, Verdict
-from firstfault.strategies.headlines import HEADLINE, listed
+from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks
 from firstfault.strategies.reasons import (
     MAX_SUSPECTS,
-    NAME,
-    about_clocks,
-    by_time,
-    count_of,
-    failures_of,
-    first_few,
-    suspects_of,
+    STRATEGY_NAME,
+    count_class,
+    explain_wrong_clocks,
+    get_failures,
+    get_time_sort_key,
+    sample_failures,
+    to_suspects,
 )
-from firstfault.strategies.verdicts import sources_of, undetermined, victims_of
+from firstfault.strategies.verdicts import build_undetermined_verdict, build_victims, list_sources
 from firstfault.utils.text import one_line
 
 _MAX_UNREPORTED_NODES = 8
-_MAX_NAMED = 5
-"""Ranks, and nodes, that are suspects only because others name them."""
+_MAX_BLAMED = 5
+"""Ranks, and nodes, that are suspects only because other failures name them."""
 
 
-def not_known(diagnosis: Diagnosis, found: Sequence[Candidate] = ()) -> Verdict:
-    """Return the verdict that the root cause is not known; `found` are ranks and nodes that may be it."""
+def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate] = ()) -> Verdict:
+    """Return the verdict that the root cause is not known; the candidates become suspects."""
     job, classified = diagnosis.job, diagnosis.classified
     exits = sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
-    suspects = [Suspect(item.why, item.rank, item.node or None) for item in found] + suspects_of(exits)
-    suspects = suspects[:MAX_SUSPECTS] or _accused(diagnosis)
-    first = min(classified, key=lambda judged: (judged.failure_class, *by_time(judged)[:2], judged.failure.message))
-    unclear = count_of(classified, job, FailureClass.UNCLEAR)
+    suspects = [Suspect(item.why, item.rank, item.node or None) for item in candidates] + to_suspects(exits)
+    suspects = suspects[:MAX_SUSPECTS] or _list_blamed(diagnosis)
+    likeliest = min(
+        classified, key=lambda item: (item.failure_class, *get_time_sort_key(item)[:2], item.failure.message)
+    )
+    unclear_count = count_class(classified, job, FailureClass.UNCLEAR)
     count = len(classified) + job.unopened_elsewhere()
     pointing = "point to another process"
-    text = f"{unclear} of {count} failures may be cause or consequence" if unclear else f"all failures {pointing}"
-    text += f", the others {pointing}" if 0 < unclear < count else ""
-    both_ways = failures_of(judged for judged in classified if judged.failure_class is FailureClass.UNCLEAR)
+    text = f"all failures {pointing}"
+    if unclear_count:
+        text = f"{unclear_count} of {count} failures may be cause or consequence"
+        text += f", the others {pointing}" if unclear_count < count else ""
+    unclear = get_failures(item for item in classified if item.failure_class is FailureClass.UNCLEAR)
     why = [
-        Reason("no rank shows a fault of its own, and none stands out", first_few(classified)),
-        Reason(text, both_ways or first_few(classified)),
-        *about_clocks(diagnosis),
+        Reason("no rank shows a fault of its own, and none stands out", sample_failures(classified)),
+        Reason(text, unclear or sample_failures(classified)),
+        *explain_wrong_clocks(diagnosis),
     ]
-    hint = "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
+    headline = f"undetermined: {_describe_unreported_nodes(job)}"
+    headline += _describe_common_failure(job) or _describe_expired_deadline(job)
+    headline += "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
     return replace(
-        undetermined(job, NAME),
+        build_undetermined_verdict(job, STRATEGY_NAME),
         code="Undetermined",
         category="hang" if diagnosis.waits else "unknown",
-        headline=one_line(f"undetermined: {_silent(job)}{_alike(job) or _expired(job)}{hint}", HEADLINE),
-        message=first.failure.message,
+        headline=one_line(headline, MAX_HEADLINE_CHARS),
+        message=likeliest.failure.message,
         why=tuple(reason.text for reason in why),
-        sources=sources_of(why),
+        sources=list_sources(why),
         suspects=tuple(suspects),
-        victims=victims_of(job, None),
+        victims=build_victims(job, None),
     )
 
 
-def _accused(diagnosis: Diagnosis) -> list[Suspect]:
+def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
     """Return the ranks and nodes that failures name most often, in a stable order."""
     entries = sorted(diagnosis.job.roster, key=lambda entry: entry.place.node)
-    at = {rank: entry.place.node for entry in entries for rank in entry.ranks}
-    ranks = sorted(diagnosis.accusations.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
-    nodes = sorted(diagnosis.accusations.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
-    found = [Suspect(names_it(count), rank, at.get(rank)) for rank, count in ranks]
-    return found + [Suspect(names_it(count), None, node) for node, count in nodes]
+    node_by_rank = {rank: entry.place.node for entry in entries for rank in entry.ranks}
+    ranks = sorted(diagnosis.accusations.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
+    nodes = sorted(diagnosis.accusations.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
+    suspects = [Suspect(names_it(count), rank, node_by_rank.get(rank)) for rank, count in ranks]
+    return suspects + [Suspect(names_it(count), None, node) for node, count in nodes]
 
 
-def _alike(job: JobErrors) -> str:
-    """Return what all ranks wrote, if it is one thing: "all 4 ranks: RuntimeError: Timed out"; else nothing."""
+def _describe_common_failure(job: JobErrors) -> str:
+    """Return the one exception that all ranks raised: "all 4 ranks: RuntimeError: Timed out"; empty: they differ."""
     ranks = {failure.rank for failure in job.failures if failure.rank is not None}
-    world = max((failure.place.world_size for failure in job.failures), default=0)
+    world_size = max((failure.place.world_size for failure in job.failures), default=0)
     if len(ranks) < 2 or job.unopened or len({failure.fingerprint for failure in job.failures}) > 1:  # noqa: PLR2004
         return ""
-    first = job.failures[0]
-    if first.exception is None or not first.fingerprint:
+    failure = job.failures[0]
+    if failure.exception is None or not failure.fingerprint:
         return ""
-    which = f"all {len(ranks)} ranks" if len(ranks) == world else f"{len(ranks)} ranks"
-    found = message_of(first)
-    return f"{which}: {found.what}: {found.text}".rstrip(": ")
+    subject = f"all {len(ranks)} ranks" if len(ranks) == world_size else f"{len(ranks)} ranks"
+    message = message_of(failure)
+    return f"{subject}: {message.what}: {message.text}".rstrip(": ")
 
 
-def _expired(job: JobErrors) -> str:
-    """Return which deadline ranks did not keep while they waited for each other."""
+def _describe_expired_deadline(job: JobErrors) -> str:
+    """Return which deadline of the watchdog ranks missed while they waited for each other."""
     expired = [failure for failure in job.failures if failure.expired is not None]
     if not expired or expired[0].expired is None:
         return "no rank shows a fault of its own"
     ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
-    which = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
-    return f"{expired[0].expired.text} on {which}, in a collective; no rank stands out"
+    subject = f"rank{'s' if len(ranks) > 1 else ''} {join_ranks(ranks)}"
+    return f"{expired[0].expired.text} on {subject}, in a collective; no rank stands out"
 
 
-def _silent(job: JobErrors) -> str:
-    """Return which nodes left no trace, as those on which firstfault does not run: "no report from node 1; "."""
+def _describe_unreported_nodes(job: JobErrors) -> str:
+    """Return which nodes left no trace, such as nodes without firstfault: "no report from node 1; "."""
     places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
     expected = job.coverage.expected or 0
     reported = {place.group_rank for place in places if place.group_rank is not None and place.group_rank < expected}
     count = expected - len(reported)
-    # a damaged document may state billions of nodes
-    first = list(islice((number for number in range(expected) if number not in reported), _MAX_UNREPORTED_NODES))
-    return f"no report from node{'s' if count > 1 else ''} {listed(first, count)}; " if count else ""
+    # a damaged document may claim billions of nodes: never build the list of all of them
+    unreported = list(islice((number for number in range(expected) if number not in reported), _MAX_UNREPORTED_NODES))
+    return f"no report from node{'s' if count > 1 else ''} {join_ranks(unreported, count)}; " if count else ""

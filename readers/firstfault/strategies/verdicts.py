@@ -1,4 +1,4 @@
-"""Builds verdicts: on a root cause, on nothing readable, with the victims and the documents behind each reason."""
+"""Builds a verdict from a root cause: its scope, ranks and code, its victims, and the sources of its reasons."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.model import JobErrors, Reason, Scope, Subject, Verdict, Victims, WorkerError, Writer
 from firstfault.model.failure import FROM_OUTSIDE, OF_LOGS
-from firstfault.strategies.headlines import category_of, headline_of
+from firstfault.strategies.headlines import build_headline, find_category
 from firstfault.utils.text import one_line
 
 _MAX_VICTIMS = 100
-_MAX_SOURCES = 8
-_NO_CODE = {"", "USER:RuntimeError"}
-"""What an engine gives a failure that has no code of its own."""
+_MAX_SOURCES_PER_REASON = 8
+_UNSPECIFIC_CODES = {"", "USER:RuntimeError"}
+"""Codes that engines give to failures without a code of their own."""
 
 
-def candidates(job: JobErrors) -> tuple[WorkerError, ...]:
-    """Return the failures that can be a root cause: without processes that their own agent stopped, if others exist.
+def find_root_candidates(job: JobErrors) -> tuple[WorkerError, ...]:
+    """Return the failures that can be a root cause: all except those of stopped processes, if there are any.
 
-    A process that was stopped while an exception was in flight counts as stopped, unless it raised that exception
-    before any other failure: later exceptions may be caused by the failure for which the agent stopped its workers.
+    A process that was stopped with an exception in flight counts as stopped, unless it raised before any other failure.
     """
-    raised = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
-    caught = {id(item) for item in raised if item.in_flight and item.exception is not None and item.sent_signals}
-    others = [failure for failure in raised if id(failure) not in caught]
-    began_ns = min((failure.timestamp_ns for failure in others if failure.timestamp_ns is not None), default=0)
-    early = {id(item) for item in raised if item.timestamp_ns is not None and item.timestamp_ns < began_ns}
-    stopped = caught - early
-    own = tuple(failure for failure in raised if id(failure) not in stopped)
-    return (own if others else raised) or job.failures
+    unstopped = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
+    # Rank 3 failed, so the agents sent SIGTERM to all workers. Rank 5 was just then on its way out of the task function
+    # with an exception: it may be rank 5's own, or the peer error that rank 3's death caused.
+    in_flight = {id(item) for item in unstopped if item.in_flight and item.exception is not None and item.sent_signals}
+    finished = [failure for failure in unstopped if id(failure) not in in_flight]
+    earliest_ns = min((failure.timestamp_ns for failure in finished if failure.timestamp_ns is not None), default=0)
+    early = {id(item) for item in unstopped if item.timestamp_ns is not None and item.timestamp_ns < earliest_ns}
+    victims = in_flight - early
+    own = tuple(failure for failure in unstopped if id(failure) not in victims)
+    return (own if finished else unstopped) or job.failures
 
 
-def verdict_for(  # noqa: PLR0913 - the parts of a verdict
+def build_verdict(  # noqa: PLR0913 - the parts of a verdict
     job: JobErrors,
     root: WorkerError,
     *,
@@ -48,50 +49,51 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
     Args:
         job: what was read.
         root: one of its failures.
-        strategy: the strategy's name, also that of the verdict's rule.
-        why: sentences a person can check, each with the failures it rests on if it is a `Reason`.
+        strategy: the strategy's name; also becomes the verdict's `rule`.
+        why: sentences that a person can check. A `Reason` also has the failures that it rests on.
         confidence: "high", "medium" or "low".
-        same: failures with the same fault as `root`, `root` included, if several ranks have it; else empty. Ranks with
-            this fault whose documents were not opened are added if every opened document with it is in `same`.
+        same: the failures with the same fault as `root`, including `root`, if several ranks have it; else empty. Ranks
+            whose documents were not read are added if every document with the fault that was read is in `same`.
     """
-    own = {id(failure) for failure in same}
+    members = {id(failure) for failure in same}
     reasons = [Reason(reason) if isinstance(reason, str) else reason for reason in why]
-    # if an opened document with this fault is not in `same`, an unopened one may not belong there either
-    all_are = all(id(failure) in own for failure in job.failures if failure.fingerprint == root.fingerprint)
-    alike = job.unopened_like(root.fingerprint) if same and all_are else ()
-    ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None} | set(alike)))
-    has_code = root.code not in _NO_CODE or root.writer is Writer.STOCK
+    # if a read document with this fault isn't in `same`, an unread one may not belong there either
+    is_whole_fault = all(id(failure) in members for failure in job.failures if failure.fingerprint == root.fingerprint)
+    unread = job.unopened_like(root.fingerprint) if same and is_whole_fault else ()
+    ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None} | set(unread)))
+    has_code = root.code not in _UNSPECIFIC_CODES or root.writer is Writer.STOCK
     return replace(
-        undetermined(job, strategy),
-        scope=_scope(root, ranks),
+        build_undetermined_verdict(job, strategy),
+        scope=_find_scope(root, ranks),
         ranks=ranks,
         node=root.node or None,
-        # else the exception's short name, the signal, or "ExitCode7"
+        # without a code: the exception's short name, the signal, or "ExitCode7"
         code=root.code if has_code else message_of(root).what.replace("exit code ", "ExitCode"),
-        category=category_of(root),
+        category=find_category(root),
         fingerprint=root.fingerprint or compute_fingerprint(root),
-        headline=headline_of(root, ranks),
+        headline=build_headline(root, ranks),
         message=root.message,
         timestamp_ns=root.timestamp_ns,
         confidence=confidence,
         rule=strategy,
         why=tuple(reason.text for reason in reasons),
-        sources=sources_of(reasons),
-        victims=victims_of(job, root, same),
+        sources=list_sources(reasons),
+        victims=build_victims(job, root, same),
         root=root,
     )
 
 
-def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
-    """Return for each reason the names of the documents it rests on, at most 8."""
+def list_sources(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the documents that each reason rests on, at most 8."""
+    limit = _MAX_SOURCES_PER_REASON
     return tuple(
-        tuple(ref.name for failure in reason.failures[:_MAX_SOURCES] for ref in failure.documents)[:_MAX_SOURCES]
+        tuple(ref.name for failure in reason.failures[:limit] for ref in failure.documents)[:limit]
         for reason in reasons
     )
 
 
-def undetermined(job: JobErrors, strategy: str) -> Verdict:
-    """Return the verdict on an attempt whose failures could not be read."""
+def build_undetermined_verdict(job: JobErrors, strategy: str) -> Verdict:
+    """Return the verdict without a root cause; its text is for an attempt without a readable document."""
     why = "a node reported a failure, but its error documents are missing"
     if job.coverage.unreadable:
         why = f"none of {job.coverage.unreadable} error documents could be read"
@@ -111,7 +113,7 @@ def undetermined(job: JobErrors, strategy: str) -> Verdict:
     )
 
 
-def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
+def _find_scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
     if root.category == "preemption" or (root.category in FROM_OUTSIDE and root.subject is Subject.AGENT):
         return Scope.EXTERNAL
     if len(ranks) > 1:
@@ -121,30 +123,30 @@ def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
     return Scope.NODE if root.node else Scope.UNDETERMINED
 
 
-def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerError] = ()) -> Victims:
-    """Return all other failures, without those that have the root cause's fault and were not stopped by an agent."""
+def build_victims(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerError] = ()) -> Victims:
+    """Return the failures of other faults than the root cause's, and those of stopped processes."""
     fingerprint = root.fingerprint if root is not None else ""
-    own = {id(root), *(id(failure) for failure in same)}
+    members = {id(root), *(id(failure) for failure in same)}
     victims = [
         failure
         for failure in job.failures
-        if id(failure) not in own
+        if id(failure) not in members
         and (failure.stopped_by_agent or not fingerprint or failure.fingerprint != fingerprint)
     ]
     by_rank: dict[int, list[WorkerError]] = {}
     for failure in victims:
         if failure.rank is not None:
             by_rank.setdefault(failure.rank, []).append(failure)
-    # two nodes may claim the same rank
-    lines = [(rank, "; ".join(sorted(map(_line, by_rank[rank])))) for rank in sorted(by_rank)[:_MAX_VICTIMS]]
+    # two nodes may claim the same rank, so a rank may have several lines
+    lines = [(rank, "; ".join(sorted(map(_describe_victim, by_rank[rank])))) for rank in sorted(by_rank)[:_MAX_VICTIMS]]
     return Victims(count=len(victims) + job.unopened_elsewhere(fingerprint), by_rank=tuple(lines))
 
 
-def _line(failure: WorkerError) -> str:
+def _describe_victim(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
-        sent = failure.sent_signals[0]
-        by = "launcher" if failure.place.engine == OF_LOGS else "agent"
-        return one_line(f"stopped by its {by} ({sent.signal}): {sent.reason}")
-    said = message_of(failure)
-    text = one_line(said.text or (failure.message if failure.exception is None else ""), 120)
-    return one_line(f"{said.what}: {text}" if text else said.what)
+        signal = failure.sent_signals[0]
+        sender = "launcher" if failure.place.engine == OF_LOGS else "agent"
+        return one_line(f"stopped by its {sender} ({signal.signal}): {signal.reason}")
+    message = message_of(failure)
+    text = one_line(message.text or (failure.message if failure.exception is None else ""), 120)
+    return one_line(f"{message.what}: {text}" if text else message.what)

@@ -20,7 +20,7 @@ from firstfault.evidence.diagnosis import diagnose
 from firstfault.report.cascade import Cascade, RankState, build_cascade
 from firstfault.report.formatting import format_ranks
 from firstfault.report.states import State
-from firstfault.strategies import DEFAULT_STRATEGY, undetermined
+from firstfault.strategies import DEFAULT_STRATEGY, build_undetermined_verdict
 from firstfault.utils.text import printable
 from firstfault_torch.guard import suppress_internal_errors
 
@@ -154,7 +154,7 @@ class LiveView:
             if conclusion is not None:
                 self._cascade = build_cascade(job, conclusion.verdict, conclusion.diagnosis)
             else:
-                self._cascade = build_cascade(job, undetermined(job, DEFAULT_STRATEGY), diagnose(job))
+                self._cascade = build_cascade(job, build_undetermined_verdict(job, DEFAULT_STRATEGY), diagnose(job))
 
     def _tick(self) -> None:
         with _looking():
