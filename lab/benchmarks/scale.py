@@ -39,7 +39,7 @@ from firstfault.model import Place, SentSignal, StackDump, WorkerError, Writer  
 from firstfault.recorder.process import start_recorder  # noqa: E402
 from firstfault.testing import make_error  # noqa: E402
 from firstfault_torch import run as run_module  # noqa: E402
-from firstfault_torch.agent.agent import RoundEnd  # noqa: E402
+from firstfault_torch.agent.launch import RoundEnd  # noqa: E402
 from firstfault_torch.agent.reporter import Reporter  # noqa: E402
 from firstfault_torch.engine import PlainEngine  # noqa: E402
 from firstfault_torch.node_context import Identity, NodeContext  # noqa: E402

@@ -28,7 +28,7 @@ from firstfault.model import Collective, CollectiveProgress, ExpiredDeadline, Pl
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang.told import Facts, to_files, told_of
 from firstfault_torch.hang.watch import _COUNT
-from firstfault_torch.rounds.settlement import Reports, Settlement
+from firstfault_torch.rounds.election import Reports, Settlement
 from tests.torch_agent.test_hangs import READS, WAITS
 
 os.environ |= {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a connection looks for names, maybe long

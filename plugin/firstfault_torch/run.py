@@ -28,11 +28,11 @@ from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
-from firstfault_torch.agent.agent import Job, RoundEnd, job_of, launch_agent
-from firstfault_torch.agent.local_workers import end_what_workers_left
-from firstfault_torch.agent.node_round import AgentSettings
+from firstfault_torch.agent.launch import Job, RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
+from firstfault_torch.agent.stop_processes import end_what_workers_left
 from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node, import_conclusion_modules
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
@@ -51,7 +51,8 @@ from firstfault_torch.node.stderr_relay import await_passed_on
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.places import look_up_address
-from firstfault_torch.rounds.settlement import Reports, SettledDocument, packed_for
+from firstfault_torch.rounds.election import Reports
+from firstfault_torch.rounds.report_packing import SettledDocument, packed_for
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000

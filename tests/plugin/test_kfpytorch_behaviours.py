@@ -40,8 +40,9 @@ from firstfault.layout import error_key_for
 from firstfault.model import Place
 from firstfault.wire.documents import encode
 from firstfault_torch import Watchdog, inprocess
-from firstfault_torch.agent.agent import RoundEnd
-from firstfault_torch.agent.reporter import NodeReport, about_agent
+from firstfault_torch.agent.deaths import about_agent
+from firstfault_torch.agent.launch import RoundEnd
+from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.worker.in_flight import Moment

@@ -5,7 +5,7 @@ from torch.distributed import TCPStore
 
 from firstfault_torch import node_setup, time_limits
 from firstfault_torch.node import document_writer
-from firstfault_torch.rounds.failure_broadcast import RoundStore
+from firstfault_torch.rounds.round_store import RoundStore
 from firstfault_torch.worker import process_state
 from tests.prefix import prefix
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from firstfault_torch.rounds.failure_broadcast import RoundStore
+from firstfault_torch.rounds.round_store import RoundStore
 
 Host = tuple[multiprocessing.process.BaseProcess, RoundStore]
 """The process that hosts a store, and the store as another one sees it."""

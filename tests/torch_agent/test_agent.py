@@ -34,27 +34,21 @@ from firstfault.report.first_line import first_line
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
-from firstfault_torch.agent import agent as launch_module
-from firstfault_torch.agent.agent import ReportingAgent, RoundEnd, job_of, launch_agent
+from firstfault_torch.agent import launch as launch_module
+from firstfault_torch.agent.agent import ReportingAgent
+from firstfault_torch.agent.deaths import Death, KeptException, Observation, Stop, Traces, about_agent, about_death
+from firstfault_torch.agent.launch import RoundEnd, job_of, launch_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
-from firstfault_torch.agent.node_round import AgentSettings, NodeRound
-from firstfault_torch.agent.reporter import (
-    Death,
-    KeptException,
-    NodeReport,
-    Observation,
-    Stop,
-    Traces,
-    about_agent,
-    about_death,
-)
+from firstfault_torch.agent.node_round import NodeRound
+from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node.document_writer import spool_of
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
-from firstfault_torch.rounds.liveness import Liveness
+from firstfault_torch.rounds.peer_connections import Liveness
 from firstfault_torch.worker.in_flight import Moment
 from tests.prefix import Prefix
 

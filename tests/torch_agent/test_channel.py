@@ -19,7 +19,8 @@ import pytest
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import time_limits
 from firstfault_torch.node import channel
-from firstfault_torch.node.channel import AgentChannel, WorkerChannel, await_siblings, starting
+from firstfault_torch.node.channel import AgentChannel, WorkerChannel
+from firstfault_torch.node.fork_gate import await_siblings, starting
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, Proce
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
 from firstfault.model import CATEGORIES, Kind, Origin
-from firstfault_torch.agent.reporter import kept_exception
+from firstfault_torch.agent.deaths import kept_exception
 from firstfault_torch.failures.failure_records import ErrorClass, error_class_of
 from firstfault_torch.failures.torch_error_file import (
     error_file_data,

@@ -13,7 +13,8 @@ from torch.distributed import DistNetworkError
 
 from firstfault_torch import time_limits
 from firstfault_torch.rounds import failure_broadcast as outcome_module
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundStore
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import hosted
 
 # Python 3.12 and later warn of a fork beside threads; the store's host forks before it has any

@@ -23,10 +23,11 @@ from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
-from firstfault_torch.hang.looks import Standstill, told_by_kernel, usage
+from firstfault_torch.hang.procfs import told_by_kernel, usage
+from firstfault_torch.hang.progress import Standstill
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.options import parse_hang
-from firstfault_torch.rounds.settlement import Reports
+from firstfault_torch.rounds.election import Reports
 from tests.http_receiver import receiving
 from tests.nodes import Job
 from tests.plugin.running import DEADLINE_S

@@ -15,7 +15,7 @@ from firstfault.conclude import conclude
 from firstfault.model import Place, Scope
 from firstfault.model.failure import CTRL_C
 from firstfault.testing import make_job
-from firstfault_torch.agent.reporter import about_agent
+from firstfault_torch.agent.deaths import about_agent
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node_context import Moment
 

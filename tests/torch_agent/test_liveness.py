@@ -28,9 +28,10 @@ from firstfault.recorder.folder import Recorder
 from firstfault.testing import make_presence
 from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import node_recorder
-from firstfault_torch.rounds import liveness
-from firstfault_torch.rounds.failure_broadcast import RoundStore
-from firstfault_torch.rounds.liveness import Liveness, RosterPoll
+from firstfault_torch.rounds import roster_poller
+from firstfault_torch.rounds.peer_connections import Liveness
+from firstfault_torch.rounds.roster_poller import RosterPoll
+from firstfault_torch.rounds.round_store import RoundStore
 from tests.prefix import Prefix
 from tests.waiting import until
 
@@ -291,7 +292,7 @@ NEVER_S = 0.5
 def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
     """Begin to poll as node 1, round 2; return the queue of reported failures."""
     monkeypatch.setattr(time_limits, "ROSTER_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(liveness, "_POLLS_PER_SECOND", 100.0)
+    monkeypatch.setattr(roster_poller, "_POLLS_PER_SECOND", 100.0)
     monkeypatch.setattr(
         of_recorder, "REQUEST_RECEIPT_TIMEOUT_SECONDS", SOON_S
     )  # on a busy machine a recorder takes seconds to start

@@ -26,8 +26,11 @@ from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import time_limits
 from firstfault_torch.agent import local_workers as workers
-from firstfault_torch.agent.local_workers import DeathWatch, LocalWorkers, stop_processes
-from firstfault_torch.agent.reporter import Death, Reporter, Stop, signal_name
+from firstfault_torch.agent.deaths import Death, Stop, signal_name
+from firstfault_torch.agent.exit_watch import DeathWatch
+from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.stop_processes import stop_processes
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
 from tests.prefix import Prefix

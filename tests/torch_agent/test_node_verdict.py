@@ -17,7 +17,7 @@ from firstfault.strategies import earliest, register_strategy, unregister_strate
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode, encode_seal
 from firstfault_torch import run, time_limits
-from firstfault_torch.agent.agent import RoundEnd
+from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.conclusion.sealed_verdict import build_torch_error_data
 from firstfault_torch.engine import PlainEngine

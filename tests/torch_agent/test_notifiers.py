@@ -25,7 +25,7 @@ from firstfault.report.first_line import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import run, time_limits
-from firstfault_torch.agent.agent import RoundEnd
+from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.conclusion import notifications
 from firstfault_torch.conclusion.notifications import notify
@@ -33,7 +33,8 @@ from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers import WEBHOOK_VARIABLE, send_record
 from firstfault_torch.options import Options
-from firstfault_torch.rounds.settlement import Reports, SettledDocument
+from firstfault_torch.rounds.election import Reports
+from firstfault_torch.rounds.report_packing import SettledDocument
 from tests.http_receiver import Receiver, receiving
 from tests.prefix import Prefix
 from tests.recordings import concluded, sealed

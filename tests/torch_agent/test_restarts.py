@@ -16,15 +16,17 @@ from firstfault import MultiErrorFileOutputReader
 from firstfault.conclude import RestartContext
 from firstfault.model import Place, RestartKind, RestartRecord
 from firstfault_torch import time_limits
-from firstfault_torch.agent.node_round import AgentSettings, Restarts
 from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.restarts import Restarts
+from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.options import Options
 from firstfault_torch.places import get_node_place
+from firstfault_torch.rounds.election import Reports, Settlement
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+from firstfault_torch.rounds.report_packing import SettledDocument
 from tests.torch_agent.stores import group_on
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -21,8 +21,10 @@ from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, RoundOutcome, begin_round
+from firstfault_torch.rounds.failure_broadcast import FirstFailure, RoundOutcome
 from firstfault_torch.rounds.peers import Peers
+from firstfault_torch.rounds.rendezvous_fixes import Rendezvous
+from firstfault_torch.rounds.round_store import begin_round
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
 from tests.waiting import until

@@ -13,9 +13,10 @@ import pytest
 
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
-from firstfault_torch.rounds import settlement as settlement_module
-from firstfault_torch.rounds.failure_broadcast import RoundStore
-from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+from firstfault_torch.rounds import report_packing
+from firstfault_torch.rounds.election import Reports, Settlement
+from firstfault_torch.rounds.report_packing import SettledDocument
+from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until
 
@@ -229,9 +230,9 @@ def test_a_late_node_takes_the_verdict(agents: Callable[..., list[Agent]]) -> No
 
 def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left out: the node that concludes reads it from the storage. So is a value that is not a report."""
-    monkeypatch.setattr(settlement_module, "_MAX_VALUE", 200)
+    monkeypatch.setattr(report_packing, "_MAX_VALUE", 200)
     made = agents(2, report_size={1: 1_000_000})
-    made[0].store.append("firstfault/reports", settlement_module._FRAME.pack(7, 3) + b"abc")
+    made[0].store.append("firstfault/reports", report_packing._FRAME.pack(7, 3) + b"abc")
     _run(made)
     (reports,) = made[0].reports
     assert set(reports.copies) == {"report-0"}
@@ -241,7 +242,7 @@ def test_the_copies_for_many_nodes() -> None:
     """The more nodes ask the store's host for them, the fewer bytes they have; what the verdict rests on stays."""
     files = {f"errors/{number}": random.Random(number).randbytes(1000 + number) for number in range(300)}
     first = {"errors/299": files["errors/299"]}
-    few, many = (settlement_module.packed_for(nodes, files, first) for nodes in (2, 2500))
+    few, many = (report_packing.packed_for(nodes, files, first) for nodes in (2, 2500))
     assert unpack(few) == files
     assert len(many) < 2**28 / 2500
     kept = unpack(many)

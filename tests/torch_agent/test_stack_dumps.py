@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
-from firstfault_torch.node.channel import ask_for_stacks, register_stacks, write_unasked
+from firstfault_torch.node.stacks import ask_for_stacks, register_stacks, write_unasked
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = [

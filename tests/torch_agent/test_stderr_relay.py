@@ -23,7 +23,7 @@ from firstfault.exceptions.deduplicated_stderr import remove_traceback
 from firstfault.model import ExceptionInfo
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node import stderr_relay
-from firstfault_torch.node.channel import register_stacks
+from firstfault_torch.node.stacks import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 from tests.nodes import forkserver
 from tests.waiting import until

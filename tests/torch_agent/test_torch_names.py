@@ -26,9 +26,9 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.torch_version import TorchVersion
 
 from firstfault_torch import compat
-from firstfault_torch.agent.agent import job_of, launch_agent
-from firstfault_torch.agent.local_workers import DeathWatch
-from firstfault_torch.agent.node_round import AgentSettings
+from firstfault_torch.agent.exit_watch import DeathWatch
+from firstfault_torch.agent.launch import job_of, launch_agent
+from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.compat.torch_worker import (

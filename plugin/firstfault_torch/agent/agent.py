@@ -1,62 +1,32 @@
-"""The elastic agent of one node, and its launch.
-
-The life of a round. torch calls these hooks of `ReportingAgent` in this order:
-
-    join     _rendezvous        meets the other nodes, and numbers the round alike on all of them
-    start    _start_workers     starts the workers, watches them, and connects to the other agents
-    watch    _monitor_workers   waits for an event or torch's interval, then looks, again and again:
-               the workers live      it returns HEALTHY, and is called again
-               a worker failed       it tells the other agents, stops the other workers, reports, and returns FAILED
-               another node failed   it stops the workers, reports, and raises PeerFailedError
-    restart                     if restarts are left, the agents decide on one together: _stop_workers, then "join"
-    finish   _exit_barrier      waits until the workers of all nodes have succeeded
-    end      _shutdown, close   ends the workers that are left, and after the uploads all threads
-
-`launch_agent` returns how the last round ended; `run_node` then settles on a verdict with the other nodes.
-
-torch decides when a worker counts as failed, how often workers restart, and how nodes meet. A hook does firstfault's
-part, and lets torch do its own. firstfault's part is guarded: if it breaks, this is a plain LocalElasticAgent and one
-warning.
-"""
+"""torch's LocalElasticAgent with firstfault's hooks."""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import os
 import signal
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.metrics.api import MetricsConfig
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
-from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
-from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.elastic.multiprocessing import SignalException
 
-from firstfault.model import TERMINATED, Phase, RestartRecord
-from firstfault_torch.agent.local_workers import ObservedLogs
-from firstfault_torch.agent.node_round import AgentSettings, NodeRound
-from firstfault_torch.agent.reporter import Death, NodeReport, Reporter, about_agent
+from firstfault.model import TERMINATED, Phase
+from firstfault_torch.agent.deaths import Death
+from firstfault_torch.agent.node_round import NodeRound
+from firstfault_torch.agent.observed_logs import ObservedLogs
+from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
-from firstfault_torch.compat import torch_agent, warn_once
-from firstfault_torch.failures.failure_records import ErrorClass, error_class_of
-from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, try_call
-from firstfault_torch.node.channel import starting
-from firstfault_torch.node_context import Moment, NodeContext
-from firstfault_torch.options import DEFAULT_SIGNALS, with_node
-from firstfault_torch.places import get_node_place
-from firstfault_torch.rounds.failure_broadcast import FirstFailure, Rendezvous, begin_round, has_shared_store
-from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.time_limits import RENDEZVOUS_CLOSE_TIMEOUT_SECONDS
+from firstfault_torch.compat import torch_agent
+from firstfault_torch.guard import try_call
+from firstfault_torch.node.fork_gate import starting
+from firstfault_torch.node_context import NodeContext, environment_set
+from firstfault_torch.options import with_node
+from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.rendezvous_fixes import Rendezvous
+from firstfault_torch.rounds.round_store import begin_round, has_shared_store
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
@@ -290,251 +260,3 @@ class ReportingAgent(LocalElasticAgent):
             raise PeerFailedError(peers.broadcast.failure or failure)
         # as in torch, a node whose own workers had not failed uses up no restart
         self._restart_workers(group)
-
-
-@contextlib.contextmanager
-def environment_set(variables: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for the duration of a block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-# --- launch -----------------------------------------------------------------------------------------------------------
-
-_OPTIONAL_SPEC = (
-    "local_addr",
-    "event_log_handler",
-    "numa_options",
-    "duplicate_stdout_filters",
-    "duplicate_stderr_filters",
-    "virtual_local_rank",
-)
-"""Fields of LaunchConfig that some versions of torch pass to the WorkerSpec."""
-_OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """How a node's last round ended, with results or with an error."""
-
-    node_context: NodeContext
-    """With the number of the round."""
-    report: NodeReport
-    """What this node has written about the round."""
-    results: dict[int, Any] | None = None
-    """What the workers returned, by global rank; empty if the job finished without this node. None: it failed."""
-    error: Exception | None = None
-    """What torch raised: ChildFailedError, SignalException, or an error of the agent itself; PeerFailedError if another
-    node failed. None: the workers succeeded."""
-    group_rank: int = 0
-    """This node's."""
-    refused: RestartRecord | None = None
-    """The decision against a restart that ended the attempt; None: there was none."""
-    peers: Peers | None = None
-    """The other agents; None: there are none, or the round had not begun."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What torch's launcher knows of a job, on one node."""
-
-    min_nodes: int
-    max_restarts: int
-    signals: str
-    """Names of the signals that end the agent, as torch's ``signals_to_handle`` has them."""
-    prepare: Callable[[], Prepared]
-    """Meets the store of the rendezvous."""
-
-
-class Prepared(NamedTuple):
-    """An agent that can be made and run."""
-
-    arguments: dict[str, Any]
-    """Of `LocalElasticAgent`."""
-    run: Callable[[LocalElasticAgent], dict[int, Any]]
-    """Runs it as torch's launcher does; returns what the workers returned, by global rank."""
-    shutdown: Callable[[], Any]
-    """Closes the rendezvous."""
-
-
-def job_of(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> Job:
-    """Return a job as ``torch.distributed.launcher.api.elastic_launch(config, entrypoint)(*args)`` runs it."""
-    signals = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
-
-    def prepare() -> Prepared:
-        handler = _rendezvous(config)
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals
-        arguments = {
-            "spec": _spec(config, entrypoint, args, handler),
-            "logs_specs": config.logs_specs or DefaultLogsSpecs(),
-            "start_method": config.start_method,
-            **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
-        }
-        return Prepared(arguments, lambda agent: _run(agent, config), handler.shutdown)
-
-    return Job(config.min_nodes, config.max_restarts, signals, prepare)
-
-
-def launch_agent(
-    job: Job, node_context: NodeContext, settings: AgentSettings, last_resort: Callable[[RoundEnd], None]
-) -> RoundEnd:
-    """Run the workers of this node to their end with a `ReportingAgent`; return how they ended.
-
-    `last_resort` ends the pod from another thread if the main thread does not handle a signal.
-    """
-    agent: ReportingAgent | None = None
-    shutdown: Callable[[], Any] | None = None
-    signals = settings.signals
-
-    def end_pod(number: signal.Signals) -> None:
-        error = SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
-        last_resort(_failed(agent, error, node_context))
-
-    signals.last_resort = end_pod
-    try:
-        arguments, run, shutdown = job.prepare()
-        try:
-            agent = ReportingAgent(node_context, settings, **arguments)
-        except MissingNamesError as error:
-            warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
-        if agent is not None:
-            results = run(agent)
-            return RoundEnd(agent.node.reporter.node_context, agent.node.reporter.report, results)
-        with environment_set(node_context.environment()):
-            return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
-    except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
-        signals.notice()
-        if isinstance(error, SignalException):
-            shutdown = None  # the rendezvous stays open: another pod may take this one's place
-        return _failed(agent, error, node_context)
-    finally:
-        signals.begin_shutdown()
-        if agent is not None:
-            with suppress_internal_errors("ending the report"):
-                agent.close()
-        if shutdown is not None:
-            # the node that hosts the store may be gone or frozen
-            call_with_timeout(
-                shutdown, RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous", signals.shutdown_requested
-            )
-
-
-def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
-    return rendezvous_registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend=config.rdzv_backend,
-            endpoint=config.rdzv_endpoint,
-            run_id=config.run_id or uuid.uuid4().hex,
-            min_nodes=config.min_nodes,
-            max_nodes=config.max_nodes,
-            local_addr=config.local_addr,
-            **config.rdzv_configs,
-        )
-    )
-
-
-def _failed(agent: ReportingAgent | None, error: Exception, node_context: NodeContext) -> RoundEnd:
-    """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
-    peers = agent.node.peers if agent is not None else None
-    if peers is not None and isinstance(error, RendezvousClosedError):
-        # another node failed for good while this one was entering the next round
-        failure = peers.broadcast.fatal_failure()
-        error = PeerFailedError(failure) if failure is not None else error
-    report = NodeReport()
-    # the failure of a worker or of another node is documented already
-    if not isinstance(error, ChildFailedError | PeerFailedError):
-        with suppress_internal_errors("reporting the agent's own failure"):
-            error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
-            if agent is not None:
-                agent.node.report_agent(error, error_class)
-            else:  # before there is a round, and ranks
-                place = replace(get_node_place(node_context), incarnation=node_context.incarnation)
-                reporter = Reporter(node_context, lambda _: place)
-                reporter.write(about_agent(error, error_class, place, Moment.now()))
-                reporter.finish((), None)
-                reporter.drain()
-                report = reporter.report
-    if agent is None:
-        return RoundEnd(node_context, report, error=error)
-    node = agent.node
-    return RoundEnd(
-        node.reporter.node_context,
-        node.reporter.report,
-        error=error,
-        group_rank=node.places.of().group_rank or 0,
-        refused=node.restarts.refused,
-        peers=node.peers,
-    )
-
-
-def _run(agent: LocalElasticAgent, config: LaunchConfig) -> dict[int, Any]:
-    if config.metrics_cfg:
-        with suppress_internal_errors("setting up torch's metrics"):
-            metrics.initialize_metrics(MetricsConfig(config.metrics_cfg))
-    try:
-        results = results_of(agent)
-    except ChildFailedError:
-        _record(agent.get_event_succeeded, config)
-        raise
-    except Exception:
-        _record(agent.get_event_failed, config)
-        raise
-    _record(agent.get_event_succeeded, config)  # of the agent, whatever became of its workers
-    return results
-
-
-def results_of(agent: LocalElasticAgent) -> dict[int, Any]:
-    """Run an agent; return what the workers returned, by global rank.
-
-    Raises:
-        ChildFailedError: a worker failed.
-    """
-    result = agent.run()
-    if result is None:
-        return {}  # torch logs "Rendezvous gracefully exited" and has no result
-    if result.is_failed():
-        entrypoint = agent.get_worker_group().spec.entrypoint
-        raise ChildFailedError(name=getattr(entrypoint, "__name__", str(entrypoint)), failures=result.failures)
-    return dict(result.return_values)
-
-
-def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
-    handler = getattr(config, "event_log_handler", "null")
-    if handler != "null":  # an event asks the name service
-        with suppress_internal_errors("recording torch's event"):
-            events.record(event(), handler)
-
-
-def _spec(
-    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...], handler: Any
-) -> WorkerSpec:
-    optional = _accepted(WorkerSpec, config, _OPTIONAL_SPEC)
-    if config.rdzv_backend == "static":  # else the round's store tells the address of the workers' store
-        host, _, port = config.rdzv_endpoint.strip().rpartition(":")
-        if not host or not port.isdecimal():
-            where = config.rdzv_endpoint
-            raise ValueError(f"rdzv_endpoint must be <host>:<port> for a static rendezvous, not {where!r}")
-        optional |= {"master_addr": host.strip("[]"), "master_port": int(port)}
-    return WorkerSpec(
-        role=config.role,
-        local_world_size=config.nproc_per_node,
-        entrypoint=entrypoint,
-        args=args,
-        rdzv_handler=handler,
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        **optional,
-    )
-
-
-def _accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    return {name: getattr(config, name) for name in names if name in parameters and hasattr(config, name)}

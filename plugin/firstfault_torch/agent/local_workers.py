@@ -1,36 +1,33 @@
-"""This node's worker processes: detects when they end, reads what they report, and stops them and what they started.
-
-torch elastic polls its workers and keeps one failure per node. `DeathWatch` waits on one descriptor per process, which
-becomes readable the moment the process ends.
-"""
+"""This node's worker processes: what they report, and how they end."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.connection
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault.exceptions.stack_position import parse_position
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
-from firstfault.recorder.folder import tail_of
-from firstfault.recorder.orphans import end_left_processes
 from firstfault_torch import time_limits
-from firstfault_torch.agent.reporter import Death, Expiry, Observation, Reporter, Stop
+from firstfault_torch.agent.deaths import Death, Expiry, Observation, Stop
+from firstfault_torch.agent.exit_watch import DeathWatch
+from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
+from firstfault_torch.agent.stop_processes import observe, stop_processes, worker_sessions
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
-from firstfault_torch.node.channel import AgentChannel, ask_for_stacks, from_message
+from firstfault_torch.node.channel import AgentChannel, from_message
+from firstfault_torch.node.stacks import ask_for_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
 from firstfault_torch.watchdog import Timer, Watchdog
@@ -39,8 +36,6 @@ _FLAGS = 5
 """Index of the kernel's flags of a process among the fields after its state: proc(5), field 9."""
 _EXITING = 0x4
 """The kernel's PF_EXITING."""
-_sessions: set[int] = set()
-"""Those that workers lead which are programs, by process id; workers that are functions are in this process's."""
 
 
 class LocalWorkers:
@@ -122,10 +117,10 @@ class LocalWorkers:
                 self._stderr.start()
         if self.are_programs:
             close_program_files(context)
-            _sessions.update(process.pid for process in worker_processes(context))
+            worker_sessions.update(process.pid for process in worker_processes(context))
             with suppress_internal_errors("noting the sessions of the workers"):
                 if self._reporter.node_context.files is not None:
-                    self._reporter.node_context.files.note_sessions(_sessions)
+                    self._reporter.node_context.files.note_sessions(worker_sessions)
         self._watch = DeathWatch(worker_processes(context), self._wake)
         if self._timers is not None:
             with suppress_internal_errors("watching the workers' deadlines"):
@@ -315,106 +310,6 @@ class LocalWorkers:
         return frozenset(reported)
 
 
-class ObservedLogs(LogsSpecs):
-    """A user's LogsSpecs that tells where each worker's output goes."""
-
-    def __init__(self, specs: LogsSpecs) -> None:
-        super().__init__()
-        self._specs = specs
-        self.prepare: Callable[[dict[int, dict[str, str]], LogsDest], None] = lambda _environments, _logs: None
-        """Called with the workers' environments, which it may add to, and where their output goes."""
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return where each worker's output goes."""
-        found = self._specs.reify(envs)
-        self.prepare(envs, found)
-        return found
-
-    @property
-    def root_log_dir(self) -> str:
-        """The folder of all logs."""
-        return self._specs.root_log_dir
-
-
-# --- watching -------------------------------------------------------------------------------------------------------
-
-
-class DeathWatch:
-    """Records when each of a node's worker processes ends, in order of local rank, and calls `wake` from its thread.
-
-    It only watches: torch waits for the processes and reads their exit codes.
-    """
-
-    def __init__(self, processes: Sequence[Any], wake: Callable[[], None] = lambda: None) -> None:
-        self._processes = list(processes)
-        self._wake = wake
-        self._descriptors = contextlib.ExitStack()
-        descriptors = [_descriptor(process, self._descriptors) for process in processes]
-        self._waiting = {item: index for index, item in enumerate(descriptors) if item is not None}
-        self._ended: dict[int, tuple[int, int]] = {}
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        # without a thread a death has the time at which the agent looks
-        with suppress_internal_errors("watching when workers end"):
-            thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
-            thread.start()
-            self._thread = thread
-
-    @property
-    def noticed(self) -> frozenset[int]:
-        """The local ranks whose end was noticed; any thread may ask."""
-        return frozenset(self._ended)
-
-    def ended(self) -> list[Death]:
-        """Return all processes that ended, earliest first; of those noticed together, the ones that SIGTERM ended last.
-
-        torch may have stopped them because of the others before the watching thread ran.
-        """
-        found = []
-        noticed, now = dict(self._ended), (time.time_ns(), time.monotonic_ns())
-        for local_rank, process in enumerate(self._processes):
-            code = process.exitcode
-            if code is None:
-                continue
-            wall_ns, monotonic_ns = noticed.get(local_rank, now)
-            found.append(Death(local_rank, process.pid, code, wall_ns, monotonic_ns))
-        return sorted(found, key=lambda death: (death.monotonic_ns, death.signal == "SIGTERM", death.local_rank))
-
-    def stop(self) -> None:
-        """End the watching thread, which must not run when the agent forks again."""
-        self._stop.set()
-        if self._thread is None:
-            self._descriptors.close()
-        else:
-            self._thread.join(timeout=2 * time_limits.EXIT_WATCH_POLL_SECONDS)
-
-    def _watch(self) -> None:
-        waiting = self._waiting
-        with self._descriptors:
-            while waiting and not self._stop.is_set():
-                ready = multiprocessing.connection.wait(list(waiting), timeout=time_limits.EXIT_WATCH_POLL_SECONDS)
-                now = (time.time_ns(), time.monotonic_ns())
-                for descriptor in ready:
-                    index = waiting.pop(descriptor)
-                    self._ended[index] = now
-                if ready:
-                    self._wake()
-
-
-def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
-    """Return what becomes readable when the process ends; `opened` closes it if need be.
-
-    The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The process's own children
-    inherit that pipe: while a data loader lives, it does not become readable.
-    """
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except (OSError, AttributeError):  # AttributeError: Python was built with old kernel headers
-        return process.sentinel
-    opened.callback(os.close, descriptor)
-    return descriptor
-
-
 def _is_running(pid: int) -> bool:
     """Whether a worker has not begun to end, as far as /proc tells.
 
@@ -427,82 +322,3 @@ def _is_running(pid: int) -> bool:
     except (OSError, ValueError):
         return True
     return state not in {b"Z", b"X"} and not int(fields[_FLAGS]) & _EXITING
-
-
-# --- asking and stopping --------------------------------------------------------------------------------------------
-
-
-def observe(channel: AgentChannel | None, node_context: NodeContext, pids: dict[int, int]) -> dict[int, Observation]:
-    """Return stacks and state of living workers by local rank, within a fraction of a second.
-
-    An exception that is still inside the task function is not included: the worker documents it itself. Stacks and
-    state are asked for one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
-    a worker in which another thread runs meanwhile.
-    """
-    files = node_context.files
-    if channel is None or files is None or not pids:
-        return {}
-    stacks: dict[int, str] = {}
-    with suppress_internal_errors("asking workers for their stacks"):
-        stacks = ask_for_stacks(files, node_context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
-    answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
-    for rank in answers.keys() - stacks.keys():
-        stacks[rank] = tail_of(files.worker(node_context.round, rank).stacks)
-    return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
-
-
-def stop_processes(
-    processes: Sequence[Any],
-    sent: signal.Signals,
-    *,
-    spare: frozenset[int] = frozenset(),
-    leaving: frozenset[int] = frozenset(),
-    seconds: float,
-) -> None:
-    """Stop all processes by the signal, and by SIGKILL those that still run after `seconds`.
-
-    Args:
-        processes: in order of local rank.
-        sent: the signal.
-        spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
-        leaving: local ranks whose exception is on record and on its way out; they get no signal, and no more time.
-        seconds: for all the others together.
-    """
-    others = [process for rank, process in enumerate(processes) if rank not in spare]
-    for rank, process in enumerate(processes):
-        if rank not in spare | leaving and process.exitcode is None:
-            _send(process, sent)
-    began = time.monotonic()
-    _end(others, began + seconds, seconds)
-    _end(processes, began + max(seconds, time_limits.FAILED_WORKER_EXIT_GRACE_SECONDS), seconds)
-
-
-def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
-    """Wait for processes to end, and kill those that still run at the deadline.
-
-    SIGKILL does not end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
-    """
-
-    def wait(until: float) -> list[Any]:
-        while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < until:
-            time.sleep(time_limits.STOP_POLL_SECONDS)
-        return left
-
-    for process in wait(deadline):
-        _send(process, signal.SIGKILL)
-    wait(time.monotonic() + seconds)
-
-
-def _send(process: Any, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it may just have ended
-        process.send_signal(number) if hasattr(process, "send_signal") else os.kill(process.pid, number)
-
-
-def end_what_workers_left(node_context: NodeContext, seconds: float) -> None:
-    """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
-
-    They get SIGTERM, and SIGKILL after `seconds`.
-    """
-    if node_context.files is not None:
-        with suppress_internal_errors("ending the processes that workers have left"):
-            end_left_processes(node_context.files.path, seconds, frozenset(_sessions))

@@ -1,101 +1,37 @@
-"""One node's part in a round: its ranks, its workers, its reports, and its agreement with the other nodes.
-
-torch restarts the worker group after any failure. Here the agents of the round agree on its verdict first; one of them
-applies the retry policy, and all of them follow its decision. If they cannot agree, torch restarts the workers.
-"""
+"""One node's part in a round."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from firstfault.conclude import RestartContext
-from firstfault.layout import ROSTER, restart_record_name
-from firstfault.model import TERMINATED, TERMINATED_BY, Place, RestartKind, RestartRecord
-from firstfault.wire.json_schemas import restart_from_json, restart_to_json
-from firstfault_torch.agent.local_workers import LocalWorkers, end_what_workers_left
-from firstfault_torch.agent.reporter import Death, Reporter, Stop, about_agent
-from firstfault_torch.agent.signals import SignalReceived, SignalWatch, suppress_internal_errors_in_main
+from firstfault.model import TERMINATED, TERMINATED_BY
+from firstfault_torch.agent.deaths import Death, Stop, about_agent
+from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault_torch.agent.place_factory import Places
+from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.restarts import Restarts
+from firstfault_torch.agent.settings import AgentSettings
+from firstfault_torch.agent.signals import SignalReceived, suppress_internal_errors_in_main
+from firstfault_torch.agent.stop_processes import end_what_workers_left
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext
-from firstfault_torch.options import Options, Stalls, Survivors
-from firstfault_torch.places import get_node_place
+from firstfault_torch.options import Stalls, Survivors
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.settlement import Reports, SettledDocument
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
 
 HANG_GROUP = "firstfault.hang"
 """Entry points of what looks whether the workers make progress: a callable of a `Hang` and a `NodeRound`."""
 _SIBLING_FAILED = "another worker of this node had failed"
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """What an agent needs beside torch's own settings."""
-
-    options: Options
-    signals: SignalWatch
-    """Receives the signals to this process."""
-    min_nodes: int = 1
-    """Fewest nodes with which the job continues."""
-    decide_restart: DecideRestart | None = None
-    """Judges a failed round before torch restarts the workers; None: torch's way."""
-    load: Callable[[], object] = lambda: None
-    """Called once the workers have started: imports what a failure needs."""
-
-
-class Places:
-    """The places of a node's agent and of its workers in the present round."""
-
-    def __init__(self, group: WorkerGroup, node_context: NodeContext) -> None:
-        self._group = group
-        self._base = replace(get_node_place(node_context), incarnation=node_context.incarnation)
-
-    def begin_round(self, number: int, restarts_used: int) -> None:
-        """Set what torch's group does not know."""
-        self._base = replace(self._base, round=number, restart_count=restarts_used)
-
-    def of(self, local_rank: int | None = None) -> Place:
-        """Return the place of the agent, or of one of its workers."""
-        group = self._group
-        workers = {worker.local_rank: worker for worker in group.workers}
-        worker = workers.get(local_rank) if local_rank is not None else None
-        return replace(
-            self._base,
-            rank=worker.global_rank if worker else None,
-            local_rank=local_rank,
-            group_rank=group.group_rank,
-            world_size=worker.world_size if worker else next((item.world_size for item in group.workers), 0),
-            group_world_size=group.group_world_size or 0,
-            role=group.spec.role,
-            pid=worker.id if worker is not None and isinstance(worker.id, int) else self._base.pid,
-        )
-
-    def rank_of(self, local_rank: int) -> int | None:
-        """Return the global rank of a worker."""
-        return self.of(local_rank).rank
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The global ranks of all workers of this node; -1 in torch: the rendezvous has not given one."""
-        return tuple(worker.global_rank for worker in self._group.workers if worker.global_rank >= 0)
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes the round has."""
-        return self._group.group_world_size or 1
 
 
 class NodeRound:
@@ -313,119 +249,3 @@ class NodeRound:
             record = self.restarts.decided(place, self._restarts_left, self.peers, first)
             allowed = record is None or record.restart
         return allowed and not (broadcast is not None and broadcast.is_fatal)
-
-
-# --- whether the workers are restarted --------------------------------------------------------------------------------
-
-DecideRestart = Callable[[NodeContext, Reports, RestartContext], RestartRecord | None]
-"""Judges a round by the agents' reports; returns the decision, None if that failed."""
-_NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
-
-
-class Restarts:
-    """Decides on the restarts of one attempt, with the other agents, and keeps a record of each."""
-
-    def __init__(self, settings: AgentSettings, reporter: Reporter) -> None:
-        self._decide = settings.decide_restart
-        self._min_nodes = settings.min_nodes
-        self._seconds = settings.options.settle_seconds
-        self._reporter = reporter
-        self.refused: RestartRecord | None = None
-        """The decision against a restart, which ended the attempt."""
-        self._previous_fingerprint = ""
-        self._written: tuple[str, RestartRecord] | None = None
-        """The record that this node has written about the last round, and its path."""
-
-    @property
-    def ask(self) -> bool:
-        """Whether the agents decide; False: torch does."""
-        return self._decide is not None
-
-    def others_suffice(self, nodes: int) -> bool:
-        """Whether the job continues if one of so many nodes is lost."""
-        return nodes - 1 >= self._min_nodes
-
-    def decided(
-        self, place: Place, restarts_left: int, peers: Peers | None, first: FirstFailure
-    ) -> RestartRecord | None:
-        """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
-
-        With other nodes the call waits for them; see `Settlement.settle`. Without `peers` there are no other nodes, or
-        the agents are not connected.
-        """
-        nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
-        judge = partial(self._judged, nodes, restarts_left)
-        found: tuple[RestartRecord, bool] | None = None
-        if nodes > 1 and peers is not None:
-            found = self._agreed(peers, judge)
-        elif nodes == 1 and (judged := judge(Reports(dict(self._reporter.report.copies)))) is not None:
-            found = judged, True
-        if found is None and peers is not None and peers.broadcast.is_fatal:
-            return None
-        record, is_mine = found or (self._without_agreement(first), first.group_rank == group_rank)
-        if record.is_agreed:
-            logger.info("%s: %s", "restarting the workers" if record.restart else "not restarting", record.reason)
-            self._previous_fingerprint = record.fingerprint
-        else:
-            logger.warning("restarting the workers: %s", record.reason)
-        if is_mine or not self._reporter.node_context.identity.is_folder_shared:
-            path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
-            self._written = (path, record) if record.restart else None
-            self._reporter.put(path, restart_to_json(record))
-        self.refused = None if record.restart else record
-        if not record.restart and peers is not None:
-            peers.end_for_good(first, tell=is_mine)
-        return record
-
-    def began_again(self, world_size: int) -> None:
-        """Complete the record of the last round: the workers run again, so many ranks as `world_size`."""
-        if self._written is None:
-            return
-        path, record = self._written
-        self._written = None
-        lost = None if record.timestamp_ns is None else max(time.time_ns() - record.timestamp_ns, 0) / 1e9
-        complete = replace(record, lost_seconds=lost, world_size_after=world_size or None)
-        self._reporter.put(path, restart_to_json(complete))
-
-    def _agreed(
-        self, peers: Peers, judge: Callable[[Reports], RestartRecord | None]
-    ) -> tuple[RestartRecord, bool] | None:
-        """Return the decision of all agents, and whether this one took it; None if they have not agreed."""
-        own = document = b""
-        for step in peers.agree(self._reporter.report.copies, self._seconds):
-            if isinstance(step, SettledDocument):
-                document = step.document
-                break
-            judged = judge(step)
-            own = restart_to_json(judged) if judged is not None else b""
-            if own and peers.agreement.claim():
-                document = peers.agreement.hand_over(own, durable=True).document
-                break
-        record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
-        return (record, own == document) if record is not None else None
-
-    def _judged(self, nodes: int, restarts_left: int, reports: Reports) -> RestartRecord | None:
-        node_context = self._reporter.node_context
-        context = RestartContext(
-            round=node_context.round,
-            restarts_left=restarts_left,
-            nodes_left=nodes - len(reports.lost),
-            min_nodes=self._min_nodes,
-            previous_fingerprint=self._previous_fingerprint,
-        )
-        with suppress_internal_errors("judging the round"):
-            return self._decide(node_context, reports, context) if self._decide is not None else None
-        return None
-
-    def _without_agreement(self, first: FirstFailure) -> RestartRecord:
-        return RestartRecord(
-            kind=RestartKind.ROUND,
-            number=self._reporter.node_context.round,
-            headline=first.reason,
-            restart=True,
-            reason=_NO_AGREEMENT,
-            rank=first.rank,
-            node=first.node,
-            is_agreed=False,
-            timestamp_ns=time.time_ns(),
-        )

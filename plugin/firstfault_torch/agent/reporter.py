@@ -1,38 +1,29 @@
-"""What a node writes: its roster entries, and the documents about its workers' deaths and its agent's errors."""
+"""What a node writes: its roster entries, and its documents about its workers and its agent."""
 
 from __future__ import annotations
 
-import linecache
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from firstfault import model
 from firstfault.exceptions.deduplicated_stderr import remove_traceback
-from firstfault.exceptions.stack_dumps import add_raise_point, add_source_lines
-from firstfault.exceptions.traceback_format import format_exception
-from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.failures.capture import capture
-from firstfault_torch.failures.failure_records import ErrorClass, failure_record, lost_agent
-from firstfault_torch.failures.torch_error_file import read_error_file, read_traceback
-from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
+from firstfault_torch.agent.deaths import Death, Expiry, Observation, Stop, Traces, about_death, kept_exception
+from firstfault_torch.failures.failure_records import lost_agent
+from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
-from firstfault_torch.node_context import Moment, NodeContext
+from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
-from firstfault_torch.places import is_in_foreground, read_time_limit
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.time_limits import (
     MEMORY_REPORT_TIMEOUT_SECONDS,
-    SOURCE_LINES_TIMEOUT_SECONDS,
     TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS,
     TERMINATED_UPLOADS_TIMEOUT_SECONDS,
 )
@@ -303,237 +294,3 @@ def _is_bare_exit(failure: model.WorkerError) -> bool:
     """Whether a worker exited outside of an exception's handling: what led to it stands only in its stderr."""
     exception = failure.exception
     return exception is not None and exception.type == "SystemExit" and not exception.causes
-
-
-# --- the failures that an agent documents -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """One worker process that ended."""
-
-    local_rank: int
-    pid: int
-    exit_code: int
-    """As in multiprocessing: negative for a signal."""
-    wall_ns: int
-    monotonic_ns: int
-
-    @property
-    def signal(self) -> str:
-        """Name of the signal that killed it; empty if it exited."""
-        return signal_name(-self.exit_code) if self.exit_code < 0 else ""
-
-
-def signal_name(number: int) -> str:
-    """Return "SIGKILL" for 9, "SIG64" for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
-
-
-@dataclass(frozen=True, slots=True)
-class KeptException:
-    """What torch kept of an exception that firstfault did not record."""
-
-    exception: model.ExceptionInfo
-    traceback: str
-
-
-def kept_exception(error_file: str, traceback_file: str) -> KeptException | None:
-    """Return the exception in torch elastic's error.json, else the one in torch.multiprocessing's traceback file."""
-    content = read_error_file(error_file)
-    if content is not None:
-        line, extra = str(content.get("message", "")), content.get("extraInfo")
-        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or line)
-    else:
-        text = read_traceback(traceback_file)
-        if not text:
-            return None
-        line = text.strip().splitlines()[-1]
-    kind, _, message = line.partition(": ")
-    return KeptException(model.ExceptionInfo(type=kind or "unknown", message=message), text)
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What an agent learned about a worker before it stopped it."""
-
-    stack: str = ""
-    """The stacks of all its threads."""
-    collectives: tuple[model.CollectiveProgress, ...] = ()
-    thread_failures: tuple[model.ThreadFailure, ...] = ()
-    raised_at: model.FrameInfo | None = None
-    """Where an exception was raised that was on its way out, but that Python did not show yet; None: there was none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """The deadline for which the agent killed a worker, and what it learned before."""
-
-    deadline: model.ExpiredDeadline
-    observation: Observation
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Why an agent stopped its workers, and what they answered before."""
-
-    reason: str
-    began_ns: int
-    """By the monotonic clock."""
-    sent: str = "SIGTERM"
-    """The signal."""
-    first: frozenset[int] = frozenset()
-    """Local ranks of the workers that failed first; the agent stopped the others because of them."""
-    caused_by: model.CausedBy | None = None
-    observations: Mapping[int, Observation] = field(default_factory=dict)
-    """By local rank."""
-    killed_ns: int | None = None
-    """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: not known."""
-
-    def ended(self, death: Death) -> bool:
-        """Whether this stop ended a worker; never one of `first`, even if it died after the stop began.
-
-        A stopped process may also exit by itself, or crash in its clean-up.
-        """
-        by_us = True
-        if death.signal == "SIGKILL" and self.killed_ns is not None:
-            by_us = death.monotonic_ns >= self.killed_ns
-        return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
-
-
-_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
-"""Signals that stop workers: the one that the agent received itself, else SIGTERM; then SIGKILL."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traces:
-    """What is known of a worker after its death."""
-
-    kept: KeptException | None = None
-    """The exception that torch kept."""
-    resources: model.Resources = field(default_factory=model.Resources)
-    """The container's memory."""
-    fatal_stack: str = ""
-    """What faulthandler wrote at a fatal signal."""
-    log_tail: str = ""
-    """The end of the worker's stderr."""
-    seen: Observation = field(default_factory=Observation)
-    """What the worker answered before torch aborted it."""
-
-
-def about_death(
-    death: Death,
-    place: model.Place,
-    *,
-    stop: Stop | None = None,
-    traces: Traces | None = None,
-    expiry: Expiry | None = None,
-) -> model.WorkerError:
-    """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it did not."""
-    traces = traces or Traces()
-    ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
-    # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
-    kept = traces.kept if ended_by is None else None
-    seen = traces.seen
-    if expiry is not None:
-        seen = expiry.observation
-    elif stop is not None:
-        seen = stop.observations.get(death.local_rank, seen)
-    stack = traces.fatal_stack or seen.stack
-    if stack:  # without source lines if the program's files cannot be read in time
-        read = partial(add_source_lines, stack, linecache.getline)
-        stack = call_with_timeout(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
-    if seen.raised_at is not None and not traces.fatal_stack:
-        stack = add_raise_point(stack, seen.raised_at)
-    code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
-    category = "host_oom" if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill else ""
-    sent: tuple[model.SentSignal, ...] = ()
-    if ended_by is not None:
-        name = death.signal if death.signal in _TEARDOWN_SIGNALS else ended_by.sent
-        sent = (model.SentSignal(name, ended_by.reason),)
-    if expiry is not None:
-        category = "hang"
-        if kept is None:
-            code, message = _hang(place, expiry.deadline)
-    return failure_record(
-        ErrorClass.WORKER_FAILURE,
-        place,
-        code=code,
-        message=message,
-        timestamp_ns=death.wall_ns,
-        writer=model.Writer.AGENT,
-        subject=model.Subject.WORKER,
-        exception=kept.exception if kept is not None else None,
-        exit_code=death.exit_code,
-        signal=death.signal,
-        sent_signals=sent,
-        category=category,
-        monotonic_ns=death.monotonic_ns,
-        upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
-        resources=traces.resources,
-        log_tail=traces.log_tail,
-        stack_dumps=(model.StackDump(death.pid, place.rank, stack),) if stack else (),
-        collectives=seen.collectives,
-        thread_failures=seen.thread_failures,
-        caused_by=ended_by.caused_by if ended_by is not None else None,
-        expired=expiry.deadline if expiry is not None else None,
-    )
-
-
-def _hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[str, str]:
-    """Return code and message of a worker that did not keep a deadline."""
-    since = "its last ping was" if expired.heartbeat else "the block began"
-    where = f"; {since} at {expired.since}" if expired.since else ""
-    return "USER:Hang", f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it"
-
-
-def _code_and_message(death: Death, place: model.Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
-    who = f"rank {place.rank}"
-    if kept is not None:
-        return ErrorClass.WORKER_FAILURE.value.code, kept.traceback
-    if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
-        return "USER:Stopped", f"{who} was killed by {death.signal} while its agent stopped it: {stopped}"
-    if stopped:
-        return "USER:Stopped", f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}"
-    if death.signal:
-        text = f"{who} was killed by {death.signal}, which its agent did not send; exit code {death.exit_code}"
-        return f"USER:{death.signal}", text
-    if death.exit_code == 0:
-        return "USER:ExitCode", f"{who} exited with code 0 before its training returned"
-    return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
-
-
-def about_agent(error: BaseException, sort: ErrorClass, place: model.Place, moment: Moment) -> model.WorkerError:
-    """Return the failure record of an error in the agent process; one about a signal has no exception."""
-    signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
-    exception = capture(error) if signal_number is None else None
-    name = signal_name(signal_number) if signal_number is not None else ""
-    limit = read_time_limit() if name else ""
-    terminated = f"the agent of {place.node} was terminated ({name})"
-    changed: dict[str, Any] = {}
-    if limit:
-        terminated = f"the attempt reached its time limit of {limit} s; {terminated}"
-        changed = {"code": model.TIME_LIMIT, "kind": model.Kind.NON_RECOVERABLE, "origin": model.Origin.USER}
-    elif name == "SIGINT":
-        sort, by_keys = ErrorClass.INTERRUPTION, is_in_foreground()
-        terminated = f"the agent of {place.node} was interrupted ({'Ctrl-C, ' if by_keys else ''}{name})"
-        # in a pod it may be the image's STOPSIGNAL
-        by_platform = {"kind": model.Kind.RECOVERABLE, "origin": model.Origin.SYSTEM} if place.engine == "flyte" else {}
-        changed = {"code": CTRL_C} if by_keys else by_platform
-    else:
-        terminated += ": preemption, drain, a time limit, or a person"
-    return failure_record(
-        sort,
-        place,
-        **changed,
-        message=format_exception(exception) if exception is not None else terminated,
-        timestamp_ns=moment.wall_ns,
-        writer=model.Writer.AGENT,
-        subject=model.Subject.AGENT,
-        exception=exception,
-        signal=name,
-        monotonic_ns=moment.monotonic_ns,
-    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from firstfault_torch.agent.node_round import NodeRound
-    from firstfault_torch.hang.looks import Standstill
+    from firstfault_torch.hang.progress import Standstill
 
 
 class LiveView:

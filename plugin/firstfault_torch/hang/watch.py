@@ -26,11 +26,13 @@ from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
 from firstfault_torch.hang.live import LiveView
-from firstfault_torch.hang.looks import Standstill, Usage, told_by_kernel, usage
+from firstfault_torch.hang.procfs import Usage, told_by_kernel, usage
+from firstfault_torch.hang.progress import Standstill
 from firstfault_torch.hang.ras import with_ras
 from firstfault_torch.hang.told import Facts, Told, to_files, told_of
 from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
-from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+from firstfault_torch.rounds.election import Reports, Settlement
+from firstfault_torch.rounds.report_packing import SettledDocument
 from firstfault_torch.time_limits import (
     PROGRESS_POLL_SECONDS,
     SNAPSHOT_TIMEOUT_SECONDS,

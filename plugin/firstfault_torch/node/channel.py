@@ -1,29 +1,20 @@
-"""How an agent and its workers tell each other something: messages over datagram sockets, the end of forking, stacks.
-
-A worker reports that its exception has left the task function, seconds before its process ends. Before the agent stops
-a worker it asks for the worker's state: an exception that is still inside the task function, the progress of its
-collectives, its dead threads. A worker that does not answer in time is stopped all the same.
-"""
+"""Messages between an agent and its workers, over datagram sockets."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import fcntl
 import itertools
 import json
-import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
-from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
+from firstfault.recorder.folder import NodeFolder
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
 from firstfault_torch.guard import suppress_internal_errors
@@ -167,9 +158,6 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
     return False
 
 
-# --- a worker's state ------------------------------------------------------------------------------------------------
-
-
 def to_message(
     collectives: Iterable[CollectiveProgress], threads: Iterable[ThreadFailure], raised_at: FrameInfo | None = None
 ) -> dict[str, Any]:
@@ -209,135 +197,3 @@ def from_message(
     )
     raised_at = message.get("raised_at")
     return collectives, threads, FrameInfo(*raised_at) if raised_at else None
-
-
-# --- the start ------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def starting(files: NodeFolder | None) -> Iterator[None]:
-    """Start the workers in this block: those that are forked wait until it ends."""
-    with contextlib.suppress(OSError):  # such as a full disk: they do not wait
-        if files is not None:
-            files.starting.touch()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # as the folder may be gone
-            if files is not None:
-                files.starting.unlink()
-
-
-def await_siblings(files: NodeFolder) -> None:
-    """Wait, in a forked worker, until all of the node's workers have been forked.
-
-    The agent may host a store, whose thread resolves the address of each client that connects. If the agent forks
-    another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
-    resolves blocks it without end. So no worker of this node connects before the last one has been forked.
-    """
-    deadline = time.monotonic() + time_limits.SIBLING_FORK_TIMEOUT_SECONDS
-    # the recorder of a dead agent removes the folder
-    while files.starting.exists() and time.monotonic() < deadline:
-        time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)
-
-
-# --- the stacks of all threads ----------------------------------------------------------------------------------------
-
-# ``faulthandler`` writes them on a signal, even while the main thread is inside a collective or any other C call. They
-# name files, lines and functions, not values. The signal is a real-time one that no known library uses. The agent sends
-# it only to workers that have a handler for it, because it would kill any other: a framework may reset all handlers, as
-# Lightning does at the end of ``fit``. Such a worker writes its stacks from Python, when the agent asks for its state.
-
-
-_SIGNAL = int(signal.SIGRTMIN) + 12
-
-
-def register_stacks(files: WorkerFiles) -> None:
-    """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
-
-    torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
-    handler for the signal of its own, that stays, and the process writes its stacks unasked.
-    """
-    fatal = _opened(files.fatal_stacks)
-    faulthandler.enable(file=fatal, all_threads=True)
-    faulthandler.unregister(_SIGNAL)  # a parent's, inherited by a fork
-    if _handles_signal(os.getpid()):
-        return
-    asked = _opened(files.stacks)
-    faulthandler.register(_SIGNAL, file=asked, all_threads=True, chain=False)
-    # only now may the signal be sent
-    files.stacks_ready.touch()
-
-
-def write_at_sigterm(files: WorkerFiles) -> None:
-    """Let SIGTERM write the stacks before it ends this process; a handler of the program's stays."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-    asked = _opened(files.stacks)
-    faulthandler.register(signal.SIGTERM, file=asked, all_threads=True, chain=True)
-    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))  # a pool ends its processes so
-
-
-def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
-    """Return the stacks of the living workers, by local rank as in `pids`, that together answer within `seconds`."""
-    workers = {local: files.worker(round_, local) for local in pids}
-    asked = {local: workers[local].stacks for local, pid in pids.items() if _signalled(workers[local], pid)}
-    _await_content(list(asked.values()), seconds)
-    return {local: text for local, stacks in asked.items() if (text := tail_of(stacks))}
-
-
-def write_unasked(files: WorkerFiles) -> None:
-    """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
-    if files.stacks_ready.exists() and _handles_signal(os.getpid()):
-        return
-    descriptor = _opened(files.stacks)
-    try:
-        faulthandler.dump_traceback(file=descriptor, all_threads=True)
-    finally:
-        os.close(descriptor)
-
-
-def _signalled(files: WorkerFiles, pid: int) -> bool:
-    if not files.stacks_ready.exists() or not _handles_signal(pid):
-        return False
-    try:
-        os.kill(pid, _SIGNAL)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _handles_signal(pid: int) -> bool:
-    """Whether a process has a handler for the signal now; False if /proc cannot tell."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    caught = status.partition("SigCgt:")[2].split(maxsplit=1)
-    return bool(caught) and bool(int(caught[0], 16) >> (_SIGNAL - 1) & 1)
-
-
-def _await_content(files: list[Path], seconds: float) -> None:
-    """Wait until all files have content and none grows any more."""
-    deadline = time.monotonic() + seconds
-    sizes: list[int] = []
-    since = time.monotonic()
-    while time.monotonic() < deadline:
-        now = [file.stat().st_size for file in files]
-        if now != sizes:
-            sizes, since = now, time.monotonic()
-        elif all(sizes) and time.monotonic() - since >= time_limits.STACK_SETTLE_SECONDS:
-            return
-        time.sleep(time_limits.STACK_POLL_SECONDS)
-
-
-def _opened(path: Path) -> int:
-    """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number.
-
-    It is none of the standard streams, one of which the program may have closed.
-    """
-    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(opened)

@@ -19,9 +19,12 @@ from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, suppress_internal_errors, try_call
 from firstfault_torch.node_context import NodeContext
-from firstfault_torch.rounds import failure_broadcast
-from firstfault_torch.rounds.liveness import Liveness, RosterPoll
-from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement, have_joined
+from firstfault_torch.rounds.election import Reports, Settlement, have_joined
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
+from firstfault_torch.rounds.peer_connections import Liveness
+from firstfault_torch.rounds.report_packing import SettledDocument
+from firstfault_torch.rounds.roster_poller import RosterPoll
+from firstfault_torch.rounds.round_store import connected, store_of_agents
 
 _KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
 """How many agents know that all workers have succeeded; set by the last one."""
@@ -55,10 +58,10 @@ class Peers:
         self.agreement = Settlement(own, nodes, "restart")
         """On a restart."""
         host = master_address(group)[0]
-        self._store = failure_broadcast.store_of_agents(group, node_context.round, host)
+        self._store = store_of_agents(group, node_context.round, host)
         self.liveness = Liveness(self._store, own, node_context.identity.node, host, self._report_dead_agent)
         self._listeners: list[Liveness | RosterPoll] = [self.liveness]
-        self.broadcast = failure_broadcast.FailureBroadcast(self._store, own, wake, self._heard)
+        self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
         self.roster: RosterPoll | None = None
         """None: the nodes share no folder."""
         if node_context.files is not None and node_context.identity.is_folder_shared:
@@ -77,9 +80,9 @@ class Peers:
         Raises:
             torch.distributed.DistNetworkError: no server listens there.
         """
-        return failure_broadcast.connected(self._store)
+        return connected(self._store)
 
-    def notify(self, failure: failure_broadcast.FirstFailure) -> None:
+    def notify(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure; a fatal one also closes the rendezvous."""
         self.broadcast.send(failure)
         if failure.fatal:
@@ -87,7 +90,7 @@ class Peers:
             close = partial(try_call, self._group.spec.rdzv_handler.set_closed, RendezvousConnectionError)
             call_with_timeout(close, 0, "closing the rendezvous")
 
-    def end_for_good(self, failure: failure_broadcast.FirstFailure, *, tell: bool) -> None:
+    def end_for_good(self, failure: FirstFailure, *, tell: bool) -> None:
         """Take a failure for fatal, because the agents have decided against a restart.
 
         With `tell`, also tell agents that were not there then: they may be on their way to a new round.
@@ -118,7 +121,7 @@ class Peers:
         if failure is not None:
             self.broadcast.accept(failure)
 
-    def await_all(self, wake: threading.Event) -> failure_broadcast.FirstFailure | None:
+    def await_all(self, wake: threading.Event) -> FirstFailure | None:
         """Wait until the workers of all nodes have succeeded; return the failure if one has not.
 
         Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
@@ -146,11 +149,11 @@ class Peers:
                 time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
                 "closing the rendezvous",
             )
-            failure = restart or failure_broadcast.FirstFailure("the round ended without a reason", "")
+            failure = restart or FirstFailure("the round ended without a reason", "")
         logger.warning("this node's workers had succeeded. The first report, not the verdict: %s", failure.reason)
         return failure
 
-    def _outcome_at_exit(self, wake: threading.Event) -> failure_broadcast.RoundOutcome:
+    def _outcome_at_exit(self, wake: threading.Event) -> RoundOutcome:
         """Wait until the round's outcome is known; tell the others if this node sees first that all have arrived."""
         store: Any = self._group.store
 
@@ -170,7 +173,7 @@ class Peers:
                 waited == time_limits.EXIT_BARRIER_TIMEOUT_SECONDS + self._own and self._lacks_agents()
             ):
                 self.broadcast.send_finished()
-                return failure_broadcast.RoundOutcome(finished=True)
+                return RoundOutcome(finished=True)
             wake.wait(time_limits.EXIT_BARRIER_POLL_SECONDS)
             wake.clear()
             waited += time_limits.EXIT_BARRIER_POLL_SECONDS
@@ -250,7 +253,7 @@ class Peers:
         self.stop_listening()
         self.broadcast.end()
 
-    def _heard(self, store: Any, failure: failure_broadcast.FirstFailure) -> None:
+    def _heard(self, store: Any, failure: FirstFailure) -> None:
         """Tell the other agents that this one knows of a failure, and so lives."""
         if failure.fatal:
             self.agreement.interrupt(failure.reason)
@@ -259,9 +262,9 @@ class Peers:
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Tell the other agents that one of them died."""
         asks = self._others_suffice
-        self.broadcast.send(failure_broadcast.FirstFailure(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks))
+        self.broadcast.send(FirstFailure(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks))
 
     def _take_from_roster(self, group_rank: int) -> None:
         """Accept a failure that another node wrote into the roster but did not broadcast."""
         what = "its roster entry says so; it sent no failure notice"
-        self.broadcast.accept(failure_broadcast.FirstFailure(what, f"node {group_rank}", group_rank))
+        self.broadcast.accept(FirstFailure(what, f"node {group_rank}", group_rank))

@@ -18,7 +18,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.run_folder import begin_run
 from firstfault.store import split_name
-from firstfault_torch.agent.agent import Job, PeerFailedError, Prepared, results_of
+from firstfault_torch.agent.agent import PeerFailedError
+from firstfault_torch.agent.launch import Job, Prepared, results_of
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine, SealedVerdict

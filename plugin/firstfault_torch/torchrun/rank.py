@@ -22,8 +22,8 @@ from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.guard import ignore_worker_signals, logger, start_in_thread, suppress_internal_errors
-from firstfault_torch.node.channel import write_at_sigterm
 from firstfault_torch.node.document_writer import as_entry, put_on_node
+from firstfault_torch.node.stacks import write_at_sigterm
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.places import get_worker_place, look_up_address

@@ -37,8 +37,10 @@ from firstfault_torch.failures.torch_error_file import (
     write_error_file,
 )
 from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, suppress_internal_errors
-from firstfault_torch.node import channel
+from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
+from firstfault_torch.node.fork_gate import await_siblings
+from firstfault_torch.node.stacks import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
 from firstfault_torch.places import get_worker_place, is_in_foreground
@@ -139,7 +141,7 @@ class WorkerMonitor:
             self.place = get_worker_place(self.node_context)
         node, local_rank = self.node_context.files if self.node_context is not None else None, self.place.local_rank
         self._files = node.worker(self.place.round, local_rank) if node is not None and local_rank is not None else None
-        self._channel: channel.WorkerChannel | None = None
+        self._channel: WorkerChannel | None = None
         self._undo: list[Callable[[], None]] = []
         self._before_stop: list[Callable[[], None]] = []
         self._asked = threading.Event()
@@ -155,7 +157,7 @@ class WorkerMonitor:
         node = self.node_context.files
         if not is_program and node is not None:
             with suppress_internal_errors("waiting for this node's other workers to start"):
-                channel.await_siblings(node)
+                await_siblings(node)
         process_state.hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(process_state.watch_threads())
@@ -166,9 +168,9 @@ class WorkerMonitor:
             with suppress_internal_errors("sending stderr through the agent"):
                 redirect_stderr(self._files)
         with suppress_internal_errors("offering stacks"):
-            channel.register_stacks(self._files)
+            register_stacks(self._files)
         if self._has_agent:
-            self._channel = channel.WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
+            self._channel = WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call `call` when the task function has ended."""
@@ -229,14 +231,14 @@ class WorkerMonitor:
             failure, self.node_context, spool_for_agent(self.node_context), self.node_context.upload_deadline_seconds
         )
 
-    def answer(self, question: str = channel.STATE) -> dict[str, Any]:
+    def answer(self, question: str = STATE) -> dict[str, Any]:
         """Return what the agent asks for; before it stops this process, also record the exception in flight."""
-        if question != channel.STATE:
-            return pulse() if question == channel.PULSE else snapshot()
+        if question != STATE:
+            return pulse() if question == PULSE else snapshot()
         self._asked.set()
         if self._files is not None:
             with suppress_internal_errors("writing the stacks"):
-                channel.write_unasked(self._files)
+                write_unasked(self._files)
         with suppress_internal_errors("recording an exception in flight"):
             self.in_flight.ask()
         for call in self._before_stop:
@@ -244,7 +246,7 @@ class WorkerMonitor:
                 call()
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
-        answer = channel.to_message(process_state.collective_progress(), process_state.thread_failures(), raised_at)
+        answer = to_message(process_state.collective_progress(), process_state.thread_failures(), raised_at)
         self._answered.set()
         return answer
 

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
 from firstfault.model import WorkerError
-from firstfault_torch.agent.agent import job_of
+from firstfault_torch.agent.launch import job_of
 from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.failures.torch_error_file import was_recoverable
 from firstfault_torch.guard import logger

@@ -20,7 +20,7 @@ from firstfault.retry import RetryContext
 from firstfault.run_folder import begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import get_strategy
-from firstfault_torch.agent.reporter import signal_name
+from firstfault_torch.agent.deaths import signal_name
 from firstfault_torch.guard import try_call
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.places import TIME_LIMIT_VARIABLE

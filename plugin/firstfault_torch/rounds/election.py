@@ -1,65 +1,27 @@
-"""Lets the agents of a failed round settle on one verdict: one of them concludes for all, the others take its verdict.
-
-Each agent hands its report to the round's store and counts its arrival there, so no agent polls the storage. When all
-agents that are alive have arrived, one of them sets the order in which agents conclude. The first one concludes; if
-there is no verdict in time, the next one does. In a settlement an agent sends about ten requests to the store, however
-many agents there are.
-
-A settlement on a topic has these keys in the store, below ``firstfault/`` and the topic:
-
-- ``heard``: group ranks of the agents that know of the failure, each followed by a space.
-- ``reports``: what each agent handed in after the failure: frames, one behind the other.
-- ``arrived``: group ranks of the agents that have handed in their report, each followed by a space; ``!`` marks one
-  that leaves. ``arrivals`` is their number.
-- ``order``: set once, when all expected agents have arrived: who concludes, in turn.
-- ``sealer``: whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile.
-- ``seal``: the verdict; with it, if the nodes share no folder, copies of what they wrote.
-"""
+"""The election: one agent of a failed round, the leader, concludes for all nodes."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import queue
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from firstfault.errors import BadDocumentError
-from firstfault.wire.documents import pack, pack_within, unpack
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, try_call
-from firstfault_torch.rounds.failure_broadcast import set_once
+from firstfault_torch.rounds.report_packing import SettledDocument, _framed, _frames, _packed, _unpacked
+from firstfault_torch.rounds.round_store import set_once
 
 _T = TypeVar("_T")
 _JOINED = "firstfault/joined"
 """What each agent handed in when its workers started: frames, one behind the other."""
-_DOCUMENT = "error.pb"
-_DURABLE = "durable"
-_BUNDLE = "bundle"
-_FRAME = struct.Struct(">II")
-"""Group rank and length, before each bundle."""
-_MAX_VALUE = 4 * 1024 * 1024
-"""Bytes that an agent hands over at once; torch's store refuses 8 MiB. What does not fit is read from the storage."""
-_MAX_SENT = 256 * 1024 * 1024
-"""Bytes of all agents together, which may hand over and ask at the same moment."""
 _MAX_TURNS = 4
 _FOREVER = dt.timedelta(days=30)
-
-
-class SettledDocument(NamedTuple):
-    """The sealed verdict, as its agent hands it to the others."""
-
-    document: bytes
-    """The ``error.pb``."""
-    durable: bool
-    """Whether it is in the storage."""
-    bundle: bytes = b""
-    """Copies of what all nodes wrote, if they share no folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,38 +276,3 @@ class Settlement:
 def have_joined(store: Any) -> int:
     """Return how many agents of a round have called `Settlement.join`: torch's own do not."""
     return len(dict(_frames(bytes(store.get(_JOINED))))) if store.check([_JOINED]) else 0
-
-
-def packed_for(nodes: int, copies: Mapping[str, bytes], first: Mapping[str, bytes] | None = None) -> bytes:
-    """Return files, without the largest if they are too large to be handed over; `first`: to keep before others."""
-    by_size = dict(sorted(copies.items(), key=lambda item: len(item[1])))
-    return pack_within({**(first or {}), **by_size}, min(_MAX_VALUE, _MAX_SENT // nodes))
-
-
-def _framed(group_rank: int, nodes: int, copies: Mapping[str, bytes]) -> bytes:
-    """Return one node's files."""
-    bundle = packed_for(nodes, copies)
-    return _FRAME.pack(group_rank, len(bundle)) + bundle
-
-
-def _frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
-    """Yield each node's files."""
-    start = 0
-    while start + _FRAME.size <= len(value):
-        group_rank, length = _FRAME.unpack_from(value, start)
-        start += _FRAME.size
-        try:
-            yield group_rank, unpack(value[start : start + length])
-        except BadDocumentError as error:
-            logger.warning("the report of node %d cannot be read: %s", group_rank, error)
-        start += length
-
-
-def _packed(settled: SettledDocument) -> bytes:
-    durable = b"1" if settled.durable else b""
-    return pack({_DOCUMENT: settled.document, _DURABLE: durable, _BUNDLE: settled.bundle})
-
-
-def _unpacked(value: bytes) -> SettledDocument:
-    files = unpack(value)
-    return SettledDocument(files[_DOCUMENT], bool(files[_DURABLE]), files.get(_BUNDLE, b""))

@@ -1,0 +1,91 @@
+"""Records when worker processes end."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.connection
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from firstfault_torch import time_limits
+from firstfault_torch.agent.deaths import Death
+from firstfault_torch.guard import suppress_internal_errors
+
+
+class DeathWatch:
+    """Records when each of a node's worker processes ends, in order of local rank, and calls `wake` from its thread.
+
+    It only watches: torch waits for the processes and reads their exit codes.
+    """
+
+    def __init__(self, processes: Sequence[Any], wake: Callable[[], None] = lambda: None) -> None:
+        self._processes = list(processes)
+        self._wake = wake
+        self._descriptors = contextlib.ExitStack()
+        descriptors = [_descriptor(process, self._descriptors) for process in processes]
+        self._waiting = {item: index for index, item in enumerate(descriptors) if item is not None}
+        self._ended: dict[int, tuple[int, int]] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        # without a thread a death has the time at which the agent looks
+        with suppress_internal_errors("watching when workers end"):
+            thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    @property
+    def noticed(self) -> frozenset[int]:
+        """The local ranks whose end was noticed; any thread may ask."""
+        return frozenset(self._ended)
+
+    def ended(self) -> list[Death]:
+        """Return all processes that ended, earliest first; of those noticed together, the ones that SIGTERM ended last.
+
+        torch may have stopped them because of the others before the watching thread ran.
+        """
+        found = []
+        noticed, now = dict(self._ended), (time.time_ns(), time.monotonic_ns())
+        for local_rank, process in enumerate(self._processes):
+            code = process.exitcode
+            if code is None:
+                continue
+            wall_ns, monotonic_ns = noticed.get(local_rank, now)
+            found.append(Death(local_rank, process.pid, code, wall_ns, monotonic_ns))
+        return sorted(found, key=lambda death: (death.monotonic_ns, death.signal == "SIGTERM", death.local_rank))
+
+    def stop(self) -> None:
+        """End the watching thread, which must not run when the agent forks again."""
+        self._stop.set()
+        if self._thread is None:
+            self._descriptors.close()
+        else:
+            self._thread.join(timeout=2 * time_limits.EXIT_WATCH_POLL_SECONDS)
+
+    def _watch(self) -> None:
+        waiting = self._waiting
+        with self._descriptors:
+            while waiting and not self._stop.is_set():
+                ready = multiprocessing.connection.wait(list(waiting), timeout=time_limits.EXIT_WATCH_POLL_SECONDS)
+                now = (time.time_ns(), time.monotonic_ns())
+                for descriptor in ready:
+                    index = waiting.pop(descriptor)
+                    self._ended[index] = now
+                if ready:
+                    self._wake()
+
+
+def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
+    """Return what becomes readable when the process ends; `opened` closes it if need be.
+
+    The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The process's own children
+    inherit that pipe: while a data loader lives, it does not become readable.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):  # AttributeError: Python was built with old kernel headers
+        return process.sentinel
+    opened.callback(os.close, descriptor)
+    return descriptor

@@ -1,0 +1,131 @@
+"""Decides with the other agents whether torch restarts the workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from firstfault.conclude import RestartContext
+from firstfault.layout import ROSTER, restart_record_name
+from firstfault.model import Place, RestartKind, RestartRecord
+from firstfault.wire.json_schemas import restart_from_json, restart_to_json
+from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.settings import AgentSettings
+from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.rounds.election import Reports
+from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.peers import Peers
+from firstfault_torch.rounds.report_packing import SettledDocument
+
+_NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
+
+
+class Restarts:
+    """Decides on the restarts of one attempt, with the other agents, and keeps a record of each."""
+
+    def __init__(self, settings: AgentSettings, reporter: Reporter) -> None:
+        self._decide = settings.decide_restart
+        self._min_nodes = settings.min_nodes
+        self._seconds = settings.options.settle_seconds
+        self._reporter = reporter
+        self.refused: RestartRecord | None = None
+        """The decision against a restart, which ended the attempt."""
+        self._previous_fingerprint = ""
+        self._written: tuple[str, RestartRecord] | None = None
+        """The record that this node has written about the last round, and its path."""
+
+    @property
+    def ask(self) -> bool:
+        """Whether the agents decide; False: torch does."""
+        return self._decide is not None
+
+    def others_suffice(self, nodes: int) -> bool:
+        """Whether the job continues if one of so many nodes is lost."""
+        return nodes - 1 >= self._min_nodes
+
+    def decided(
+        self, place: Place, restarts_left: int, peers: Peers | None, first: FirstFailure
+    ) -> RestartRecord | None:
+        """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
+
+        With other nodes the call waits for them; see `Settlement.settle`. Without `peers` there are no other nodes, or
+        the agents are not connected.
+        """
+        nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
+        judge = partial(self._judged, nodes, restarts_left)
+        found: tuple[RestartRecord, bool] | None = None
+        if nodes > 1 and peers is not None:
+            found = self._agreed(peers, judge)
+        elif nodes == 1 and (judged := judge(Reports(dict(self._reporter.report.copies)))) is not None:
+            found = judged, True
+        if found is None and peers is not None and peers.broadcast.is_fatal:
+            return None
+        record, is_mine = found or (self._without_agreement(first), first.group_rank == group_rank)
+        if record.is_agreed:
+            logger.info("%s: %s", "restarting the workers" if record.restart else "not restarting", record.reason)
+            self._previous_fingerprint = record.fingerprint
+        else:
+            logger.warning("restarting the workers: %s", record.reason)
+        if is_mine or not self._reporter.node_context.identity.is_folder_shared:
+            path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
+            self._written = (path, record) if record.restart else None
+            self._reporter.put(path, restart_to_json(record))
+        self.refused = None if record.restart else record
+        if not record.restart and peers is not None:
+            peers.end_for_good(first, tell=is_mine)
+        return record
+
+    def began_again(self, world_size: int) -> None:
+        """Complete the record of the last round: the workers run again, so many ranks as `world_size`."""
+        if self._written is None:
+            return
+        path, record = self._written
+        self._written = None
+        lost = None if record.timestamp_ns is None else max(time.time_ns() - record.timestamp_ns, 0) / 1e9
+        complete = replace(record, lost_seconds=lost, world_size_after=world_size or None)
+        self._reporter.put(path, restart_to_json(complete))
+
+    def _agreed(
+        self, peers: Peers, judge: Callable[[Reports], RestartRecord | None]
+    ) -> tuple[RestartRecord, bool] | None:
+        """Return the decision of all agents, and whether this one took it; None if they have not agreed."""
+        own = document = b""
+        for step in peers.agree(self._reporter.report.copies, self._seconds):
+            if isinstance(step, SettledDocument):
+                document = step.document
+                break
+            judged = judge(step)
+            own = restart_to_json(judged) if judged is not None else b""
+            if own and peers.agreement.claim():
+                document = peers.agreement.hand_over(own, durable=True).document
+                break
+        record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
+        return (record, own == document) if record is not None else None
+
+    def _judged(self, nodes: int, restarts_left: int, reports: Reports) -> RestartRecord | None:
+        node_context = self._reporter.node_context
+        context = RestartContext(
+            round=node_context.round,
+            restarts_left=restarts_left,
+            nodes_left=nodes - len(reports.lost),
+            min_nodes=self._min_nodes,
+            previous_fingerprint=self._previous_fingerprint,
+        )
+        with suppress_internal_errors("judging the round"):
+            return self._decide(node_context, reports, context) if self._decide is not None else None
+        return None
+
+    def _without_agreement(self, first: FirstFailure) -> RestartRecord:
+        return RestartRecord(
+            kind=RestartKind.ROUND,
+            number=self._reporter.node_context.round,
+            headline=first.reason,
+            restart=True,
+            reason=_NO_AGREEMENT,
+            rank=first.rank,
+            node=first.node,
+            is_agreed=False,
+            timestamp_ns=time.time_ns(),
+        )

@@ -1,0 +1,98 @@
+"""Asks worker processes for stacks and state, and stops them and what they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from firstfault.recorder.folder import tail_of
+from firstfault.recorder.orphans import end_left_processes
+from firstfault_torch import time_limits
+from firstfault_torch.agent.deaths import Observation
+from firstfault_torch.guard import suppress_internal_errors
+from firstfault_torch.node.channel import AgentChannel, from_message
+from firstfault_torch.node.stacks import ask_for_stacks
+from firstfault_torch.node_context import NodeContext
+
+worker_sessions: set[int] = set()
+"""Those that workers lead which are programs, by process id; workers that are functions are in this process's."""
+
+
+def observe(channel: AgentChannel | None, node_context: NodeContext, pids: dict[int, int]) -> dict[int, Observation]:
+    """Return stacks and state of living workers by local rank, within a fraction of a second.
+
+    An exception that is still inside the task function is not included: the worker documents it itself. Stacks and
+    state are asked for one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
+    a worker in which another thread runs meanwhile.
+    """
+    files = node_context.files
+    if channel is None or files is None or not pids:
+        return {}
+    stacks: dict[int, str] = {}
+    with suppress_internal_errors("asking workers for their stacks"):
+        stacks = ask_for_stacks(files, node_context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
+    answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
+    for rank in answers.keys() - stacks.keys():
+        stacks[rank] = tail_of(files.worker(node_context.round, rank).stacks)
+    return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
+
+
+def stop_processes(
+    processes: Sequence[Any],
+    sent: signal.Signals,
+    *,
+    spare: frozenset[int] = frozenset(),
+    leaving: frozenset[int] = frozenset(),
+    seconds: float,
+) -> None:
+    """Stop all processes by the signal, and by SIGKILL those that still run after `seconds`.
+
+    Args:
+        processes: in order of local rank.
+        sent: the signal.
+        spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
+        leaving: local ranks whose exception is on record and on its way out; they get no signal, and no more time.
+        seconds: for all the others together.
+    """
+    others = [process for rank, process in enumerate(processes) if rank not in spare]
+    for rank, process in enumerate(processes):
+        if rank not in spare | leaving and process.exitcode is None:
+            _send(process, sent)
+    began = time.monotonic()
+    _end(others, began + seconds, seconds)
+    _end(processes, began + max(seconds, time_limits.FAILED_WORKER_EXIT_GRACE_SECONDS), seconds)
+
+
+def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
+    """Wait for processes to end, and kill those that still run at the deadline.
+
+    SIGKILL does not end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
+    """
+
+    def wait(until: float) -> list[Any]:
+        while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < until:
+            time.sleep(time_limits.STOP_POLL_SECONDS)
+        return left
+
+    for process in wait(deadline):
+        _send(process, signal.SIGKILL)
+    wait(time.monotonic() + seconds)
+
+
+def _send(process: Any, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it may just have ended
+        process.send_signal(number) if hasattr(process, "send_signal") else os.kill(process.pid, number)
+
+
+def end_what_workers_left(node_context: NodeContext, seconds: float) -> None:
+    """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
+
+    They get SIGTERM, and SIGKILL after `seconds`.
+    """
+    if node_context.files is not None:
+        with suppress_internal_errors("ending the processes that workers have left"):
+            end_left_processes(node_context.files.path, seconds, frozenset(worker_sessions))

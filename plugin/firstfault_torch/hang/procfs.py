@@ -1,0 +1,80 @@
+"""What /proc shows of a worker that makes no progress."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from firstfault_torch.time_limits import KERNEL_STATE_POLL_SECONDS
+
+_STATES = {b"T": "is stopped by a signal (SIGSTOP)", b"t": "is held by a debugger", b"D": "is blocked in the kernel"}
+_MOST_CHILDREN = 3
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a worker and the processes that it started have used so far."""
+
+    cpu_seconds: float
+    io_bytes: int
+
+
+def usage(pid: int) -> Usage:
+    """Return what a process and its descendants have used; zero where /proc does not tell."""
+    cpu = read = 0
+    for each in (pid, *_descendants(pid)):
+        fields = _stat(each)
+        cpu += sum(map(int, fields[11:13])) if len(fields) > 12 else 0  # noqa: PLR2004 - proc(5): utime, stime
+        read += sum(int(line.split()[1]) for line in _lines(each, "io") if line[:6] in {b"rchar:", b"wchar:"})
+    return Usage(cpu / _TICKS, read)
+
+
+def told_by_kernel(pid: int) -> list[str]:
+    """Return what the kernel tells of a worker that does not run, and of the processes that it started."""
+    found = [_state(pid)]
+    tracer = next((line.split()[1] for line in _lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")
+    found += ["is held by a debugger"] if tracer != b"0" and not found[0] else []
+    for child in _descendants(pid):
+        state = "has ended" if _stat(child)[:1] == [b"Z"] else _state(child)
+        found += [f"its process {child} ({_name(child)}) {state}"] if state else []
+    return list(filter(None, found))[:_MOST_CHILDREN]
+
+
+def _state(pid: int) -> str:
+    fields = _stat(pid)
+    if fields[:1] == [b"D"]:
+        time.sleep(KERNEL_STATE_POLL_SECONDS)  # a moment in the kernel is usual
+        fields = _stat(pid)
+    said = _STATES.get(fields[0], "") if fields else ""
+    channel = b"".join(_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
+    return f"{said} ({channel})" if channel.strip("0") else said
+
+
+def _name(pid: int) -> str:
+    return b"".join(_lines(pid, "comm")).decode(errors="replace")
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        tasks = [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+    for task in tasks:
+        for child in b" ".join(_lines(pid, f"task/{task}/children")).split():
+            found += [int(child), *_descendants(int(child))]
+    return found
+
+
+def _stat(pid: int) -> list[bytes]:
+    return b" ".join(_lines(pid, "stat")).rpartition(b")")[2].split()
+
+
+def _lines(pid: int, name: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().splitlines()
+    except OSError:
+        return []

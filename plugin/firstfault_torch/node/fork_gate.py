@@ -1,0 +1,37 @@
+"""Holds forked workers until all of them are forked."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from firstfault.recorder.folder import NodeFolder
+from firstfault_torch import time_limits
+
+
+@contextlib.contextmanager
+def starting(files: NodeFolder | None) -> Iterator[None]:
+    """Start the workers in this block: those that are forked wait until it ends."""
+    with contextlib.suppress(OSError):  # such as a full disk: they do not wait
+        if files is not None:
+            files.starting.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # as the folder may be gone
+            if files is not None:
+                files.starting.unlink()
+
+
+def await_siblings(files: NodeFolder) -> None:
+    """Wait, in a forked worker, until all of the node's workers have been forked.
+
+    The agent may host a store, whose thread resolves the address of each client that connects. If the agent forks
+    another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
+    resolves blocks it without end. So no worker of this node connects before the last one has been forked.
+    """
+    deadline = time.monotonic() + time_limits.SIBLING_FORK_TIMEOUT_SECONDS
+    # the recorder of a dead agent removes the folder
+    while files.starting.exists() and time.monotonic() < deadline:
+        time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)

@@ -1,0 +1,106 @@
+"""Stack dumps of workers by faulthandler, also while a worker is in a C call."""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+import time
+from pathlib import Path
+
+from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
+from firstfault_torch import time_limits
+
+_SIGNAL = int(signal.SIGRTMIN) + 12
+
+
+def register_stacks(files: WorkerFiles) -> None:
+    """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
+
+    torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
+    handler for the signal of its own, that stays, and the process writes its stacks unasked.
+    """
+    fatal = _opened(files.fatal_stacks)
+    faulthandler.enable(file=fatal, all_threads=True)
+    faulthandler.unregister(_SIGNAL)  # a parent's, inherited by a fork
+    if _handles_signal(os.getpid()):
+        return
+    asked = _opened(files.stacks)
+    faulthandler.register(_SIGNAL, file=asked, all_threads=True, chain=False)
+    # only now may the signal be sent
+    files.stacks_ready.touch()
+
+
+def write_at_sigterm(files: WorkerFiles) -> None:
+    """Let SIGTERM write the stacks before it ends this process; a handler of the program's stays."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    asked = _opened(files.stacks)
+    faulthandler.register(signal.SIGTERM, file=asked, all_threads=True, chain=True)
+    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))  # a pool ends its processes so
+
+
+def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
+    """Return the stacks of the living workers, by local rank as in `pids`, that together answer within `seconds`."""
+    workers = {local: files.worker(round_, local) for local in pids}
+    asked = {local: workers[local].stacks for local, pid in pids.items() if _signalled(workers[local], pid)}
+    _await_content(list(asked.values()), seconds)
+    return {local: text for local, stacks in asked.items() if (text := tail_of(stacks))}
+
+
+def write_unasked(files: WorkerFiles) -> None:
+    """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
+    if files.stacks_ready.exists() and _handles_signal(os.getpid()):
+        return
+    descriptor = _opened(files.stacks)
+    try:
+        faulthandler.dump_traceback(file=descriptor, all_threads=True)
+    finally:
+        os.close(descriptor)
+
+
+def _signalled(files: WorkerFiles, pid: int) -> bool:
+    if not files.stacks_ready.exists() or not _handles_signal(pid):
+        return False
+    try:
+        os.kill(pid, _SIGNAL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _handles_signal(pid: int) -> bool:
+    """Whether a process has a handler for the signal now; False if /proc cannot tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = status.partition("SigCgt:")[2].split(maxsplit=1)
+    return bool(caught) and bool(int(caught[0], 16) >> (_SIGNAL - 1) & 1)
+
+
+def _await_content(files: list[Path], seconds: float) -> None:
+    """Wait until all files have content and none grows any more."""
+    deadline = time.monotonic() + seconds
+    sizes: list[int] = []
+    since = time.monotonic()
+    while time.monotonic() < deadline:
+        now = [file.stat().st_size for file in files]
+        if now != sizes:
+            sizes, since = now, time.monotonic()
+        elif all(sizes) and time.monotonic() - since >= time_limits.STACK_SETTLE_SECONDS:
+            return
+        time.sleep(time_limits.STACK_POLL_SECONDS)
+
+
+def _opened(path: Path) -> int:
+    """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number.
+
+    It is none of the standard streams, one of which the program may have closed.
+    """
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(opened)
