@@ -44,7 +44,7 @@ from firstfault_torch.agent.reporter import Reporter  # noqa: E402
 from firstfault_torch.engine import PlainEngine  # noqa: E402
 from firstfault_torch.node_context import Identity, NodeContext  # noqa: E402
 from firstfault_torch.options import Options  # noqa: E402
-from firstfault_torch.rounds.failure_broadcast import FirstFailure  # noqa: E402
+from firstfault_torch.rounds.failure_broadcast import FailureNotice  # noqa: E402
 from firstfault_torch.rounds.peers import Peers  # noqa: E402
 from lab.benchmarks import reading  # noqa: E402
 from lab.benchmarks.cascade import Cascade, put_all  # noqa: E402
@@ -143,7 +143,7 @@ class Node:
     def fail(self) -> None:
         """Let the first worker raise, and tell the other agents."""
         self.reporter.write(self._failure(0, root=True))
-        self.peers.notify(FirstFailure("ValueError", f"worker-{self.number}", self.number, self.ranks[0]))
+        self.peers.notify(FailureNotice("ValueError", f"worker-{self.number}", self.number, self.ranks[0]))
 
     def run(self, fault: threading.Event) -> dict[str, Any]:
         """Wait for the fault, report, settle; return what happened and when."""

@@ -11,7 +11,7 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.wire.documents import unpack
 from lab.cascades.cases import NCCL, Case
 from lab.cascades.injecting import clock_variables
-from lab.cascades.replay import Files, is_decided_right, job_of, judge, on_own_machines
+from lab.cascades.replay import Files, build_job, is_decided_right, judge, on_own_machines
 from tests.torchrun.nodes import Job, run_job
 
 HERE = Path(__file__).parent
@@ -77,7 +77,7 @@ def complaints_of(case: Case, job: Job, files: Files) -> list[str]:
         return [f"exit code {node.code}" for node in job.nodes if node.code] + job.left
     found = job.complaints(killed=int(case.fault.removeprefix(NCCL) in _KILLED_AGENTS))
     truth = truth_of(case, job.told)
-    read = job_of(files, case.nodes)
+    read = build_job(files, case.nodes)
     verdicts = [run_strategy(get_strategy("evidence"), seen) for seen in (read, on_own_machines(read))]
     for verdict in verdicts:
         if judge(truth, verdict) != "right" or not is_decided_right(truth, verdict):

@@ -54,10 +54,10 @@ def load(file: Path) -> Cascade:
     with zipfile.ZipFile(file) as archive:
         truth = json.loads(archive.read("truth.json"))
         files = {name: (archive.read(name), when) for name, when in truth["times"].items()}
-    return Cascade(file.stem, truth, on_own_machines(job_of(files, truth["nodes_of_job"])))
+    return Cascade(file.stem, truth, on_own_machines(build_job(files, truth["nodes_of_job"])))
 
 
-def job_of(files: Files, nodes: int) -> JobErrors:
+def build_job(files: Files, nodes: int) -> JobErrors:
     """Return what a reader finds in files."""
     with tempfile.TemporaryDirectory() as folder:
         for name, (data, when) in files.items():
@@ -102,7 +102,7 @@ def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
 
 def judged(truth: dict[str, Any], files: Files) -> tuple[str, Verdict | None]:
     """Judge the verdict of `evidence` on files."""
-    cascade = Cascade("", truth, on_own_machines(job_of(files, truth["nodes_of_job"])))
+    cascade = Cascade("", truth, on_own_machines(build_job(files, truth["nodes_of_job"])))
     verdict = verdict_of(cascade, "evidence")
     return judge(truth, verdict), verdict
 

@@ -35,7 +35,7 @@ STEPS = {
     "record": Step("worker", begins="firstfault_torch.worker.worker_monitor:WorkerMonitor.fails", struck=PROCESSES),
     "spool": Step("worker", path="/spool/", struck=PROCESSES),
     "upload": Step("recorder", path="/firstfault/errors/", struck=PROCESSES),
-    "await": Step("agent", begins="firstfault_torch.rounds.settlement:Settlement.settle"),
+    "await": Step("agent", begins="firstfault_torch.rounds.election:VerdictElection.settle"),
     "conclude": Step("agent", begins="firstfault_torch.conclusion.conclude_on_node:conclude_on_node"),
     "seal": Step("agent", begins="firstfault_torch.conclusion.sealed_verdict:seal_verdict"),
     "publish": Step("recorder", path="/error.pb"),

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from firstfault.model import Collective, CollectiveProgress, ExpiredDeadline, Place, StackDump, Writer
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
-from firstfault_torch.hang.told import Facts, to_files, told_of
+from firstfault_torch.hang.stall_report import WorkerObservation, build_stall_report, to_files
 from firstfault_torch.hang.watch import _COUNT
-from firstfault_torch.rounds.election import Reports, Settlement
+from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from tests.torch_agent.test_hangs import READS, WAITS
 
 os.environ |= {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a connection looks for names, maybe long
@@ -74,7 +74,7 @@ def node_files(node: int, world: int) -> dict[str, bytes]:
             stack_dumps=(StackDump(1, rank, (READS if odd else WAITS) * 4),),
             expired=ExpiredDeadline("", 61),
         )
-        workers.append((failure, Facts(node, local, 58.0)))
+        workers.append((failure, WorkerObservation(node, local, 58.0)))
     return to_files(workers)
 
 
@@ -88,12 +88,12 @@ def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> tuple[int, lis
     """Compare a stall with the other nodes; return the requests, what is told, and seconds in which it judged."""
     counts: collections.Counter[int] = collections.Counter()
     store, waiting = (Counted(each, counts, node) for each in connections)
-    settlement, lines, judged = Settlement(node, nodes, f"stall-{store.add(_COUNT, 0)}"), [], 0.0
+    settlement, lines, judged = VerdictElection(node, nodes, f"stall-{store.add(_COUNT, 0)}"), [], 0.0
     for step in settlement.settle((store, waiting), node_files(node, nodes * EACH), 300.0, threading.Event()):
-        document = step.document if not isinstance(step, Reports) else b""
-        if isinstance(step, Reports) and settlement.claim():
+        document = step.document if not isinstance(step, CollectedReports) else b""
+        if isinstance(step, CollectedReports) and settlement.claim():
             began = time.monotonic()
-            own = json.dumps(asdict(told_of(step.copies, 61.0))).encode()
+            own = json.dumps(asdict(build_stall_report(step.copies, 61.0))).encode()
             judged = time.monotonic() - began
             document = settlement.hand_over(own, durable=True).document
             store.add(_COUNT, 1)
@@ -116,7 +116,7 @@ def measured(nodes: int) -> str:
     parts = [list(range(nodes))[first::PROCESSES] for first in range(PROCESSES)]
     began = time.monotonic()
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload([told_of.__module__, "torch"])
+    forks.set_forkserver_preload([build_stall_report.__module__, "torch"])
     with ProcessPoolExecutor(PROCESSES, forks) as pool:
         shares = list(pool.map(part, *zip(*((server.port, nodes, numbers) for numbers in parts), strict=True)))
     requests, lines, judged = zip(*itertools.chain(*shares), strict=True)

@@ -28,11 +28,11 @@ from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
-from firstfault_torch.agent.launch import Job, RoundEnd, job_of, launch_agent
+from firstfault_torch.agent.launch import Job, RoundEnd, build_job, launch_agent
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.agent.stop_processes import end_what_workers_left
+from firstfault_torch.agent.stop_processes import kill_orphans
 from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node, import_conclusion_modules
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
@@ -47,12 +47,12 @@ from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.failures.torch_error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import call_with_timeout, start_in_thread, suppress_internal_errors
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
-from firstfault_torch.node.stderr_relay import await_passed_on
+from firstfault_torch.node.stderr_relay import flush_relays
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.places import look_up_address
-from firstfault_torch.rounds.election import Reports
-from firstfault_torch.rounds.report_packing import SettledDocument, packed_for
+from firstfault_torch.rounds.election import CollectedReports
+from firstfault_torch.rounds.report_packing import ElectedVerdict, packed_for
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
@@ -102,7 +102,7 @@ def launch(
     options = options or Options()
     with error_files_removed(config):
         run = run_recorded if options.in_process_restart is None else options.in_process_restart.run
-        return run_node(job_of(config, run, (engine, function, *args)), engine=engine, options=options)
+        return run_node(build_job(config, run, (engine, function, *args)), engine=engine, options=options)
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             sealed = verdict_on(end, pod)
             _report(sealed, engine)
             seconds = options.stop_seconds
-            end_what_workers_left(
+            kill_orphans(
                 node_context,
                 min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS) if signals.shutdown_requested.is_set() else seconds,
             )
@@ -161,7 +161,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             raise failed from failed.error
         finally:
             with suppress_internal_errors("passing on the rest of the workers' stderr"):
-                await_passed_on(signals.shutdown_requested)
+                flush_relays(signals.shutdown_requested)
             if node_context.identity.owns_process:
                 signals.leave()
 
@@ -186,7 +186,7 @@ def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     if peers is None:
         return None
     for step in peers.settle(end.report.copies, pod.options.settle_seconds):
-        if isinstance(step, SettledDocument):
+        if isinstance(step, ElectedVerdict):
             return _taken(step, end, pod)
         sealed = _sealed(
             end, step.copies, pod, Wait(0.0, complete=step.complete, shutdown_requested=pod.shutdown_requested)
@@ -212,7 +212,7 @@ def _for_all(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdic
     )
 
 
-def _taken(settled: SettledDocument, end: RoundEnd, pod: Pod) -> SealedVerdict:
+def _taken(settled: ElectedVerdict, end: RoundEnd, pod: Pod) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
     taken = adopt_sealed_verdict(settled.document, end.node_context, durable=settled.durable)
     return _published(replace(taken, bundle=settled.bundle), pod)
@@ -315,7 +315,9 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
 # --- what the agent calls -------------------------------------------------------------------------------------------
 
 
-def _decided_restart(pod: Pod, node_context: NodeContext, reports: Reports, context: RestartContext) -> RestartRecord:
+def _decided_restart(
+    pod: Pod, node_context: NodeContext, reports: CollectedReports, context: RestartContext
+) -> RestartRecord:
     """Judge a failed round, and return whether torch restarts the workers."""
     wait = Wait(0.0, complete=reports.complete)
     concluded = conclude_on_node(node_context, reports.copies, pod.engine, pod.options, wait, restart=context)
@@ -336,6 +338,6 @@ def _end_process(pod: Pod, end: RoundEnd) -> None:
         if sealed is not None:
             pod.engine.announce(sealed)
             pod.engine.publish(sealed, leaving_now=True)
-    end_what_workers_left(end.node_context, 0.0)
+    kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)
     os._exit(end.node_context.identity.failed_exit_code)

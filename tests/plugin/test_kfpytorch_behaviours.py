@@ -40,7 +40,7 @@ from firstfault.layout import error_key_for
 from firstfault.model import Place
 from firstfault.wire.documents import encode
 from firstfault_torch import Watchdog, inprocess
-from firstfault_torch.agent.deaths import about_agent
+from firstfault_torch.agent.deaths import describe_agent_failure
 from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.failures.failure_records import ErrorClass
@@ -348,7 +348,7 @@ def test_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
     """Return the end of a launch on a node that got SIGTERM, with or without a document about it."""
     error = SignalException("terminated", sigval=signal.SIGTERM)
-    said = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())
+    said = describe_agent_failure(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())
     copies = {document_path(error_key_for(said)): encode(said)} if recorded else {}
     return RoundEnd(prefix.node_context(), NodeReport(copies), error=error)
 

@@ -18,7 +18,7 @@ import pytest
 from firstfault.layout import ERRORS, error_key_for
 from firstfault.model import Phase, Receipt, Writer
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder, Spool, Target
-from firstfault.recorder.orphans import end_left_processes, left_processes
+from firstfault.recorder.orphans import find_orphans, kill_orphan_processes
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
@@ -264,7 +264,7 @@ def test_what_a_worker_started(tmp_path: Path, started: list[subprocess.Popen[st
         fork = _start(started, pass_fds=(file.fileno(),))
     with (tmp_path / "stderr-0-1.fifo").open("w", encoding="utf-8") as file:
         talks = _start(started, stderr=file)
-    assert left_processes(tmp_path) == {program.pid, fork.pid, talks.pid}
+    assert find_orphans(tmp_path) == {program.pid, fork.pid, talks.pid}
 
 
 def test_what_others_started(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
@@ -280,20 +280,20 @@ def test_what_others_started(tmp_path: Path, started: list[subprocess.Popen[str]
         _start(started, pass_fds=(file.fileno(),))
     with (node / "recorder.log").open("w", encoding="utf-8") as file:
         _start(started, pass_fds=(file.fileno(),))
-    assert left_processes(node) == set()
-    end_left_processes(node, 0.1)
+    assert find_orphans(node) == set()
+    kill_orphan_processes(node, 0.1)
     assert [process.poll() for process in started] == [None] * 5
 
 
 def test_how_they_end(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
     """They end by SIGTERM, and by SIGKILL if they ignore that for too long."""
     _start(started, env=_of_worker(tmp_path))
-    end_left_processes(tmp_path, HANG_S)
-    assert left_processes(tmp_path) == set()
+    kill_orphan_processes(tmp_path, HANG_S)
+    assert find_orphans(tmp_path) == set()
     _start(started, STUBBORN, env=_of_worker(tmp_path))
     stopped = _start(started, env=_of_worker(tmp_path))
     stopped.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    end_left_processes(tmp_path, 0.5)
+    kill_orphan_processes(tmp_path, 0.5)
     assert time.monotonic() - began < HANG_S
-    assert left_processes(tmp_path) == set()
+    assert find_orphans(tmp_path) == set()

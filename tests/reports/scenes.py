@@ -130,7 +130,7 @@ def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
     return replace(failure, documents=(DocumentRef(ref.name, uri, modified, 2_400),), upload_delay_ns=2 * _MS)
 
 
-def job_of(
+def build_job(
     *failures: WorkerError, done: tuple[Phase, ...] = (Phase.FAILED, Phase.FAILED), **snapshot: Any
 ) -> JobErrors:
     """Return the job of two nodes with two ranks each."""
@@ -170,7 +170,7 @@ def report_conclusion(
 def cascade(root: WorkerError) -> JobErrors:
     """Return a job in which rank 3 fails, rank 2 loses its connection, and the others are stopped."""
     told = f"rank 3 on {_NODES[1]} failed: {root.what}"
-    return job_of(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
+    return build_job(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
 
 
 def _of_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
@@ -198,7 +198,7 @@ def _agent(category: str, message: str, kind: str) -> Callable[[], Report]:
         place = replace(root.place, rank=None, local_rank=None)
         root = replace(root, place=place, code=f"SYSTEM:{category}", origin=Origin.SYSTEM, kind=Kind.RECOVERABLE)
         told = f"the agent of {_NODES[1]} failed: {category}"
-        job = job_of(root, stopped(0, 420, told), stopped(1, 433, told), victim(2, 60), victim(3, 61))
+        job = build_job(root, stopped(0, 420, told), stopped(1, 433, told), victim(2, 60), victim(3, 61))
         return report_conclusion(job, strategy="earliest")
 
     return scene
@@ -212,7 +212,7 @@ def _hang() -> Report:
     behind = CollectiveProgress("default_pg", "gloo:all_reduce", 119, 119)
     dump = StackDump(4203, 3, _STACK)
     return report_conclusion(
-        job_of(
+        build_job(
             process(0, 0, error, collectives=(ahead,), category="user_code"),
             process(1, 4, error, collectives=(ahead,), category="user_code"),
             stopped(2, 500, told, collectives=(ahead,), stack_dumps=(StackDump(4202, 2, _IN_A_COLLECTIVE),)),
@@ -223,11 +223,11 @@ def _hang() -> Report:
 
 def _same_everywhere() -> Report:
     error = raised("KeyError", "'learning_rate'", frames=(FrameInfo("/root/config.py", 9, "load", "return raw[key]"),))
-    return report_conclusion(job_of(*(process(rank, rank * 3.0, error, category="user_code") for rank in range(4))))
+    return report_conclusion(build_job(*(process(rank, rank * 3.0, error, category="user_code") for rank in range(4))))
 
 
 def _lost_node() -> Report:
-    job = job_of(victim(0, 5), victim(1, 6), done=(Phase.FAILED, Phase.JOINED))
+    job = build_job(victim(0, 5), victim(1, 6), done=(Phase.FAILED, Phase.JOINED))
     return report_conclusion(job, context=RetryContext(pods_alive=False))
 
 
@@ -251,25 +251,27 @@ def _interrupted() -> Report:
     keys = {"category": "interrupted", "code": CTRL_C, "signal": "SIGINT", "kind": Kind.NON_RECOVERABLE}
     root = replace(_told_to_go(1, 0), **keys, origin=Origin.USER, message=f"{_NODES[1]} was interrupted (SIGINT)")
     told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGINT"
-    return report_conclusion(job_of(root, stopped(0, 420, told), stopped(1, 433, told)))
+    return report_conclusion(build_job(root, stopped(0, 420, told), stopped(1, 433, told)))
 
 
 def _terminated() -> Report:
     told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"
     others = (stopped(0, 700, told), stopped(1, 702, told), stopped(2, 40, TERMINATED), stopped(3, 41, TERMINATED))
-    return report_conclusion(job_of(_told_to_go(1, 0), *others))
+    return report_conclusion(build_job(_told_to_go(1, 0), *others))
 
 
 def _all_terminated() -> Report:
     return report_conclusion(
-        job_of(_told_to_go(0, 90), _told_to_go(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)))
+        build_job(
+            _told_to_go(0, 90), _told_to_go(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4))
+        )
     )
 
 
 def _deadlock() -> Report:
     timeout = "Timed out waiting 60000ms for recv operation to complete"
     error = raised("RuntimeError", timeout, frames=(*_OWN, _REDUCE))
-    return report_conclusion(job_of(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4))))
+    return report_conclusion(build_job(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4))))
 
 
 _UNKNOWN = {"category": "unknown", "code": "USER:Unknown", "message": "nothing was said", "exit_code": 1}
@@ -330,14 +332,14 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "signal": _death("SIGSEGV", -11),
         "exit": _death("", 3, category="exit"),
         "stopped": lambda: report_conclusion(
-            job_of(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"
+            build_job(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"
         ),
         "preemption": _terminated,
         "interrupted": _interrupted,
         "node_lost": _lost_node,
         "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
         "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
-        "unknown": lambda: report_conclusion(job_of(process(3, 0, None, **_UNKNOWN)), strategy="earliest"),
+        "unknown": lambda: report_conclusion(build_job(process(3, 0, None, **_UNKNOWN)), strategy="earliest"),
     }
 )
 """A report for each category."""
@@ -381,7 +383,9 @@ def _long_names() -> Report:
 
 
 def _no_times() -> Report:
-    return report_conclusion(job_of(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4))))
+    return report_conclusion(
+        build_job(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4)))
+    )
 
 
 def _three_attempts() -> Report:

@@ -340,7 +340,7 @@ def test_a_group_of_exceptions_says_what_is_in_it() -> None:
     )
     text = "unhandled errors in a TaskGroup (1 sub-exception)"
     group = replace(scenes.raised("ExceptionGroup", text), members=(leaf,))
-    report = scenes.report_conclusion(scenes.job_of(scenes.process(3, 0, group)))
+    report = scenes.report_conclusion(scenes.build_job(scenes.process(3, 0, group)))
     assert report.first_line.startswith("ValueError rank 3 worker-1 no retry: shard 3 is empty")
     assert report.answers.what == f"ValueError: shard 3 is empty; raised as ExceptionGroup: {text}"
     assert report.answers.code == "data.py:12 in load"

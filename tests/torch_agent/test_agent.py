@@ -36,8 +36,16 @@ from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
 from firstfault_torch.agent import launch as launch_module
 from firstfault_torch.agent.agent import ReportingAgent
-from firstfault_torch.agent.deaths import Death, KeptException, Observation, Stop, Traces, about_agent, about_death
-from firstfault_torch.agent.launch import RoundEnd, job_of, launch_agent
+from firstfault_torch.agent.deaths import (
+    ExitEvidence,
+    TorchKeptException,
+    WorkerExit,
+    WorkerSnapshot,
+    WorkerStop,
+    describe_agent_failure,
+    describe_exit,
+)
+from firstfault_torch.agent.launch import RoundEnd, build_job, launch_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.node_round import NodeRound
 from firstfault_torch.agent.reporter import NodeReport
@@ -48,7 +56,7 @@ from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node.document_writer import spool_of
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
-from firstfault_torch.rounds.peer_connections import Liveness
+from firstfault_torch.rounds.peer_connections import PeerConnections
 from firstfault_torch.worker.in_flight import Moment
 from tests.prefix import Prefix
 
@@ -59,13 +67,13 @@ pytestmark = [
 ]
 
 PLACE = model.Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
-KEPT = KeptException(model.ExceptionInfo("ValueError", "boom"), "Traceback of it")
+KEPT = TorchKeptException(model.ExceptionInfo("ValueError", "boom"), "Traceback of it")
 STOPPED = "another worker of this node had failed"
 
 
-def _death(local_rank: int, exit_code: int, at: Moment | None = None) -> Death:
+def _death(local_rank: int, exit_code: int, at: Moment | None = None) -> WorkerExit:
     moment = at or Moment.now()
-    return Death(local_rank, 4000 + local_rank, exit_code, moment.wall_ns, moment.monotonic_ns)
+    return WorkerExit(local_rank, 4000 + local_rank, exit_code, moment.wall_ns, moment.monotonic_ns)
 
 
 def _failures(report: NodeReport) -> list[model.WorkerError]:
@@ -95,12 +103,12 @@ def _verdict_of(*failures: model.WorkerError) -> Any:
     ],
 )
 def test_a_death(  # noqa: PLR0917
-    exit_code: int, stopped: str, kept: KeptException | None, code: str, category: str, message: str
+    exit_code: int, stopped: str, kept: TorchKeptException | None, code: str, category: str, message: str
 ) -> None:
     """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept."""
     death = _death(1, exit_code)
-    stop = Stop(stopped, death.monotonic_ns - 1) if stopped else None
-    failure = about_death(death, PLACE, stop=stop, traces=Traces(kept))
+    stop = WorkerStop(stopped, death.monotonic_ns - 1) if stopped else None
+    failure = describe_exit(death, PLACE, stop=stop, traces=ExitEvidence(kept))
     verdict = _verdict_of(failure)
     assert (failure.code, verdict.category) == (code, category)
     assert message in failure.message
@@ -133,7 +141,7 @@ def test_a_death(  # noqa: PLR0917
 def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns: int, by_us: bool) -> None:
     """A stop ended all that ended after it began, also by a crash in the clean-up; not those that failed first."""
     death = _death(1, exit_code)
-    assert Stop(STOPPED, death.monotonic_ns - after_ns, first=frozenset(first)).ended(death) is by_us
+    assert WorkerStop(STOPPED, death.monotonic_ns - after_ns, first=frozenset(first)).ended(death) is by_us
 
 
 @pytest.mark.parametrize(
@@ -143,21 +151,23 @@ def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns:
 def test_a_kill_by_the_kernel(oom_kill: bool | None, stopped: bool, category: str) -> None:
     """A SIGKILL that the agent did not send is host_oom if the kernel counted an OOM kill."""
     death = _death(1, -9)
-    stop = Stop(STOPPED, death.monotonic_ns - 1) if stopped else None
-    failure = about_death(death, PLACE, stop=stop, traces=Traces(resources=model.Resources(oom_kill=oom_kill)))
+    stop = WorkerStop(STOPPED, death.monotonic_ns - 1) if stopped else None
+    failure = describe_exit(death, PLACE, stop=stop, traces=ExitEvidence(resources=model.Resources(oom_kill=oom_kill)))
     assert (failure.category, failure.resources.oom_kill) == (category, oom_kill)
 
 
 def test_what_was_seen_before_a_stop() -> None:
     """The document tells what the agent learned of a worker before the stop; a fatal signal's stack counts more."""
     death = _death(1, -15)
-    seen = Observation("where it stood", (model.CollectiveProgress("default_pg", "allreduce", 7, 6),))
+    seen = WorkerSnapshot("where it stood", (model.CollectiveProgress("default_pg", "allreduce", 7, 6),))
     cause = model.CausedBy(0, "worker-0", "e1-the-root.pb")
-    stop = Stop(STOPPED, death.monotonic_ns - 1, caused_by=cause, observations={1: seen, 0: Observation("not its")})
-    failure = about_death(death, PLACE, stop=stop)
+    stop = WorkerStop(
+        STOPPED, death.monotonic_ns - 1, caused_by=cause, observations={1: seen, 0: WorkerSnapshot("not its")}
+    )
+    failure = describe_exit(death, PLACE, stop=stop)
     assert [(dump.pid, dump.rank, dump.text) for dump in failure.stack_dumps] == [(death.pid, 3, "where it stood")]
     assert (failure.collectives, failure.caused_by) == (seen.collectives, cause)
-    crashed = about_death(_death(1, -11), PLACE, stop=stop, traces=Traces(fatal_stack="where it crashed"))
+    crashed = describe_exit(_death(1, -11), PLACE, stop=stop, traces=ExitEvidence(fatal_stack="where it crashed"))
     assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
 
 
@@ -167,12 +177,12 @@ def test_what_was_seen_before_a_stop() -> None:
 def test_the_agent_was_terminated_or_failed() -> None:
     """A signal to the agent is a preemption, retried on the system's budget; an error has its traceback."""
     error = SignalException("told", sigval=signal.SIGTERM)
-    failure = about_agent(error, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment(17, 4))
+    failure = describe_agent_failure(error, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment(17, 4))
     assert (failure.category, failure.signal, failure.subject) == ("preemption", "SIGTERM", model.Subject.AGENT)
     assert (failure.kind, failure.origin, failure.exception) == (model.Kind.RECOVERABLE, model.Origin.SYSTEM, None)
     assert (failure.timestamp_ns, failure.monotonic_ns) == (17, 4)
     assert "SIGTERM" in failure.message
-    failure = about_agent(
+    failure = describe_agent_failure(
         RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, model.Place(node="worker-1"), Moment.now()
     )
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
@@ -189,7 +199,9 @@ def test_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("", "90.0"):
         if text:
             limit.write_text(text, encoding="ascii")
-        failures.append(about_agent(terminated, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment.now()))
+        failures.append(
+            describe_agent_failure(terminated, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment.now())
+        )
     before, after = (conclude(make_job(failure)) for failure in failures)
     assert (before.verdict.code, before.decision.retry) == ("SYSTEM:Preemption", True)
     assert (after.verdict.code, after.verdict.category, after.decision.retry) == (model.TIME_LIMIT, "preemption", False)
@@ -223,7 +235,7 @@ def others(prefix: Prefix) -> Iterator[FailureBroadcast]:
     """Return the failure broadcast of the other node, worker-0; its liveness connection is open."""
     store = PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     watch = FailureBroadcast(store, 0, lambda: None)
-    lines = Liveness(store, 0, "worker-0", "localhost", lambda *_: None)
+    lines = PeerConnections(store, 0, "worker-0", "localhost", lambda *_: None)
     yield watch
     lines.end()
     watch.end()
@@ -409,7 +421,7 @@ def _config(**fields: Any) -> LaunchConfig:
 
 def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any) -> RoundEnd:
     return launch_agent(
-        job_of(_config(**fields), print, ()),
+        build_job(_config(**fields), print, ()),
         prefix.node_context(),
         AgentSettings(Options(stop_seconds=1.0), signals or SignalWatch()),
         Mock(side_effect=AssertionError("the main thread is there")),

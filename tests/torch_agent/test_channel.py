@@ -20,7 +20,7 @@ from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import time_limits
 from firstfault_torch.node import channel
 from firstfault_torch.node.channel import AgentChannel, WorkerChannel
-from firstfault_torch.node.fork_gate import await_siblings, starting
+from firstfault_torch.node.fork_gate import hold_forked_workers, wait_until_all_forked
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -240,7 +240,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _begin(folder: Path, began: Any) -> None:
-    await_siblings(NodeFolder(folder))
+    wait_until_all_forked(NodeFolder(folder))
     began.put(time.monotonic())
 
 
@@ -248,7 +248,7 @@ def test_forked_workers_begin_together(tmp_path: Path) -> None:
     """The first worker waits for the last fork, whenever that is; one that is killed meanwhile delays none."""
     began = _fork.SimpleQueue()
     workers = [_fork.Process(target=_begin, args=(tmp_path, began)) for _ in range(3)]
-    with starting(NodeFolder(tmp_path)):
+    with hold_forked_workers(NodeFolder(tmp_path)):
         for worker in workers[:2]:
             worker.start()
         time.sleep(PAUSE_S)
@@ -269,9 +269,9 @@ def test_forked_workers_begin_together(tmp_path: Path) -> None:
 def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
     """A worker that no fork follows begins at once; so does one whose agent died, and whose folder is gone."""
     files, began = NodeFolder(tmp_path / name), time.monotonic()
-    with starting(files):
+    with hold_forked_workers(files):
         pass
-    await_siblings(files)
+    wait_until_all_forked(files)
     assert time.monotonic() - began < SOON_S
-    with starting(None):
+    with hold_forked_workers(None):
         pass

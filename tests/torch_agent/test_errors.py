@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, Proce
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
 from firstfault.model import CATEGORIES, Kind, Origin
-from firstfault_torch.agent.deaths import kept_exception
+from firstfault_torch.agent.deaths import read_torch_exception
 from firstfault_torch.failures.failure_records import ErrorClass, error_class_of
 from firstfault_torch.failures.torch_error_file import (
     error_file_data,
@@ -109,11 +109,11 @@ def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -
     """The exception is read from torch's error.json, whatever extraInfo contains."""
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
-    kept = kept_exception(str(path), "")
+    kept = read_torch_exception(str(path), "")
     assert kept is not None
     assert (kept.exception.type, kept.exception.message) == ("ValueError", "boom")
     assert kept.traceback == text
-    assert kept_exception(str(tmp_path / "missing.json"), str(tmp_path / "missing")) is None
+    assert read_torch_exception(str(tmp_path / "missing.json"), str(tmp_path / "missing")) is None
 
 
 def test_every_class_has_its_flyte_class() -> None:

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError
 
 from firstfault_torch import time_limits
 from firstfault_torch.rounds import failure_broadcast as outcome_module
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import hosted
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 SOON_S = 30.0
 LONG_S = 60.0
-FATAL = FirstFailure("ValueError", "worker-0", group_rank=0, rank=3, document="e1-the-root.pb")
+FATAL = FailureNotice("ValueError", "worker-0", group_rank=0, rank=3, document="e1-the-root.pb")
 RESTART = replace(FATAL, what="it starts again", fatal=False)
 
 
@@ -123,9 +123,9 @@ def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None
     ids=["both fatal", "fatal after a restart", "restart, then fatal", "fatal, then restart", "restarts", "twice"],
 )
 def test_the_first_counts(
-    told: list[tuple[int, FirstFailure]],
-    first: FirstFailure,
-    fatal: FirstFailure | None,
+    told: list[tuple[int, FailureNotice]],
+    first: FailureNotice,
+    fatal: FailureNotice | None,
     node: Callable[..., Node],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,11 +23,11 @@ from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
-from firstfault_torch.hang.procfs import told_by_kernel, usage
-from firstfault_torch.hang.progress import Standstill
-from firstfault_torch.hang.told import Facts, Told, to_files, told_of
+from firstfault_torch.hang.procfs import read_kernel_state, usage
+from firstfault_torch.hang.progress import ProgressTracker
+from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
 from firstfault_torch.options import parse_hang
-from firstfault_torch.rounds.election import Reports
+from firstfault_torch.rounds.election import CollectedReports
 from tests.http_receiver import receiving
 from tests.nodes import Job
 from tests.plugin.running import DEADLINE_S
@@ -134,11 +134,11 @@ def worker(
     )
 
 
-def _told(odd: dict[int, WorkerError], facts: dict[int, Facts] | None = None, **how: Any) -> Told:
+def _told(odd: dict[int, WorkerError], facts: dict[int, WorkerObservation] | None = None, **how: Any) -> StallReport:
     """Return what is told of eight ranks without those of missing nodes; ranks in `odd` do not wait as others do."""
-    known = {rank: Facts(rank // 2, rank % 2, 58.0) for rank in range(8)} | (facts or {})
+    known = {rank: WorkerObservation(rank // 2, rank % 2, 58.0) for rank in range(8)} | (facts or {})
     ranks = [rank for rank in range(8) if rank // 2 not in how.get("missing", ())]
-    return told_of(to_files((odd.get(rank, worker(rank)), known[rank]) for rank in ranks), 61.0, **how)
+    return build_stall_report(to_files((odd.get(rank, worker(rank)), known[rank]) for rank in ranks), 61.0, **how)
 
 
 def test_the_rank_and_its_line() -> None:
@@ -160,26 +160,30 @@ def test_no_rank_stands_out() -> None:
     assert (told.ranks, told.ends, told.place) == ((), ((3, 0),), "no rank stands out")
     watch = watching()
     watch._compare({}, 61.0, ends=False)
-    watch._seen = lambda *_: [(worker(rank), Facts(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
+    watch._seen = lambda *_: [(worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
     watch._compare({}, 122.0, ends=False)
     assert watch._stall is not None
     assert watch._stall.told.ranks == (5,), "it has one as long as the stall lasts"
-    told = _told({}, {3: Facts(1, 1, 7.0)}, ends=True, own=3)
+    told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends=True, own=3)
     assert (told.lines[-1], told.ends) == ("not ended: rank 3 was elsewhere 7 s ago", ())
 
 
 def test_ranks_that_work_by_themselves() -> None:
     """Nothing is told if no rank waits in a collective and one works; if none works, that is told."""
     odd = {rank: worker(rank, begun=40, stack=READS) for rank in range(8)}
-    assert _told(odd, {3: Facts(1, 1, 58.0, works=True)}, ends=True) == Told(())
+    assert _told(odd, {3: WorkerObservation(1, 1, 58.0, works=True)}, ends=True) == StallReport(())
     assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
     told = "; 3 nodes, the first of them 1, told nothing: "
     assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
-    watch, reports = watching(), Reports(to_files([(worker(0), Facts(0, 0))]))
-    assert watch._concluded(partial(told_of, seconds=61.0), reports).lines
+    watch, reports = watching(), CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
+    assert watch._concluded(partial(build_stall_report, seconds=61.0), reports).lines
     watch._node.places.nodes = 3  # type: ignore[misc]
-    assert watch._concluded(partial(told_of, seconds=61.0), reports) == Told(()), "most nodes go on"
-    assert told_of(to_files([(worker(0, of=2), Facts(0, 0))]), 61.0).lines[0].endswith("; rank 1 has ended")
+    assert watch._concluded(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), "most nodes go on"
+    assert (
+        build_stall_report(to_files([(worker(0, of=2), WorkerObservation(0, 0))]), 61.0)
+        .lines[0]
+        .endswith("; rank 1 has ended")
+    )
 
 
 CALLS = WAITS.replace("all_reduce", "barrier").replace("line 7", "line 90")
@@ -208,12 +212,14 @@ def test_most_ranks_wait(usual: str, odd: dict[int, str], named: tuple[int, ...]
     """Without a recorder the ranks that stand apart are named, wherever most wait; none if all stand alike."""
     stacks = {rank: odd.get(rank, usual) for rank in range(64)}
     workers = [replace(worker(rank, stack=stack, of=64), collectives=()) for rank, stack in stacks.items()]
-    told = told_of(to_files((worker, Facts(rank // 2, rank % 2)) for rank, worker in enumerate(workers)), 61.0)
+    told = build_stall_report(
+        to_files((worker, WorkerObservation(rank // 2, rank % 2)) for rank, worker in enumerate(workers)), 61.0
+    )
     assert told.ranks == named
     assert line in told.lines[0]
 
 
-COMPUTES = {5: Facts(2, 1, 58.0, ("it computes",), works=True)}
+COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it computes",), works=True)}
 
 
 @pytest.mark.parametrize(
@@ -221,13 +227,15 @@ COMPUTES = {5: Facts(2, 1, 58.0, ("it computes",), works=True)}
     [
         (READS, {}, (), None),
         (READS, COMPUTES, (), "not ended: rank 5 it computes"),
-        (READS, {5: Facts(2, 1, 7.0)}, (), "not ended: rank 5 was elsewhere 7 s ago"),
+        (READS, {5: WorkerObservation(2, 1, 7.0)}, (), "not ended: rank 5 was elsewhere 7 s ago"),
         (SYNCHRONIZES, COMPUTES, (), None),
-        (READS, {0: Facts(0, 0, 58.0, ("is held",), may_stand=True)}, (), "not ended: rank 0 is held"),
+        (READS, {0: WorkerObservation(0, 0, 58.0, ("is held",), may_stand=True)}, (), "not ended: rank 0 is held"),
         (READS, {}, (3,), ""),
     ],
 )
-def test_what_is_ended(stack: str, facts: dict[int, Facts], missing: tuple[int, ...], why: str | None) -> None:
+def test_what_is_ended(
+    stack: str, facts: dict[int, WorkerObservation], missing: tuple[int, ...], why: str | None
+) -> None:
     """The rank that is waited for is ended, unless it works, a person holds one, or a node told nothing."""
     told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, missing=missing)
     assert told.ends == (((2, 1),) if why is None else ())
@@ -245,7 +253,7 @@ def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) ->
     watch._hang = Hang(60)
     workers = [worker(rank, **how) for rank in range(8)]  # type: ignore[arg-type]
     workers[5] = worker(5, begun=40, stack=READS)
-    watch._seen = lambda *_: [(each, Facts(rank // 2, rank % 2)) for rank, each in enumerate(workers)]  # type: ignore[method-assign]
+    watch._seen = lambda *_: [(each, WorkerObservation(rank // 2, rank % 2)) for rank, each in enumerate(workers)]  # type: ignore[method-assign]
     watch._still.since = 0.0
     return watch
 
@@ -266,7 +274,7 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     number = len(kept)
     watch._compare({}, 61.0, ends=False)
     assert len(kept) == number, "at usual places not more than a hundred are kept"
-    watch._seen = lambda *_: [(worker(0, begun=0, stack=READS), Facts(0, 0))]  # type: ignore[method-assign]
+    watch._seen = lambda *_: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
     watch._compare({}, 500.0, ends=False)
     assert "no progress for 500 s" not in caplog.text, "it calls no collectives, and does not wait to form a group"
 
@@ -274,9 +282,9 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
 # --- looks ------------------------------------------------------------------------------------------------------------
 
 
-def _looked(*moments: tuple[float, int]) -> Standstill:
+def _looked(*moments: tuple[float, int]) -> ProgressTracker:
     """Return what looks at these seconds tell, at which a rank had begun so many collectives."""
-    still = Standstill(0.0)
+    still = ProgressTracker(0.0)
     for now, begun in moments:
         still.look(now, {0: {"begun": begun, "ended": begun, "at": begun}})
     return still
@@ -306,11 +314,11 @@ def test_what_the_kernel_tells() -> None:
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
         until(lambda: bool(children.read_text().split()))
         child = int(children.read_text())
-        until(lambda: told_by_kernel(worker.pid) == [])
+        until(lambda: read_kernel_state(worker.pid) == [])
         subprocess.run(["kill", "-STOP", str(child)], check=True)
-        until(lambda: bool(told_by_kernel(worker.pid)))
+        until(lambda: bool(read_kernel_state(worker.pid)))
         name = Path(f"/proc/{child}/comm").read_text().strip()
-        assert told_by_kernel(worker.pid) == [f"its process {child} ({name}) is stopped by a signal (SIGSTOP)"]
+        assert read_kernel_state(worker.pid) == [f"its process {child} ({name}) is stopped by a signal (SIGSTOP)"]
         subprocess.run(["kill", "-CONT", str(child)], check=True)
         worker.communicate(b"\n")
     before = usage(1)

@@ -15,7 +15,7 @@ from firstfault.conclude import conclude
 from firstfault.model import Place, Scope
 from firstfault.model.failure import CTRL_C
 from firstfault.testing import make_job
-from firstfault_torch.agent.deaths import about_agent
+from firstfault_torch.agent.deaths import describe_agent_failure
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node_context import Moment
 
@@ -36,7 +36,7 @@ def test_an_interrupted_agent(  # noqa: PLR0917 - parameters
     monkeypatch.setattr("firstfault_torch.agent.reporter.is_in_foreground", lambda: has_terminal)
     error = SignalException("told", sigval=signal.SIGINT)
     place = Place(node="n1", group_rank=0, engine=engine)
-    agent = about_agent(error, ErrorClass.PREEMPTION, place, Moment.now())
+    agent = describe_agent_failure(error, ErrorClass.PREEMPTION, place, Moment.now())
     found = conclude(make_job(agent))
     assert found is not None
     verdict, decision = found.verdict, found.decision

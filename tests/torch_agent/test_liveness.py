@@ -29,8 +29,8 @@ from firstfault.testing import make_presence
 from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import roster_poller
-from firstfault_torch.rounds.peer_connections import Liveness
-from firstfault_torch.rounds.roster_poller import RosterPoll
+from firstfault_torch.rounds.peer_connections import PeerConnections
+from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.prefix import Prefix
 from tests.waiting import until
@@ -55,9 +55,9 @@ class Deaths:
         self.news.set()
 
 
-def _first(store: RoundStore, deaths: Callable[[int, str], None]) -> tuple[Liveness, dict[str, Any]]:
+def _first(store: RoundStore, deaths: Callable[[int, str], None]) -> tuple[PeerConnections, dict[str, Any]]:
     """Be the first agent; return also where it listens."""
-    return Liveness(store, 0, "worker-0", "127.0.0.1", deaths), json.loads(store.get("firstfault/lifeline"))
+    return PeerConnections(store, 0, "worker-0", "127.0.0.1", deaths), json.loads(store.get("firstfault/lifeline"))
 
 
 def _greeted(where: dict[str, Any], group_rank: int = 7) -> socket.socket:
@@ -104,7 +104,7 @@ def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], 
 def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[], None]) -> None:
     """An agent that sends a farewell is not reported dead, whichever of two it is."""
     deaths = Deaths()
-    agents = [Liveness(store, rank, f"worker-{rank}", "127.0.0.1", deaths) for rank in (0, 1)]
+    agents = [PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", deaths) for rank in (0, 1)]
     until(lambda: agents[0]._latest)
     hurry()
     agents[leaves].end()
@@ -119,7 +119,7 @@ def test_a_first_agent_that_is_frozen_in_the_beginning(store: RoundStore, monkey
     dead = context.Event()
 
     def be_first() -> None:
-        Liveness(store, 0, "worker-0", "127.0.0.1", lambda *_: dead.set())
+        PeerConnections(store, 0, "worker-0", "127.0.0.1", lambda *_: dead.set())
         time.sleep(LONG_S)
 
     first = context.Process(target=be_first)
@@ -128,7 +128,7 @@ def test_a_first_agent_that_is_frozen_in_the_beginning(store: RoundStore, monkey
         store.wait(["firstfault/lifeline"])
         os.kill(first.pid or 0, signal.SIGSTOP)
         deaths = Deaths()
-        lines = Liveness(store, 1, "worker-1", "127.0.0.1", deaths)
+        lines = PeerConnections(store, 1, "worker-1", "127.0.0.1", deaths)
         time.sleep(3 * QUIET_S)
         os.kill(first.pid or 0, signal.SIGCONT)
         assert not dead.wait(time_limits.RECONNECT_TIMEOUT_SECONDS + 3 * QUIET_S)
@@ -144,7 +144,7 @@ def test_an_agent_that_leaves_before_it_is_answered(store: RoundStore) -> None:
     """It sends a farewell too: the first agent may have taken its greeting."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         store.set("firstfault/lifeline", json.dumps({"port": listener.getsockname()[1], "secret": "of this test"}))
-        lines = Liveness(store, 1, "worker-1", "127.0.0.1", Deaths())
+        lines = PeerConnections(store, 1, "worker-1", "127.0.0.1", Deaths())
         connection, _ = listener.accept()
     with connection, connection.makefile("rb") as received:
         assert json.loads(received.readline())["node"] == "worker-1"
@@ -275,7 +275,7 @@ def test_no_descriptors_are_left(
 @pytest.mark.parametrize("group_rank", [0, 1])
 def test_the_end_leaves_no_thread(store: RoundStore, group_rank: int) -> None:
     """The next round may fork: no thread is left, also where the first agent never opened its end."""
-    lines = Liveness(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
+    lines = PeerConnections(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
     lines.end()
     assert not lines._thread.is_alive()
 
@@ -296,7 +296,7 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.setattr(
         of_recorder, "REQUEST_RECEIPT_TIMEOUT_SECONDS", SOON_S
     )  # on a busy machine a recorder takes seconds to start
-    looks: list[RosterPoll] = []
+    looks: list[RosterPoller] = []
     with node_recorder(replace(prefix.node_context(), round=ROUND)) as node_context:
         assert node_context.files is not None
         recorder = Recorder(node_context.files)
@@ -305,7 +305,7 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         def begin(patience: float = 0.0, incarnation: int = OLD) -> queue.Queue[int]:
             heard: queue.Queue[int] = queue.Queue()
             own = replace(node_context, incarnation=incarnation)
-            looks.append(RosterPoll(recorder, own, OWN, patience, heard.put))
+            looks.append(RosterPoller(recorder, own, OWN, patience, heard.put))
             return heard
 
         yield begin

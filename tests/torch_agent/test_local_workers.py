@@ -26,8 +26,8 @@ from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import time_limits
 from firstfault_torch.agent import local_workers as workers
-from firstfault_torch.agent.deaths import Death, Stop, signal_name
-from firstfault_torch.agent.exit_watch import DeathWatch
+from firstfault_torch.agent.deaths import WorkerExit, WorkerStop, signal_name
+from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.stop_processes import stop_processes
@@ -159,7 +159,7 @@ def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix
     assert _exit_codes(processes) == [-signal.SIGTERM, -signal.SIGTERM]
     now = time.monotonic_ns()
     assert local.stopped is not None
-    assert [local.stopped.ended(Death(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)] == [False, True]
+    assert [local.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)] == [False, True]
 
 
 @pytest.mark.parametrize("function", ["__del__", "__next__"])
@@ -168,7 +168,7 @@ def test_a_worker_in_a_finaliser(
 ) -> None:
     """The agent waits for the report of a worker that drops a loader, perhaps for an exception that it has raised."""
     stack = f'Thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/loader.py", line 3 in {function}\n'
-    seen = workers.Observation(f'{stack}  File "/app/train.py", line 9 in main\n')
+    seen = workers.WorkerSnapshot(f'{stack}  File "/app/train.py", line 9 in main\n')
     monkeypatch.setattr(workers, "observe", lambda *_: {0: seen})
     awaited: list[set[int]] = []
     local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
@@ -236,7 +236,7 @@ class _Worker:
         return said
 
 
-def _deaths(watch: DeathWatch) -> list[Death]:
+def _deaths(watch: ExitWatch) -> list[WorkerExit]:
     return [death for death in watch.ended() if death.exit_code != 0]
 
 
@@ -255,7 +255,7 @@ def doomed() -> Iterator[Callable[..., _Worker]]:
         worker.process.join()
 
 
-def _noted(watch: DeathWatch, index: int = 0) -> int:
+def _noted(watch: ExitWatch, index: int = 0) -> int:
     """Wait until a death is noted, and return its moment; reading the watch later does not change it."""
     until(partial(watch._ended.__contains__, index))
     return time.monotonic_ns()
@@ -264,7 +264,7 @@ def _noted(watch: DeathWatch, index: int = 0) -> int:
 def test_deaths(doomed: Callable[..., _Worker]) -> None:
     """Deaths are noted in their order, with local rank, pid, exit code, signal and the moment by both clocks."""
     workers = [doomed() for _ in range(4)]
-    watch = DeathWatch([worker.process for worker in workers])
+    watch = ExitWatch([worker.process for worker in workers])
     assert _deaths(watch) == []
     moments = []
     for index, action in ((2, "kill"), (0, "exit 3"), (1, "raise"), (3, "end")):
@@ -293,7 +293,7 @@ def test_deaths_before_the_watch(doomed: Callable[..., _Worker]) -> None:
         os.kill(worker.process.pid or 0, number)
         worker.process.join()
     began_ns = time.monotonic_ns()
-    watch = DeathWatch([worker.process for worker in workers])
+    watch = ExitWatch([worker.process for worker in workers])
     deaths = _deaths(watch)
     watch.stop()
     assert [(death.local_rank, death.signal) for death in deaths] == [(1, "SIGKILL"), (0, "SIGTERM")]
@@ -303,7 +303,7 @@ def test_deaths_before_the_watch(doomed: Callable[..., _Worker]) -> None:
 def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
     """The children of a worker, such as a data loader's, do not hide its death."""
     worker = doomed()
-    watch = DeathWatch([worker.process])
+    watch = ExitWatch([worker.process])
     child = worker.end("with a child of its own")
     try:
         worker.process.join()
@@ -327,7 +327,7 @@ def test_without_pidfds(lacks: str, doomed: Callable[..., _Worker], monkeypatch:
     else:
         monkeypatch.delattr(os, "pidfd_open")
     worker = doomed()
-    watch = DeathWatch([worker.process])
+    watch = ExitWatch([worker.process])
     _, monotonic_ns = worker.end("kill")
     until(lambda: _deaths(watch))
     noted_ns = _noted(watch)
@@ -344,7 +344,7 @@ def test_stop_leaves_nothing(doomed: Callable[..., _Worker]) -> None:
     """A stopped watch has no thread and no descriptor, so that the agent may fork again."""
     worker = doomed()
     before = _descriptors()
-    watch = DeathWatch([worker.process])
+    watch = ExitWatch([worker.process])
     assert _descriptors() > before
     watch.stop()
     assert _descriptors() == before
@@ -380,7 +380,7 @@ def spool(tmp_path: Path) -> Path:
     return folder
 
 
-def _report(prefix: Prefix, spool: Path, death: Death, stop: Stop | None = None) -> None:
+def _report(prefix: Prefix, spool: Path, death: WorkerExit, stop: WorkerStop | None = None) -> None:
     """Let the agent report one death."""
     node_context = replace(prefix.node_context(), node_folder=str(spool.parents[1]))
     reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
@@ -413,7 +413,7 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
             assert local._stderr is not None
             local._stderr.tail(1)
         until(lambda: local._channel is not None and 1 in local._channel.ask((), 0))
-    local.document(Death(1, 123, -6, time.time_ns(), time.monotonic_ns()))
+    local.document(WorkerExit(1, 123, -6, time.time_ns(), time.monotonic_ns()))
     reporter.finish((1,), None)
     reporter.drain()
     (failure,) = prefix.failures()
@@ -433,7 +433,7 @@ def test_a_document_in_the_spool_that_cannot_be_read(
     own = make_error(1, node="worker-0", local_rank=1)
     if wrote:
         (spool / error_key_for(own)).write_bytes(encode(own))
-    _report(prefix, spool, Death(1, 123, -9, time.time_ns(), time.monotonic_ns()))
+    _report(prefix, spool, WorkerExit(1, 123, -9, time.time_ns(), time.monotonic_ns()))
     (failure,) = prefix.failures()
     assert (failure.rank, failure.writer) == (1, Writer.WORKER if wrote else Writer.AGENT)
     (entry,) = prefix.roster()
@@ -450,7 +450,7 @@ def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, spool: Pat
     now = time.monotonic_ns()
     exited = make_error(1, node="worker-0", local_rank=1, exception="SystemExit", message="0", monotonic_ns=now)
     (spool / error_key_for(exited)).write_bytes(encode(exited))
-    stop = Stop("another worker of this node had failed", now - 1 if later else now + 1, first=frozenset({0}))
-    _report(prefix, spool, Death(1, 123, 0, time.time_ns(), now + 2), stop)
+    stop = WorkerStop("another worker of this node had failed", now - 1 if later else now + 1, first=frozenset({0}))
+    _report(prefix, spool, WorkerExit(1, 123, 0, time.time_ns(), now + 2), stop)
     sent = [bool(failure.sent_signals) for failure in prefix.failures()]
     assert sorted(sent) == ([False, True] if later else [False])

@@ -33,8 +33,8 @@ from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers import WEBHOOK_VARIABLE, send_record
 from firstfault_torch.options import Options
-from firstfault_torch.rounds.election import Reports
-from firstfault_torch.rounds.report_packing import SettledDocument
+from firstfault_torch.rounds.election import CollectedReports
+from firstfault_torch.rounds.report_packing import ElectedVerdict
 from tests.http_receiver import Receiver, receiving
 from tests.prefix import Prefix
 from tests.recordings import concluded, sealed
@@ -170,14 +170,14 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
     report = NodeReport({document_path(receipt.name): encode(own)})
     settled: list[bool] = []
 
-    def hand_over(document: bytes, *, durable: bool, bundle: bytes) -> SettledDocument:
+    def hand_over(document: bytes, *, durable: bool, bundle: bytes) -> ElectedVerdict:
         assert not bundle, "all nodes see the storage"
         settled.append(durable)
         assert not webhook.received
-        return SettledDocument(document, durable=durable)
+        return ElectedVerdict(document, durable=durable)
 
     peers = Mock()
-    peers.settle.return_value = [Reports(report.copies)]
+    peers.settle.return_value = [CollectedReports(report.copies)]
     peers.settlement.hand_over = hand_over
     assert _reported(prefix, RoundEnd(prefix.node_context(), report, peers=peers)) is not None
     assert settled == [True]
@@ -191,7 +191,7 @@ def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) 
     conclusion = concluded(prefix.node_context(), [own])
     document = sealed(conclusion, prefix.node_context()).document
     peers = Mock()
-    peers.settle.return_value = [SettledDocument(document, durable=True)]
+    peers.settle.return_value = [ElectedVerdict(document, durable=True)]
     assert _reported(prefix, RoundEnd(prefix.node_context(), NodeReport(), group_rank=1, peers=peers)) is not None
     assert not webhook.received
 

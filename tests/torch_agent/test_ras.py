@@ -18,7 +18,7 @@ import pytest
 from firstfault_torch import time_limits
 from firstfault_torch.conclusion import notifications
 from firstfault_torch.hang.ras import with_ras
-from firstfault_torch.hang.told import Told
+from firstfault_torch.hang.stall_report import StallReport
 from tests.http_receiver import receiving
 from tests.torch_agent.test_hangs import watching
 
@@ -120,7 +120,7 @@ FAILED = _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7)))
 def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
     """Its findings are one line, each process once; JSON of the versions that have it, else their text."""
     ras.answer, ras.knows_json = answer, answer != TEXT
-    told = with_ras(lambda: Told(("no progress",), (3,)), {1, 4000})
+    told = with_ras(lambda: StallReport(("no progress",), (3,)), {1, 4000})
     assert (told.lines[0], told.ranks) == ("no progress", (3,))
     assert told.lines[1].startswith(line)
     assert ras.asked == ["", "CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
@@ -153,7 +153,7 @@ def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
     """Nothing is told, and the agent waits no longer than its limit; a process that is silent is asked again."""
     ras.answer = answer
     began = time.monotonic()
-    assert with_ras(lambda: Told(("no progress",)), {4000}).lines == ("no progress",)
+    assert with_ras(lambda: StallReport(("no progress",)), {4000}).lines == ("no progress",)
     assert time.monotonic() - began < 4
     assert len(ras.asked) > 1 or answer is not _is_silent
 
@@ -162,7 +162,7 @@ def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> 
     """What RAS says changes no rank; if none is called, or nothing is told, no connection is made."""
     ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
     watching(backend="gloo")._compare({}, 61.0, ends=False)
-    assert with_ras(lambda: Told(()), {4000}).lines == ()
+    assert with_ras(lambda: StallReport(()), {4000}).lines == ()
     assert ras.asked == []
     watch = watching()
     watch._compare({0: 4000}, 61.0, ends=False)

@@ -23,10 +23,10 @@ from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.options import Options
 from firstfault_torch.places import get_node_place
-from firstfault_torch.rounds.election import Reports, Settlement
-from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.election import CollectedReports, VerdictElection
+from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.report_packing import SettledDocument
+from firstfault_torch.rounds.report_packing import ElectedVerdict
 from tests.torch_agent.stores import group_on
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -54,7 +54,7 @@ class Agent:
     folder: str
     answer: RestartRecord | None = REFUSED
     contexts: list[RestartContext] = field(default_factory=list)
-    reports: list[Reports] = field(default_factory=list)
+    reports: list[CollectedReports] = field(default_factory=list)
     decided: RestartRecord | None = None
     closed: threading.Event = field(default_factory=threading.Event)
 
@@ -67,14 +67,14 @@ class Agent:
             group_on(self.store, self.group_rank, self.nodes, self.closed.set),
             self.node_context,
             patience_seconds=60.0,
-            others_suffice=self.nodes > 1,
+            can_continue_without_node=self.nodes > 1,
             wake=self.woken.set,
             shutdown_requested=self.shutdown_requested,
         )
         self.peers.join({f"joined-{self.group_rank}": b"here"})
         settings = AgentSettings(Options(settle_seconds=LONG_S), SignalWatch(), decide_restart=self._decide)
         self.restarts = Restarts(settings, self.reporter)
-        self.own = FirstFailure("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
+        self.own = FailureNotice("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
 
     def place(self, local_rank: int | None = None) -> Place:
         """Return the agent's place."""
@@ -94,7 +94,9 @@ class Agent:
         self.reporter.report.copies[f"report-{self.group_rank}"] = b"failed"
         self.decided = self.restarts.decided(self.place(), 3, self.peers, first)
 
-    def _decide(self, node_context: NodeContext, reports: Reports, context: RestartContext) -> RestartRecord | None:
+    def _decide(
+        self, node_context: NodeContext, reports: CollectedReports, context: RestartContext
+    ) -> RestartRecord | None:
         del node_context
         self.contexts.append(context)
         self.reports.append(reports)
@@ -143,9 +145,9 @@ def _settled(agents: list[Agent]) -> list[bytes]:
 
     def settle(agent: Agent) -> None:
         for step in agent.peers.settle({}, LONG_S):
-            if isinstance(step, Reports) and agent.peers.settlement.claim():
+            if isinstance(step, CollectedReports) and agent.peers.settlement.claim():
                 step = agent.peers.settlement.hand_over(b"sealed", durable=True)  # noqa: PLW2901 - the last one
-            if isinstance(step, SettledDocument):
+            if isinstance(step, ElectedVerdict):
                 found.append(step.document)
                 return
 
@@ -177,7 +179,7 @@ def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]], monkeypatch: 
     """The others decide without it, and know that it is lost; what it said when it joined is there."""
     monkeypatch.setattr(time_limits, "ACKNOWLEDGMENT_TIMEOUT_SECONDS", 0.5)
     made = agents(3, living=2, answer=ALLOWED)
-    Settlement(2, 3).join(made[0].store, {"joined-2": b"here"})
+    VerdictElection(2, 3).join(made[0].store, {"joined-2": b"here"})
     made[0].peers._report_dead_agent(2, "worker-2")
     _run(made)
     assert [agent.decided for agent in made] == [ALLOWED] * 2
@@ -258,7 +260,7 @@ def test_nodes_without_firstfault_at_the_exit(
     monkeypatch.setattr(time_limits, "EXIT_BARRIER_TIMEOUT_SECONDS", 0.25)
     monkeypatch.setattr(time_limits, "EXIT_BARRIER_POLL_SECONDS", 0.25)
     monkeypatch.setattr(time_limits, "FINISH_ACKS_TIMEOUT_SECONDS", 0.2)
-    ended: list[FirstFailure | None] = []
+    ended: list[FailureNotice | None] = []
 
     def wait(agent: Agent) -> None:
         ended.append(agent.peers.await_all(agent.woken))

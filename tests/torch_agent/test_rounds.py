@@ -21,9 +21,9 @@ from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.rounds.failure_broadcast import FirstFailure, RoundOutcome
+from firstfault_torch.rounds.failure_broadcast import FailureNotice, RoundOutcome
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.rendezvous_fixes import Rendezvous
+from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
@@ -55,7 +55,7 @@ def test_a_healthy_rendezvous_is_asked_each_time(monkeypatch: pytest.MonkeyPatch
     """Every call has its own answer, and all other attributes are the handler's."""
     monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", LONG_S)
     handler = SimpleNamespace(num_nodes_waiting=iter([0, 1, 2]).__next__, get_run_id=lambda: "a run")
-    rendezvous = Rendezvous(handler)
+    rendezvous = PatchedRendezvous(handler)
     assert [rendezvous.num_nodes_waiting() for _ in range(3)] == [0, 1, 2]
     assert rendezvous.get_run_id() == "a run"
 
@@ -69,7 +69,7 @@ def test_a_frozen_host_blocks_nothing() -> None:
         assert may_answer.wait(LONG_S)
         return 2
 
-    rendezvous = Rendezvous(SimpleNamespace(num_nodes_waiting=answer))
+    rendezvous = PatchedRendezvous(SimpleNamespace(num_nodes_waiting=answer))
     assert rendezvous.num_nodes_waiting() == 0
     began = time.monotonic()
     assert [rendezvous.num_nodes_waiting() for _ in range(200)] == [0] * 200
@@ -87,7 +87,7 @@ def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         may_answer.wait(LONG_S)
         raise RendezvousConnectionError("the connection is lost")
 
-    rendezvous = Rendezvous(SimpleNamespace(num_nodes_waiting=fail))
+    rendezvous = PatchedRendezvous(SimpleNamespace(num_nodes_waiting=fail))
     monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", 0.1)
     assert rendezvous.num_nodes_waiting() == 0
     may_answer.set()
@@ -137,7 +137,7 @@ class Node:
         )
         self.outcome = self.peers.broadcast
 
-    def await_all(self) -> FirstFailure | None:
+    def await_all(self) -> FailureNotice | None:
         """Wait for the others."""
         return self.peers.await_all(self.wake)
 
@@ -195,7 +195,7 @@ def test_another_node_fails(
 ) -> None:
     """The wait ends at once when another node fails, or starts its workers again, also if it did before."""
     first, other = node(0), node(1)
-    failure = FirstFailure("ValueError", "worker-1", 1, 3, fatal=fatal)
+    failure = FailureNotice("ValueError", "worker-1", 1, 3, fatal=fatal)
     if before:
         other.outcome.send(failure)
         assert first.wake.wait(LONG_S)

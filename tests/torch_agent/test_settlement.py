@@ -14,8 +14,8 @@ import pytest
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
 from firstfault_torch.rounds import report_packing
-from firstfault_torch.rounds.election import Reports, Settlement
-from firstfault_torch.rounds.report_packing import SettledDocument
+from firstfault_torch.rounds.election import CollectedReports, VerdictElection
+from firstfault_torch.rounds.report_packing import ElectedVerdict
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until
@@ -48,14 +48,14 @@ class Agent:
     durable: bool = True
     report_size: int = 0
     seconds: float = LONG_S
-    reports: list[Reports] = field(default_factory=list)
+    reports: list[CollectedReports] = field(default_factory=list)
     published: int = 0
-    settled: SettledDocument | None = None
+    settled: ElectedVerdict | None = None
     took_s: float = 0.0
     shutdown_requested: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.settlement = Settlement(self.group_rank, self.nodes)
+        self.settlement = VerdictElection(self.group_rank, self.nodes)
         self.settlement.join(self.store, {f"joined-{self.group_rank}": b"here"})
 
     def begin(self) -> threading.Thread:
@@ -73,9 +73,9 @@ class Agent:
         self.settled = self._settled(self.settlement.settle(connections, copies, self.seconds, self.shutdown_requested))
         self.took_s = time.monotonic() - began
 
-    def _settled(self, steps: Iterator[Reports | SettledDocument]) -> SettledDocument | None:
+    def _settled(self, steps: Iterator[CollectedReports | ElectedVerdict]) -> ElectedVerdict | None:
         for step in steps:
-            if isinstance(step, SettledDocument):
+            if isinstance(step, ElectedVerdict):
                 return step
             self.reports.append(step)
             if self.thinks is not None:
@@ -132,9 +132,9 @@ def test_the_lowest_one_concludes_for_all(durable: bool, agents: Callable[..., l
     """It gets the reports of all, publishes once, and the others take its verdict; no agent waits for a limit."""
     made = agents(5, durable={0: durable})
     _run(made)
-    assert {agent.settled for agent in made} == {SettledDocument(b"sealed by 0", durable)}
+    assert {agent.settled for agent in made} == {ElectedVerdict(b"sealed by 0", durable)}
     assert [agent.published for agent in made] == [1, 0, 0, 0, 0]
-    assert made[0].reports == [Reports({f"report-{rank}": b"it failed" for rank in range(5)}, complete=True)]
+    assert made[0].reports == [CollectedReports({f"report-{rank}": b"it failed" for rank in range(5)}, complete=True)]
 
 
 @pytest.mark.parametrize(("nodes", "sealer"), [(3, 2), (1, 0)])

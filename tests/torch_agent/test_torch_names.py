@@ -26,8 +26,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.torch_version import TorchVersion
 
 from firstfault_torch import compat
-from firstfault_torch.agent.exit_watch import DeathWatch
-from firstfault_torch.agent.launch import job_of, launch_agent
+from firstfault_torch.agent.exit_watch import ExitWatch
+from firstfault_torch.agent.launch import build_job, launch_agent
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat import torch_agent
@@ -76,7 +76,7 @@ def test_a_name_that_is_missing(
     monkeypatch.setattr(f"firstfault_torch.compat.torch_agent.{table}", ("_exit_barrier_before_a_rename",))
     config = LaunchConfig(1, 1, 1, run_id="run", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
     settings = AgentSettings(Options(), SignalWatch())
-    assert launch_agent(job_of(config, print, ()), prefix.node_context(), settings, Mock()).results == {}
+    assert launch_agent(build_job(config, print, ()), prefix.node_context(), settings, Mock()).results == {}
     assert ran == [LocalElasticAgent]
     (line,) = _warnings(caplog)
     assert "_exit_barrier_before_a_rename of its agent" in line
@@ -164,7 +164,7 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
         ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         handlers = {0: SimpleNamespace(proc=running), 1: SimpleNamespace(proc=ended)}
         context = SimpleNamespace(subprocess_handlers=handlers)
-        watch = DeathWatch(torch_agent.worker_processes(context))
+        watch = ExitWatch(torch_agent.worker_processes(context))
         try:
             assert torch_agent.traceback_files(context) == {}
             assert torch_agent.unfinished(context) == frozenset()

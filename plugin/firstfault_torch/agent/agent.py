@@ -14,18 +14,18 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.model import TERMINATED, Phase
-from firstfault_torch.agent.deaths import Death
+from firstfault_torch.agent.deaths import WorkerExit
 from firstfault_torch.agent.node_round import NodeRound
-from firstfault_torch.agent.observed_logs import ObservedLogs
+from firstfault_torch.agent.observed_logs import ObservedLogsSpecs
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import try_call
-from firstfault_torch.node.fork_gate import starting
+from firstfault_torch.node.fork_gate import hold_forked_workers
 from firstfault_torch.node_context import NodeContext, environment_set
 from firstfault_torch.options import with_node
-from firstfault_torch.rounds.failure_broadcast import FirstFailure
-from firstfault_torch.rounds.rendezvous_fixes import Rendezvous
+from firstfault_torch.rounds.failure_broadcast import FailureNotice
+from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round, has_shared_store
 from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
@@ -37,12 +37,12 @@ _NO_PAUSE = 1e-6
 class PeerFailedError(Exception):
     """Another node failed; this node's workers were stopped because of it."""
 
-    def __init__(self, failure: FirstFailure) -> None:
+    def __init__(self, failure: FailureNotice) -> None:
         super().__init__(failure.reason)
         self.failure = failure
 
 
-class MissingNamesError(Exception):
+class UnsupportedTorchError(Exception):
     """This torch's agent lacks private names that `ReportingAgent` needs."""
 
 
@@ -54,11 +54,11 @@ class ReportingAgent(LocalElasticAgent):
     """
 
     def __init__(self, node_context: NodeContext, settings: AgentSettings, *, spec: WorkerSpec, **kwargs: Any) -> None:
-        handler: Any = Rendezvous(spec.rdzv_handler)
-        logs = kwargs["logs_specs"] = ObservedLogs(kwargs["logs_specs"])
+        handler: Any = PatchedRendezvous(spec.rdzv_handler)
+        logs = kwargs["logs_specs"] = ObservedLogsSpecs(kwargs["logs_specs"])
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE, rdzv_handler=handler), **kwargs)
         if missing := torch_agent.missing_names(self):
-            raise MissingNamesError(", ".join(missing))
+            raise UnsupportedTorchError(", ".join(missing))
         self._interval = spec.monitor_interval
         self._stop_seconds = settings.options.stop_seconds
         self._terminated_seconds = settings.options.terminated_stop_seconds or self._stop_seconds
@@ -109,7 +109,7 @@ class ReportingAgent(LocalElasticAgent):
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
         try:
-            with starting(node.reporter.node_context.files), environment_set(variables):
+            with hold_forked_workers(node.reporter.node_context.files), environment_set(variables):
                 ids: dict[int, Any] = super()._start_workers(worker_group)
         except Exception:
             with suppress_internal_errors_in_main("connecting the agents"):  # the workers of the others wait for these
@@ -143,9 +143,9 @@ class ReportingAgent(LocalElasticAgent):
         survivors = node.survivors.look(worker_group, self._pcontext) if node.survivors is not None else None
         if survivors is not None:
             if survivors.state is WorkerState.HEALTHY:
-                self._restart_with_a_failed_peer(worker_group)
+                self._handle_peer_failure(worker_group)
             return survivors
-        failed: list[Death] = []
+        failed: list[WorkerExit] = []
         with suppress_internal_errors_in_main("looking at the workers"):
             failed = node.look()
         looked_ns = time.monotonic_ns()
@@ -158,7 +158,7 @@ class ReportingAgent(LocalElasticAgent):
                 self._refused += self._remaining_restarts
                 self._remaining_restarts = 0
         elif result.state is WorkerState.HEALTHY:
-            self._restart_with_a_failed_peer(worker_group)
+            self._handle_peer_failure(worker_group)
         return result
 
     def _exit_barrier(self) -> None:
@@ -229,7 +229,7 @@ class ReportingAgent(LocalElasticAgent):
         }
         return replace(result, failures=failures)
 
-    def _failed_result(self, deaths: list[Death]) -> RunResult:
+    def _failed_result(self, deaths: list[WorkerExit]) -> RunResult:
         """Return a result as torch's, about the worker that failed first, and log that failure as torch does.
 
         Torch's own result and log name the failure that it finds first, which may be a stopped sibling; or none, while
@@ -245,7 +245,7 @@ class ReportingAgent(LocalElasticAgent):
         failure = torch_agent.process_failure(first.local_rank, first.pid, first.exit_code, file)
         return RunResult(WorkerState.FAILED, failures={self.node.places.rank_of(first.local_rank) or 0: failure})
 
-    def _restart_with_a_failed_peer(self, group: WorkerGroup) -> None:
+    def _handle_peer_failure(self, group: WorkerGroup) -> None:
         """If another node's failure asks, stop the workers, decide with the other agents, and restart or leave.
 
         Raises:

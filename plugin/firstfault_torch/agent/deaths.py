@@ -26,7 +26,7 @@ from firstfault_torch.time_limits import (
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class WorkerExit:
     """One worker process that ended."""
 
     local_rank: int
@@ -51,14 +51,14 @@ def signal_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptException:
+class TorchKeptException:
     """What torch kept of an exception that firstfault did not record."""
 
     exception: model.ExceptionInfo
     traceback: str
 
 
-def kept_exception(error_file: str, traceback_file: str) -> KeptException | None:
+def read_torch_exception(error_file: str, traceback_file: str) -> TorchKeptException | None:
     """Return the exception in torch elastic's error.json, else the one in torch.multiprocessing's traceback file."""
     content = read_error_file(error_file)
     if content is not None:
@@ -70,11 +70,11 @@ def kept_exception(error_file: str, traceback_file: str) -> KeptException | None
             return None
         line = text.strip().splitlines()[-1]
     kind, _, message = line.partition(": ")
-    return KeptException(model.ExceptionInfo(type=kind or "unknown", message=message), text)
+    return TorchKeptException(model.ExceptionInfo(type=kind or "unknown", message=message), text)
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class WorkerSnapshot:
     """What an agent learned about a worker before it stopped it."""
 
     stack: str = ""
@@ -86,15 +86,15 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
+class ExpiredWorker:
     """The deadline for which the agent killed a worker, and what it learned before."""
 
     deadline: model.ExpiredDeadline
-    observation: Observation
+    observation: WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class WorkerStop:
     """Why an agent stopped its workers, and what they answered before."""
 
     reason: str
@@ -105,12 +105,12 @@ class Stop:
     first: frozenset[int] = frozenset()
     """Local ranks of the workers that failed first; the agent stopped the others because of them."""
     caused_by: model.CausedBy | None = None
-    observations: Mapping[int, Observation] = field(default_factory=dict)
+    observations: Mapping[int, WorkerSnapshot] = field(default_factory=dict)
     """By local rank."""
     killed_ns: int | None = None
     """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: not known."""
 
-    def ended(self, death: Death) -> bool:
+    def ended(self, death: WorkerExit) -> bool:
         """Whether this stop ended a worker; never one of `first`, even if it died after the stop began.
 
         A stopped process may also exit by itself, or crash in its clean-up.
@@ -126,10 +126,10 @@ _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
+class ExitEvidence:
     """What is known of a worker after its death."""
 
-    kept: KeptException | None = None
+    kept: TorchKeptException | None = None
     """The exception that torch kept."""
     resources: model.Resources = field(default_factory=model.Resources)
     """The container's memory."""
@@ -137,20 +137,20 @@ class Traces:
     """What faulthandler wrote at a fatal signal."""
     log_tail: str = ""
     """The end of the worker's stderr."""
-    seen: Observation = field(default_factory=Observation)
+    seen: WorkerSnapshot = field(default_factory=WorkerSnapshot)
     """What the worker answered before torch aborted it."""
 
 
-def about_death(
-    death: Death,
+def describe_exit(
+    death: WorkerExit,
     place: model.Place,
     *,
-    stop: Stop | None = None,
-    traces: Traces | None = None,
-    expiry: Expiry | None = None,
+    stop: WorkerStop | None = None,
+    traces: ExitEvidence | None = None,
+    expiry: ExpiredWorker | None = None,
 ) -> model.WorkerError:
     """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it did not."""
-    traces = traces or Traces()
+    traces = traces or ExitEvidence()
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
     # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
     kept = traces.kept if ended_by is None else None
@@ -207,7 +207,9 @@ def _hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[str, str]
     return "USER:Hang", f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it"
 
 
-def _code_and_message(death: Death, place: model.Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
+def _code_and_message(
+    death: WorkerExit, place: model.Place, stopped: str, kept: TorchKeptException | None
+) -> tuple[str, str]:
     who = f"rank {place.rank}"
     if kept is not None:
         return ErrorClass.WORKER_FAILURE.value.code, kept.traceback
@@ -223,7 +225,9 @@ def _code_and_message(death: Death, place: model.Place, stopped: str, kept: Kept
     return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
 
 
-def about_agent(error: BaseException, sort: ErrorClass, place: model.Place, moment: Moment) -> model.WorkerError:
+def describe_agent_failure(
+    error: BaseException, sort: ErrorClass, place: model.Place, moment: Moment
+) -> model.WorkerError:
     """Return the failure record of an error in the agent process; one about a signal has no exception."""
     signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from firstfault_torch import time_limits
-from firstfault_torch.agent.deaths import Death
+from firstfault_torch.agent.deaths import WorkerExit
 from firstfault_torch.guard import suppress_internal_errors
 
 
-class DeathWatch:
+class ExitWatch:
     """Records when each of a node's worker processes ends, in order of local rank, and calls `wake` from its thread.
 
     It only watches: torch waits for the processes and reads their exit codes.
@@ -41,7 +41,7 @@ class DeathWatch:
         """The local ranks whose end was noticed; any thread may ask."""
         return frozenset(self._ended)
 
-    def ended(self) -> list[Death]:
+    def ended(self) -> list[WorkerExit]:
         """Return all processes that ended, earliest first; of those noticed together, the ones that SIGTERM ended last.
 
         torch may have stopped them because of the others before the watching thread ran.
@@ -53,7 +53,7 @@ class DeathWatch:
             if code is None:
                 continue
             wall_ns, monotonic_ns = noticed.get(local_rank, now)
-            found.append(Death(local_rank, process.pid, code, wall_ns, monotonic_ns))
+            found.append(WorkerExit(local_rank, process.pid, code, wall_ns, monotonic_ns))
         return sorted(found, key=lambda death: (death.monotonic_ns, death.signal == "SIGTERM", death.local_rank))
 
     def stop(self) -> None:

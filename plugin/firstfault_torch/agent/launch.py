@@ -21,8 +21,8 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.model import RestartRecord
-from firstfault_torch.agent.agent import MissingNamesError, PeerFailedError, ReportingAgent
-from firstfault_torch.agent.deaths import about_agent
+from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent, UnsupportedTorchError
+from firstfault_torch.agent.deaths import describe_agent_failure
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.compat import warn_once
@@ -90,7 +90,7 @@ class Prepared(NamedTuple):
     """Closes the rendezvous."""
 
 
-def job_of(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> Job:
+def build_job(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> Job:
     """Return a job as ``torch.distributed.launcher.api.elastic_launch(config, entrypoint)(*args)`` runs it."""
     signals = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
 
@@ -128,7 +128,7 @@ def launch_agent(
         arguments, run, shutdown = job.prepare()
         try:
             agent = ReportingAgent(node_context, settings, **arguments)
-        except MissingNamesError as error:
+        except UnsupportedTorchError as error:
             warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
         if agent is not None:
             results = run(agent)
@@ -183,7 +183,7 @@ def _failed(agent: ReportingAgent | None, error: Exception, node_context: NodeCo
             else:  # before there is a round, and ranks
                 place = replace(get_node_place(node_context), incarnation=node_context.incarnation)
                 reporter = Reporter(node_context, lambda _: place)
-                reporter.write(about_agent(error, error_class, place, Moment.now()))
+                reporter.write(describe_agent_failure(error, error_class, place, Moment.now()))
                 reporter.finish((), None)
                 reporter.drain()
                 report = reporter.report
@@ -205,7 +205,7 @@ def _run(agent: LocalElasticAgent, config: LaunchConfig) -> dict[int, Any]:
         with suppress_internal_errors("setting up torch's metrics"):
             metrics.initialize_metrics(MetricsConfig(config.metrics_cfg))
     try:
-        results = results_of(agent)
+        results = run_agent(agent)
     except ChildFailedError:
         _record(agent.get_event_succeeded, config)
         raise
@@ -216,7 +216,7 @@ def _run(agent: LocalElasticAgent, config: LaunchConfig) -> dict[int, Any]:
     return results
 
 
-def results_of(agent: LocalElasticAgent) -> dict[int, Any]:
+def run_agent(agent: LocalElasticAgent) -> dict[int, Any]:
     """Run an agent; return what the workers returned, by global rank.
 
     Raises:

@@ -18,11 +18,11 @@ from torch.distributed.elastic.multiprocessing import LogsDest
 from firstfault.exceptions.stack_position import parse_position
 from firstfault.model import TERMINATED, CausedBy, ExpiredDeadline
 from firstfault_torch import time_limits
-from firstfault_torch.agent.deaths import Death, Expiry, Observation, Stop
-from firstfault_torch.agent.exit_watch import DeathWatch
+from firstfault_torch.agent.deaths import ExpiredWorker, WorkerExit, WorkerSnapshot, WorkerStop
+from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
-from firstfault_torch.agent.stop_processes import observe, stop_processes, worker_sessions
+from firstfault_torch.agent.stop_processes import collect_snapshots, stop_processes, worker_sessions
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
@@ -57,16 +57,16 @@ class LocalWorkers:
         self._stop_seconds = stop_seconds
         self._wake = wake
         self._context: Any = None
-        self._watch: DeathWatch | None = None
+        self._watch: ExitWatch | None = None
         self._stderr: StderrRelay | None = None
         self._channel: AgentChannel | None = None
         self._watchdog = watchdog
         self._timers: TimerServer | None = None
         self._ending = threading.Lock()
         """Held to note that workers are stopped, or that one is killed for a deadline."""
-        self.expired: dict[int, Expiry] = {}
+        self.expired: dict[int, ExpiredWorker] = {}
         """The deadlines for which workers of the round were killed, by local rank."""
-        self.stopped: Stop | None = None
+        self.stopped: WorkerStop | None = None
         """Why this agent stopped the workers of the round; None: it did not."""
         self.are_programs = False
         """Whether the workers are programs, which torch starts by themselves, and not functions."""
@@ -121,7 +121,7 @@ class LocalWorkers:
             with suppress_internal_errors("noting the sessions of the workers"):
                 if self._reporter.node_context.files is not None:
                     self._reporter.node_context.files.note_sessions(worker_sessions)
-        self._watch = DeathWatch(worker_processes(context), self._wake)
+        self._watch = ExitWatch(worker_processes(context), self._wake)
         if self._timers is not None:
             with suppress_internal_errors("watching the workers' deadlines"):
                 self._timers.start([process.pid for process in worker_processes(context)], self._expire)
@@ -170,7 +170,7 @@ class LocalWorkers:
             self._reporter.withdraw(rank)
         self._forgotten |= local_ranks
 
-    def deaths(self) -> list[Death]:
+    def deaths(self) -> list[WorkerExit]:
         """Return the workers that ended without success, in the order of their ends.
 
         A worker that exited with 0 before it handed over its result counts: torch would wait for that result for ever.
@@ -199,11 +199,11 @@ class LocalWorkers:
             if death.local_rank not in {item.local_rank for item in deaths} | self._forgotten:
                 self._reporter.document(death, self.stopped, only_held=True)
 
-    def document(self, death: Death) -> None:
+    def document(self, death: WorkerExit) -> None:
         """Document one death in the background; once."""
         rank = death.local_rank
         answers = self._channel.ask((), 0) if self._channel is not None else {}
-        seen = Observation("", *from_message(answers[rank])) if rank in answers else None
+        seen = WorkerSnapshot("", *from_message(answers[rank])) if rank in answers else None
         self._reporter.document(death, self.stopped, expiry=self.expired.get(rank), seen=seen)
 
     def _ask_before_abort(self, local_rank: int) -> None:
@@ -230,13 +230,13 @@ class LocalWorkers:
         return self._channel.ask(local_ranks, seconds, question) if self._channel is not None else {}
 
     def stacks(self, pids: dict[int, int]) -> dict[int, str]:
-        """Return the stacks of workers that do not answer; see `observe` for what this may do to one that runs."""
+        """Return the stacks of workers that do not answer; see `collect_snapshots` for what this may do to one that runs."""
         files, number = self._reporter.node_context.files, self._reporter.node_context.round
         return (
             ask_for_stacks(files, number, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS) if files is not None else {}
         )
 
-    def end_hung(self, local_ranks: Iterable[int], seconds: float) -> None:
+    def kill_hung_workers(self, local_ranks: Iterable[int], seconds: float) -> None:
         """End workers because the job made no progress for so long, as at a deadline that they did not keep."""
         timers = (Timer(pid, "hang", "", 0.0, seconds) for rank, pid in self.alive.items() if rank in {*local_ranks})
         self._expire({timer.pid: timer for timer in timers})
@@ -247,9 +247,9 @@ class LocalWorkers:
         """Ask workers for stacks and state, then kill them; called by the thread that watches their deadlines."""
         ranks = {process.pid: rank for rank, process in enumerate(worker_processes(self._context))}
         asked = {ranks[pid]: pid for pid in timers}
-        observations: dict[int, Observation] = {}
+        observations: dict[int, WorkerSnapshot] = {}
         with suppress_internal_errors("asking workers for their state at a deadline"):
-            observations = observe(self._channel, self._reporter.node_context, asked)
+            observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
         with self._ending:
             if self.stopped is not None:
                 return  # they are victims of another failure
@@ -257,7 +257,7 @@ class LocalWorkers:
             for rank, pid in asked.items():
                 timer = timers[pid]
                 deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
-                self.expired[rank] = Expiry(deadline, observations.get(rank, Observation()))
+                self.expired[rank] = ExpiredWorker(deadline, observations.get(rank, WorkerSnapshot()))
         for rank, pid in asked.items():
             logger.warning("local rank %d (pid %d) is killed: %s", rank, pid, self.expired[rank].deadline.text)
             with contextlib.suppress(ProcessLookupError):
@@ -286,9 +286,9 @@ class LocalWorkers:
             alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
             # those that end by themselves are not stopped
             first |= self.expired.keys() | {rank for rank, pid in alive.items() if not _is_running(pid)}
-            self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
+            self.stopped = WorkerStop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
-        observations = observe(self._channel, self._reporter.node_context, asked)
+        observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
         # a busy worker may not have answered in time
         raising = {
             rank for rank, seen in observations.items() if seen.raised_at or parse_position(seen.stack).is_finalizing

@@ -12,20 +12,20 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.model import TERMINATED, TERMINATED_BY
-from firstfault_torch.agent.deaths import Death, Stop, about_agent
+from firstfault_torch.agent.deaths import WorkerExit, WorkerStop, describe_agent_failure
 from firstfault_torch.agent.local_workers import LocalWorkers
-from firstfault_torch.agent.place_factory import Places
+from firstfault_torch.agent.place_factory import PlaceFactory
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.restarts import Restarts
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalReceived, suppress_internal_errors_in_main
-from firstfault_torch.agent.stop_processes import end_what_workers_left
+from firstfault_torch.agent.stop_processes import kill_orphans
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext
 from firstfault_torch.options import Stalls, Survivors
-from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
 
@@ -44,7 +44,7 @@ class NodeRound:
         options = settings.options
         self.wake = threading.Event()
         """Set when the main thread has to look: a worker failed, or the round's outcome is known."""
-        self.places = Places(group, node_context)
+        self.places = PlaceFactory(group, node_context)
         self.reporter = Reporter(node_context, self.places.of)
         self.workers = LocalWorkers(
             node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog_of(options.watchdog)
@@ -85,7 +85,7 @@ class NodeRound:
                 self._group,
                 self.reporter.node_context,
                 patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
-                others_suffice=self.asks and self.restarts.others_suffice(self.places.nodes),
+                can_continue_without_node=self.asks and self.restarts.can_continue_without_node(self.places.nodes),
                 wake=self.wake.set,
                 shutdown_requested=self._settings.signals.shutdown_requested,
             )
@@ -115,14 +115,14 @@ class NodeRound:
         with suppress_internal_errors_in_main("removing torch's files"):
             self.reporter.remove_traceback_files()
         if not is_last:
-            end_what_workers_left(self.reporter.node_context, self._settings.options.stop_seconds)
+            kill_orphans(self.reporter.node_context, self._settings.options.stop_seconds)
         self.workers.close_stderr()
         if is_last:
             self.workers.close()
 
     # --- a failure of this node's workers -----------------------------------------------------------------------
 
-    def look(self) -> list[Death]:
+    def look(self) -> list[WorkerExit]:
         """Return the deaths of this round; on the first one tell the other agents and stop the siblings."""
         if not self.workers.is_watched:
             return []
@@ -145,7 +145,7 @@ class NodeRound:
             first = frozenset(failure.local_rank for failure in result.failures.values())
             deaths = [death for death in self.workers.deaths() if death.local_rank in first]
             self._tell({}, deaths)
-            self.workers.stopped = Stop(_SIBLING_FAILED, looked_ns, first=first)
+            self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
     def stop_workers(self, reason: str, sent: signal.Signals = signal.SIGTERM, seconds: float | None = None) -> None:
@@ -167,10 +167,10 @@ class NodeRound:
             with suppress_internal_errors_in_main("leaving out faults from which the ranks had recovered"):
                 self.survivors.forget_recovered(self._group)
 
-    def _tell(self, reported: dict[int, dict[str, Any]], deaths: list[Death]) -> None:
+    def _tell(self, reported: dict[int, dict[str, Any]], deaths: list[WorkerExit]) -> None:
         """Tell the other agents of the worker that reported first, else of the first that died."""
         place, what = self.places.of(), "its workers are unhealthy"
-        failure = FirstFailure(what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.asks)
+        failure = FailureNotice(what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.asks)
         if reported:
             local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
             what, document = str(report.get("what", "")), str(report.get("document", ""))
@@ -192,8 +192,8 @@ class NodeRound:
                 return
             self.reporter.hurry()
             error = SignalException("terminated", sigval=received.number)
-            self.reporter.write(about_agent(error, ErrorClass.PREEMPTION, self.places.of(), received.moment))
-            if self.waits_at_exit or not self.restarts.others_suffice(self.places.nodes):
+            self.reporter.write(describe_agent_failure(error, ErrorClass.PREEMPTION, self.places.of(), received.moment))
+            if self.waits_at_exit or not self.restarts.can_continue_without_node(self.places.nodes):
                 self._tell_of_agent(f"{TERMINATED_BY} {received.number.name}")
         finally:
             self._signal_reported.set()
@@ -206,7 +206,7 @@ class NodeRound:
         if preempted and self._settings.signals.is_listening:
             self._signal_reported.wait(self.reporter.node_context.upload_deadline_seconds)
         else:
-            self.reporter.write(about_agent(error, error_class, self.places.of(), Moment.now()))
+            self.reporter.write(describe_agent_failure(error, error_class, self.places.of(), Moment.now()))
         if not preempted:
             self._tell_of_agent(f"{type(error).__name__} in its agent")
         self.finish_report()
@@ -216,11 +216,11 @@ class NodeRound:
     def _tell_of_agent(self, what: str) -> None:
         if self.peers is not None:
             place = self.places.of()
-            self.peers.broadcast.send(FirstFailure(what, place.node, place.group_rank))
+            self.peers.broadcast.send(FailureNotice(what, place.node, place.group_rank))
 
     # --- a failure of another node ------------------------------------------------------------------------------
 
-    def stop_because_of(self, failure: FirstFailure) -> None:
+    def stop_because_of(self, failure: FailureNotice) -> None:
         """Stop the workers because another node has failed, and report."""
         logger.warning("stopping this node's workers. The first report, not the verdict: %s", failure.reason)
         if self.survivors is not None:
@@ -245,7 +245,7 @@ class NodeRound:
         with suppress_internal_errors_in_main("deciding on a restart"):
             place = self.places.of()
             first = broadcast.first_failure if broadcast is not None else None
-            first = first or FirstFailure("its workers", place.node, place.group_rank)
+            first = first or FailureNotice("its workers", place.node, place.group_rank)
             record = self.restarts.decided(place, self._restarts_left, self.peers, first)
             allowed = record is None or record.restart
         return allowed and not (broadcast is not None and broadcast.is_fatal)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 
-class ObservedLogs(LogsSpecs):
+class ObservedLogsSpecs(LogsSpecs):
     """A user's LogsSpecs that tells where each worker's output goes."""
 
     def __init__(self, specs: LogsSpecs) -> None:

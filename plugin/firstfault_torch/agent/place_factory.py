@@ -11,7 +11,7 @@ from firstfault_torch.node_context import NodeContext
 from firstfault_torch.places import get_node_place
 
 
-class Places:
+class PlaceFactory:
     """The places of a node's agent and of its workers in the present round."""
 
     def __init__(self, group: WorkerGroup, node_context: NodeContext) -> None:

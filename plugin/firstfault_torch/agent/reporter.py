@@ -14,14 +14,22 @@ from firstfault import model
 from firstfault.exceptions.deduplicated_stderr import remove_traceback
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.agent.deaths import Death, Expiry, Observation, Stop, Traces, about_death, kept_exception
+from firstfault_torch.agent.deaths import (
+    ExitEvidence,
+    ExpiredWorker,
+    WorkerExit,
+    WorkerSnapshot,
+    WorkerStop,
+    describe_exit,
+    read_torch_exception,
+)
 from firstfault_torch.failures.failure_records import lost_agent
 from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.node import document_writer
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
-from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.time_limits import (
     MEMORY_REPORT_TIMEOUT_SECONDS,
     TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS,
@@ -124,7 +132,7 @@ class Reporter:
 
     # --- roster -------------------------------------------------------------------------------------------------
 
-    def announce(self, phase: model.Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
+    def announce(self, phase: model.Phase, ranks: tuple[int, ...], first: FailureNotice | None = None) -> None:
         """Write a roster entry in the background; a failed node's holds receipts and ends of logs."""
         progress = model.Progress() if phase is model.Phase.JOINED else self.progress()
         presence = model.NodePresence(
@@ -158,30 +166,30 @@ class Reporter:
 
     def document(
         self,
-        death: Death,
-        stop: Stop | None,
+        death: WorkerExit,
+        stop: WorkerStop | None,
         *,
-        expiry: Expiry | None = None,
-        seen: Observation | None = None,
+        expiry: ExpiredWorker | None = None,
+        seen: WorkerSnapshot | None = None,
         only_held: bool = False,
     ) -> None:
         """Document one death in the background; a second call for the same worker does nothing.
 
-        `stop` and `expiry` are as in `about_death`, `seen` as in `Traces`; if `only_held`, upload what the worker
+        `stop` and `expiry` are as in `describe_exit`, `seen` as in `ExitEvidence`; if `only_held`, upload what the worker
         wrote, and write nothing.
         """
 
         def upload() -> None:
             own = self._own_documents(death)
             if not only_held:
-                self._document(death, stop, expiry, own, seen or Observation())
+                self._document(death, stop, expiry, own, seen or WorkerSnapshot())
             elif own:
                 self._keep_log(death, own[-1])
 
         if death.local_rank not in self._documented:
             self._documented[death.local_rank] = self._submit(upload)
 
-    def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
+    def finish(self, ranks: tuple[int, ...], first: FailureNotice | None) -> None:
         """Announce that this node has failed, and because of which failure, after all its documents are written."""
         for upload in self._documented.values():
             with suppress_internal_errors("uploading a worker's document"):
@@ -189,7 +197,12 @@ class Reporter:
         self.announce(model.Phase.FAILED, ranks, first)
 
     def _document(
-        self, death: Death, stop: Stop | None, expiry: Expiry | None, own: list[model.WorkerError], seen: Observation
+        self,
+        death: WorkerExit,
+        stop: WorkerStop | None,
+        expiry: ExpiredWorker | None,
+        own: list[model.WorkerError],
+        seen: WorkerSnapshot,
     ) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
@@ -201,13 +214,13 @@ class Reporter:
         kept, resources, rank, files = None, model.Resources(), death.local_rank, self.node_context.files
         if not own and not death.signal:
             # what torch kept of a process that a signal ended was handled: the process continued
-            kept = kept_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
+            kept = read_torch_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
         if death.signal == "SIGKILL" and by_itself and files is not None:
             with suppress_internal_errors("asking for the container's memory"):
                 resources = Recorder(files).resources(MEMORY_REPORT_TIMEOUT_SECONDS)
         stack, log = self._fatal_stack(rank), self._log_of(death)
-        traces = Traces(kept, resources, stack, log, seen)
-        self.write(about_death(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
+        traces = ExitEvidence(kept, resources, stack, log, seen)
+        self.write(describe_exit(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the others have recovered from it."""
@@ -218,7 +231,7 @@ class Reporter:
             spool.withdraw(document.name)
             self.report.receipts.append(model.Receipt(document.name, durable=document.is_durable, withdrawn=True))
 
-    def _keep_log(self, death: Death, own: model.WorkerError) -> None:
+    def _keep_log(self, death: WorkerExit, own: model.WorkerError) -> None:
         """Keep the end of a worker's stderr for this node's roster entry: its own document cannot have it."""
         rank, log = self._place_of(death.local_rank).rank, self._log_of(death)
         if own.exception is not None:
@@ -226,10 +239,10 @@ class Reporter:
         if rank is not None and log:
             self._own_logs[death.local_rank] = model.LogTail(rank, log)
 
-    def _log_of(self, death: Death) -> str:
+    def _log_of(self, death: WorkerExit) -> str:
         return self._log_tails.tail(death.local_rank) if self._log_tails is not None else ""
 
-    def _own_documents(self, death: Death) -> list[model.WorkerError]:
+    def _own_documents(self, death: WorkerExit) -> list[model.WorkerError]:
         """Return the failures that the worker wrote itself; upload those that it could not upload.
 
         A document that cannot be read gets a receipt with that error; it hides neither the others nor the agent's own.
@@ -283,7 +296,7 @@ class Reporter:
         return self._pool.submit(call)
 
 
-def _answers(failure: model.WorkerError, stop: Stop | None, death: Death) -> bool:
+def _answers(failure: model.WorkerError, stop: WorkerStop | None, death: WorkerExit) -> bool:
     """Whether a worker called ``sys.exit`` after its agent had begun to stop it, as signal handlers do."""
     if stop is None or not stop.ended(death) or not _is_bare_exit(failure):
         return False

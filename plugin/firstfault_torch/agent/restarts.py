@@ -14,10 +14,10 @@ from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.guard import logger, suppress_internal_errors
-from firstfault_torch.rounds.election import Reports
-from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.election import CollectedReports
+from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.report_packing import SettledDocument
+from firstfault_torch.rounds.report_packing import ElectedVerdict
 
 _NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
 
@@ -41,16 +41,16 @@ class Restarts:
         """Whether the agents decide; False: torch does."""
         return self._decide is not None
 
-    def others_suffice(self, nodes: int) -> bool:
+    def can_continue_without_node(self, nodes: int) -> bool:
         """Whether the job continues if one of so many nodes is lost."""
         return nodes - 1 >= self._min_nodes
 
     def decided(
-        self, place: Place, restarts_left: int, peers: Peers | None, first: FirstFailure
+        self, place: Place, restarts_left: int, peers: Peers | None, first: FailureNotice
     ) -> RestartRecord | None:
         """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
 
-        With other nodes the call waits for them; see `Settlement.settle`. Without `peers` there are no other nodes, or
+        With other nodes the call waits for them; see `VerdictElection.settle`. Without `peers` there are no other nodes, or
         the agents are not connected.
         """
         nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
@@ -58,7 +58,7 @@ class Restarts:
         found: tuple[RestartRecord, bool] | None = None
         if nodes > 1 and peers is not None:
             found = self._agreed(peers, judge)
-        elif nodes == 1 and (judged := judge(Reports(dict(self._reporter.report.copies)))) is not None:
+        elif nodes == 1 and (judged := judge(CollectedReports(dict(self._reporter.report.copies)))) is not None:
             found = judged, True
         if found is None and peers is not None and peers.broadcast.is_fatal:
             return None
@@ -74,7 +74,7 @@ class Restarts:
             self._reporter.put(path, restart_to_json(record))
         self.refused = None if record.restart else record
         if not record.restart and peers is not None:
-            peers.end_for_good(first, tell=is_mine)
+            peers.mark_fatal(first, tell=is_mine)
         return record
 
     def began_again(self, world_size: int) -> None:
@@ -88,12 +88,12 @@ class Restarts:
         self._reporter.put(path, restart_to_json(complete))
 
     def _agreed(
-        self, peers: Peers, judge: Callable[[Reports], RestartRecord | None]
+        self, peers: Peers, judge: Callable[[CollectedReports], RestartRecord | None]
     ) -> tuple[RestartRecord, bool] | None:
         """Return the decision of all agents, and whether this one took it; None if they have not agreed."""
         own = document = b""
         for step in peers.agree(self._reporter.report.copies, self._seconds):
-            if isinstance(step, SettledDocument):
+            if isinstance(step, ElectedVerdict):
                 document = step.document
                 break
             judged = judge(step)
@@ -104,7 +104,7 @@ class Restarts:
         record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
         return (record, own == document) if record is not None else None
 
-    def _judged(self, nodes: int, restarts_left: int, reports: Reports) -> RestartRecord | None:
+    def _judged(self, nodes: int, restarts_left: int, reports: CollectedReports) -> RestartRecord | None:
         node_context = self._reporter.node_context
         context = RestartContext(
             round=node_context.round,
@@ -117,7 +117,7 @@ class Restarts:
             return self._decide(node_context, reports, context) if self._decide is not None else None
         return None
 
-    def _without_agreement(self, first: FirstFailure) -> RestartRecord:
+    def _without_agreement(self, first: FailureNotice) -> RestartRecord:
         return RestartRecord(
             kind=RestartKind.ROUND,
             number=self._reporter.node_context.round,

@@ -10,7 +10,7 @@ from firstfault.model import RestartRecord
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options
-from firstfault_torch.rounds.election import Reports
+from firstfault_torch.rounds.election import CollectedReports
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +28,5 @@ class AgentSettings:
     """Called once the workers have started: imports what a failure needs."""
 
 
-DecideRestart = Callable[[NodeContext, Reports, RestartContext], RestartRecord | None]
+DecideRestart = Callable[[NodeContext, CollectedReports, RestartContext], RestartRecord | None]
 """Judges a round by the agents' reports; returns the decision, None if that failed."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from firstfault.recorder.folder import tail_of
-from firstfault.recorder.orphans import end_left_processes
+from firstfault.recorder.orphans import kill_orphan_processes
 from firstfault_torch import time_limits
-from firstfault_torch.agent.deaths import Observation
+from firstfault_torch.agent.deaths import WorkerSnapshot
 from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.node.channel import AgentChannel, from_message
 from firstfault_torch.node.stacks import ask_for_stacks
@@ -22,7 +22,9 @@ worker_sessions: set[int] = set()
 """Those that workers lead which are programs, by process id; workers that are functions are in this process's."""
 
 
-def observe(channel: AgentChannel | None, node_context: NodeContext, pids: dict[int, int]) -> dict[int, Observation]:
+def collect_snapshots(
+    channel: AgentChannel | None, node_context: NodeContext, pids: dict[int, int]
+) -> dict[int, WorkerSnapshot]:
     """Return stacks and state of living workers by local rank, within a fraction of a second.
 
     An exception that is still inside the task function is not included: the worker documents it itself. Stacks and
@@ -38,7 +40,7 @@ def observe(channel: AgentChannel | None, node_context: NodeContext, pids: dict[
     answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     for rank in answers.keys() - stacks.keys():
         stacks[rank] = tail_of(files.worker(node_context.round, rank).stacks)
-    return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
+    return {rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 
 def stop_processes(
@@ -88,11 +90,11 @@ def _send(process: Any, number: signal.Signals) -> None:
         process.send_signal(number) if hasattr(process, "send_signal") else os.kill(process.pid, number)
 
 
-def end_what_workers_left(node_context: NodeContext, seconds: float) -> None:
+def kill_orphans(node_context: NodeContext, seconds: float) -> None:
     """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
 
     They get SIGTERM, and SIGKILL after `seconds`.
     """
     if node_context.files is not None:
         with suppress_internal_errors("ending the processes that workers have left"):
-            end_left_processes(node_context.files.path, seconds, frozenset(worker_sessions))
+            kill_orphan_processes(node_context.files.path, seconds, frozenset(worker_sessions))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from firstfault_torch.agent.node_round import NodeRound
-    from firstfault_torch.hang.progress import Standstill
+    from firstfault_torch.hang.progress import ProgressTracker
 
 
 class LiveView:
@@ -33,7 +33,7 @@ class LiveView:
         still: what its agent sees of its workers; it looks before each `tell`.
     """
 
-    def __init__(self, node: NodeRound, still: Standstill) -> None:
+    def __init__(self, node: NodeRound, still: ProgressTracker) -> None:
         self._node = node
         self._still = still
         self._before: tuple[float, int] | None = None

@@ -32,7 +32,7 @@ def usage(pid: int) -> Usage:
     return Usage(cpu / _TICKS, read)
 
 
-def told_by_kernel(pid: int) -> list[str]:
+def read_kernel_state(pid: int) -> list[str]:
     """Return what the kernel tells of a worker that does not run, and of the processes that it started."""
     found = [_state(pid)]
     tracer = next((line.split()[1] for line in _lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")

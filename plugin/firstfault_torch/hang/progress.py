@@ -15,7 +15,7 @@ _FIRST = 3
 
 
 @dataclass
-class Standstill:
+class ProgressTracker:
     """Tells from look to look since when no worker of a node has made progress in its collectives."""
 
     since: float

@@ -22,7 +22,7 @@ from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.time_limits import RAS_PEER_TIMEOUT_SECONDS, RAS_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from firstfault_torch.hang.told import Told
+    from firstfault_torch.hang.stall_report import StallReport
 
 _QUESTION = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"
 """NCCL before 2.28.7 refuses the third line, and answers in text."""
@@ -36,7 +36,7 @@ _NO_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 """NCCL 2.28.7 and 2.28.9 write this between missing ranks."""
 
 
-def with_ras(conclude: Callable[..., Told], pids: Collection[int], *args: Any, **more: Any) -> Told:
+def with_ras(conclude: Callable[..., StallReport], pids: Collection[int], *args: Any, **more: Any) -> StallReport:
     """Return a stall's report, with a line from RAS if one that knows these pids answers in time."""
     told, ask = conclude(*args, **more), partial(_asked, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
     line = (

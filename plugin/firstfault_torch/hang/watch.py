@@ -26,13 +26,13 @@ from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
 from firstfault_torch.hang.live import LiveView
-from firstfault_torch.hang.procfs import Usage, told_by_kernel, usage
-from firstfault_torch.hang.progress import Standstill
+from firstfault_torch.hang.procfs import Usage, read_kernel_state, usage
+from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.hang.ras import with_ras
-from firstfault_torch.hang.told import Facts, Told, to_files, told_of
+from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
 from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
-from firstfault_torch.rounds.election import Reports, Settlement
-from firstfault_torch.rounds.report_packing import SettledDocument
+from firstfault_torch.rounds.election import CollectedReports, VerdictElection
+from firstfault_torch.rounds.report_packing import ElectedVerdict
 from firstfault_torch.time_limits import (
     PROGRESS_POLL_SECONDS,
     SNAPSHOT_TIMEOUT_SECONDS,
@@ -69,7 +69,7 @@ _GROUPS = "torch/distributed/distributed_c10d.py"
 
 
 class _Stall(NamedTuple):
-    told: Told
+    told: StallReport
     number: int
     began: float
     """Seconds of the monotonic clock."""
@@ -93,7 +93,7 @@ class StallWatch:
         self._every_s = min([PROGRESS_POLL_SECONDS, *(seconds / _LOOKS for seconds in given)])
         self._wait_s = STALL_REPORTS_TIMEOUT_SECONDS * self._every_s / PROGRESS_POLL_SECONDS + STORE_TIMEOUT_SECONDS
         self._stopped = threading.Event()
-        self._still = Standstill(time.monotonic())
+        self._still = ProgressTracker(time.monotonic())
         self._live = LiveView(node, self._still)
         self._next_s = hang.warn_seconds or 0.0
         """Seconds without progress at which the next warning comes: each doubles it."""
@@ -105,7 +105,7 @@ class StallWatch:
         """The one that was told; None: the workers make progress."""
         self._used: dict[int, Usage] = {}
         self._connections: tuple[Any, Any] | None = None
-        self._settlement: Settlement | None = None
+        self._settlement: VerdictElection | None = None
         self._thread: threading.Thread | None = None
         if given:
             self._thread = threading.Thread(target=self._watch, name="firstfault-hang", daemon=True)
@@ -185,7 +185,7 @@ class StallWatch:
         files = to_files(seen)
         busy_at = self._hang.busy_seconds
         spares = busy_at is None or self._still.seconds(now) < busy_at
-        conclude = partial(told_of, seconds=now - began, ends=ends, spares=spares, own=group_rank)
+        conclude = partial(build_stall_report, seconds=now - began, ends=ends, spares=spares, own=group_rank)
         groups = (progress for failure, _ in seen for progress in failure.collectives)
         if any(entry.operation.startswith("nccl") for progress in groups for entry in progress.last):
             conclude = partial(with_ras, conclude, alive.values())
@@ -211,7 +211,7 @@ class StallWatch:
             # the job may have gone on meanwhile
             self._still.look(time.monotonic(), self._node.workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
             if not self._still.has_moved:
-                self._node.workers.end_hung(mine, round(now - began))
+                self._node.workers.kill_hung_workers(mine, round(now - began))
         if is_shown and not (before is not None and before.is_shown):
             self._notify(record)
 
@@ -229,18 +229,20 @@ class StallWatch:
             lambda: int(connections[0].add(_COUNT, 0)), STORE_TIMEOUT_SECONDS, "asking for the number of a stall"
         )
 
-    def _settled(self, number: int, files: dict[str, bytes], conclude: partial[Told]) -> _Stall | None:
+    def _settled(self, number: int, files: dict[str, bytes], conclude: partial[StallReport]) -> _Stall | None:
         """Return what one agent told to all; None: none did."""
         connections, places = self._connections, self._node.places
         if connections is None:
             return None
         store = connections[0]
-        self._settlement = settlement = Settlement(places.of().group_rank or 0, places.nodes, f"stall-{number}")
+        self._settlement = settlement = VerdictElection(places.of().group_rank or 0, places.nodes, f"stall-{number}")
         found: _Stall | None = None
         for step in settlement.settle(connections, files, self._wait_s, self._stopped):
-            document = step.document if isinstance(step, SettledDocument) else b""
+            document = step.document if isinstance(step, ElectedVerdict) else b""
             own = b""
-            if isinstance(step, Reports) and settlement.claim():  # first: of thousands of ranks it may take seconds
+            if (
+                isinstance(step, CollectedReports) and settlement.claim()
+            ):  # first: of thousands of ranks it may take seconds
                 own = json.dumps(asdict(self._concluded(conclude, step))).encode()
                 document = settlement.hand_over(own, durable=True).document
                 call_with_timeout(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
@@ -255,15 +257,15 @@ class StallWatch:
         self._settlement = None
         return found
 
-    def _concluded(self, conclude: partial[Told], reports: Reports) -> Told:
+    def _concluded(self, conclude: partial[StallReport], reports: CollectedReports) -> StallReport:
         """Return what is told of the nodes' reports; no lines: most nodes go on, or their ranks work."""
         there = {json.loads(data)["group_rank"] for name, data in reports.copies.items() if name.endswith(".json")}
         missing = sorted(set(range(self._node.places.nodes)) - there)
-        return conclude(reports.copies, missing=missing) if len(missing) <= len(there) else Told(())
+        return conclude(reports.copies, missing=missing) if len(missing) <= len(there) else StallReport(())
 
     # --- what this node sees ------------------------------------------------------------------------------------
 
-    def _seen(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, Facts]]:
+    def _seen(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, WorkerObservation]]:
         workers, places = self._node.workers, self._node.places
         answers = workers.ask(SNAPSHOT, alive, SNAPSHOT_TIMEOUT_SECONDS)
         # one that has not answered for long: a thread holds Python's lock, or the process does not run
@@ -296,8 +298,8 @@ class StallWatch:
             found.append((failure, facts))
         return found
 
-    def _facts(self, local_rank: int, pid: int, block: str, now: float, *, answers: bool) -> Facts:
-        kernel, stood = told_by_kernel(pid), self._still.stood(local_rank, now)
+    def _facts(self, local_rank: int, pid: int, block: str, now: float, *, answers: bool) -> WorkerObservation:
+        kernel, stood = read_kernel_state(pid), self._still.stood(local_rank, now)
         uses = usage(pid)
         before = self._used.get(local_rank, uses)
         computes = uses.cpu_seconds - before.cpu_seconds > _CPU_SHARE * self._every_s
@@ -313,7 +315,7 @@ class StallWatch:
         may_stand = bool(block) or any("SIGSTOP" in one or "debugger" in one for one in kernel)
         says = (*kernel, *(text for text, is_so in told.items() if is_so))
         group_rank, works = self._node.places.of().group_rank or 0, moves or computes or reads
-        return Facts(group_rank, local_rank, stood if answers else None, says, works, may_stand)
+        return WorkerObservation(group_rank, local_rank, stood if answers else None, says, works, may_stand)
 
     # --- records ------------------------------------------------------------------------------------------------
 
@@ -353,7 +355,7 @@ def _open(progress: CollectiveProgress) -> tuple[Collective, ...]:
     return tuple(last[:_MOST_OPEN] or progress.last[-1:])
 
 
-def _from_bytes(document: bytes) -> Told:
+def _from_bytes(document: bytes) -> StallReport:
     fields = json.loads(document)
     ends = tuple((int(group_rank), int(local)) for group_rank, local in fields.pop("ends"))
-    return Told(tuple(fields["lines"]), tuple(fields["ranks"]), fields["node"], fields["at"], ends)
+    return StallReport(tuple(fields["lines"]), tuple(fields["ranks"]), fields["node"], fields["at"], ends)

@@ -11,20 +11,20 @@ from firstfault_torch import time_limits
 
 
 @contextlib.contextmanager
-def starting(files: NodeFolder | None) -> Iterator[None]:
+def hold_forked_workers(files: NodeFolder | None) -> Iterator[None]:
     """Start the workers in this block: those that are forked wait until it ends."""
     with contextlib.suppress(OSError):  # such as a full disk: they do not wait
         if files is not None:
-            files.starting.touch()
+            files.hold_forked_workers.touch()
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # as the folder may be gone
             if files is not None:
-                files.starting.unlink()
+                files.hold_forked_workers.unlink()
 
 
-def await_siblings(files: NodeFolder) -> None:
+def wait_until_all_forked(files: NodeFolder) -> None:
     """Wait, in a forked worker, until all of the node's workers have been forked.
 
     The agent may host a store, whose thread resolves the address of each client that connects. If the agent forks
@@ -33,5 +33,5 @@ def await_siblings(files: NodeFolder) -> None:
     """
     deadline = time.monotonic() + time_limits.SIBLING_FORK_TIMEOUT_SECONDS
     # the recorder of a dead agent removes the folder
-    while files.starting.exists() and time.monotonic() < deadline:
+    while files.hold_forked_workers.exists() and time.monotonic() < deadline:
         time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)

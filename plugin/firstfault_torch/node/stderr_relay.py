@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles
-from firstfault.recorder.orphans import pass_on_late, write_stderr
+from firstfault.recorder.orphans import relay_late_stderr, write_stderr
 from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.time_limits import RELAY_CLOSE_TIMEOUT_SECONDS, SHUTDOWN_POLL_SECONDS
 
@@ -200,7 +200,7 @@ class StderrRelay:
             self._drain(local_rank)
         if written:
             with suppress_internal_errors("passing on the stderr of processes that outlive their worker"):
-                pass_on_late({opened[rank]: rank not in self._silent for rank in written})
+                relay_late_stderr({opened[rank]: rank not in self._silent for rank in written})
         for descriptor in opened.values():
             os.close(descriptor)
 
@@ -264,7 +264,7 @@ _living: weakref.WeakSet[StderrRelay] = weakref.WeakSet()
 _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def await_passed_on(shutdown_requested: threading.Event) -> None:
+def flush_relays(shutdown_requested: threading.Event) -> None:
     """Wait until closed relays have passed everything on, as the workers would without them, or until a shutdown."""
     for thread in list(_closing):
         while thread.is_alive() and not shutdown_requested.is_set():

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, try_call
-from firstfault_torch.rounds.report_packing import SettledDocument, _framed, _frames, _packed, _unpacked
+from firstfault_torch.rounds.report_packing import ElectedVerdict, _framed, _frames, _packed, _unpacked
 from firstfault_torch.rounds.round_store import set_once
 
 _T = TypeVar("_T")
@@ -25,7 +25,7 @@ _FOREVER = dt.timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
+class CollectedReports:
     """What the agents handed in."""
 
     copies: dict[str, bytes] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Reports:
     """Group ranks of the agents that leave, and of those that had joined and are dead."""
 
 
-class Settlement:
+class VerdictElection:
     """One agent's part in the settlement of a round, on the verdict or on another topic, one after the other."""
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
@@ -63,7 +63,7 @@ class Settlement:
         copies: Mapping[str, bytes],
         seconds: float,
         shutdown_requested: threading.Event,
-    ) -> Iterator[Reports | SettledDocument]:
+    ) -> Iterator[CollectedReports | ElectedVerdict]:
         """Yield the nodes' reports when it is this agent's turn to conclude; the verdict of another agent as the last.
 
         In its turn the caller concludes, calls `claim`, publishes the verdict, and calls `hand_over`. If it cannot, it
@@ -85,7 +85,7 @@ class Settlement:
                 turn = self._bounded(partial(self._begin_turn, order), "collecting the nodes' reports")
                 if turn is not None:
                     yield turn
-                if isinstance(turn, SettledDocument):
+                if isinstance(turn, ElectedVerdict):
                     return
             patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
             found = self._next_result(patience, shutdown_requested, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS)
@@ -107,9 +107,9 @@ class Settlement:
         claim = partial(self._store.compare_set, self._key("sealer"), mine, mine + b"!")
         return self._bounded(claim, "announcing that this node publishes") in {None, mine + b"!"}
 
-    def hand_over(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> SettledDocument:
+    def hand_over(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> ElectedVerdict:
         """Hand a published verdict to the other agents; return theirs if another agent has been faster."""
-        settled = SettledDocument(document, durable, bundle)
+        settled = ElectedVerdict(document, durable, bundle)
         value = _packed(settled)
         found = self._bounded(
             lambda: _unpacked(set_once(self._store, self._key("seal"), value)), "handing the verdict to the other nodes"
@@ -125,15 +125,15 @@ class Settlement:
         """End `settle` at once, from any thread: there is nothing left to settle on."""
         self._results.put(InterruptedError(reason))
 
-    def abandon(self, store: Any) -> SettledDocument | None:
+    def abandon(self, store: Any) -> ElectedVerdict | None:
         """Publish an empty document, unless there is one, so that no agent waits any longer; return what counts.
 
         None: the store is lost.
         """
 
-        def end() -> SettledDocument:
+        def end() -> ElectedVerdict:
             set_once(store, self._key("order"), json.dumps({"sealers": [], "complete": False}))
-            return _unpacked(set_once(store, self._key("seal"), _packed(SettledDocument(b"", durable=False))))
+            return _unpacked(set_once(store, self._key("seal"), _packed(ElectedVerdict(b"", durable=False))))
 
         return self._bounded(end, "telling the other agents that there is no conclusion")
 
@@ -230,7 +230,7 @@ class Settlement:
 
     # --- concluding ---------------------------------------------------------------------------------------------
 
-    def _begin_turn(self, order: dict[str, Any]) -> Reports | SettledDocument | None:
+    def _begin_turn(self, order: dict[str, Any]) -> CollectedReports | ElectedVerdict | None:
         """Return what to conclude from, or another agent's verdict; None if another agent has taken over."""
         store, mine = self._store, str(self._own).encode()
         # set before the order was
@@ -241,7 +241,7 @@ class Settlement:
             return _unpacked(bytes(store.get(self._key("seal"))))
         return self._reports(bool(order["complete"]))
 
-    def _reports(self, complete: bool) -> Reports:
+    def _reports(self, complete: bool) -> CollectedReports:
         """Return the nodes' reports; of a node that has not reported, what it handed in when its workers started."""
         store = self._store
         arrivals = self._arrivals(store)
@@ -255,7 +255,7 @@ class Settlement:
                     lost |= {group_rank} if complete else set()
         for _, files in _frames(bytes(store.get(self._key("reports")))):
             copies.update(files)
-        return Reports(copies, complete, frozenset(lost))
+        return CollectedReports(copies, complete, frozenset(lost))
 
     def _sealer(self) -> bytes:
         return bytes(self._store.get(self._key("sealer")))
@@ -274,5 +274,5 @@ class Settlement:
 
 
 def have_joined(store: Any) -> int:
-    """Return how many agents of a round have called `Settlement.join`: torch's own do not."""
+    """Return how many agents of a round have called `VerdictElection.join`: torch's own do not."""
     return len(dict(_frames(bytes(store.get(_JOINED))))) if store.check([_JOINED]) else 0

@@ -26,7 +26,7 @@ _WAIT = dt.timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
-class FirstFailure:
+class FailureNotice:
     """What a node tells the others about its failure."""
 
     what: str
@@ -58,7 +58,7 @@ class FirstFailure:
 class RoundOutcome:
     """How a round ended."""
 
-    failure: FirstFailure | None = None
+    failure: FailureNotice | None = None
     finished: bool = False
     """All nodes' workers have succeeded."""
     lost: str = ""
@@ -78,7 +78,7 @@ class FailureBroadcast:
         store: Any,
         group_rank: int,
         wake: Callable[[], None],
-        heard: Callable[[Any, FirstFailure], None] = lambda _connection, _failure: None,
+        heard: Callable[[Any, FailureNotice], None] = lambda _connection, _failure: None,
     ) -> None:
         self._store = store
         self._heard = heard
@@ -88,7 +88,7 @@ class FailureBroadcast:
         """How the round ended; None while it is not known."""
         self._is_known = threading.Event()
         self._ended = threading.Event()
-        self._sent: FirstFailure | None = None
+        self._sent: FailureNotice | None = None
         self._connection: Any = None
         """Opened before there is anything to send: a slow name service must not delay a failure notice."""
         self._waiting: Any = None
@@ -97,13 +97,13 @@ class FailureBroadcast:
         self._thread.start()
 
     @property
-    def failure(self) -> FirstFailure | None:
+    def failure(self) -> FailureNotice | None:
         """Another node's fatal failure; None if there is none."""
         failure = self._received
         return failure if failure and failure.fatal and failure.group_rank != self._group_rank else None
 
     @property
-    def asking(self) -> FirstFailure | None:
+    def asking(self) -> FailureNotice | None:
         """Another node's failure after which the agents decide whether to restart; None if there is none."""
         failure = self._received
         if failure is None or failure.fatal or not failure.asks or failure.group_rank == self._group_rank:
@@ -117,16 +117,16 @@ class FailureBroadcast:
         return failure is not None and failure.fatal
 
     @property
-    def first_failure(self) -> FirstFailure | None:
+    def first_failure(self) -> FailureNotice | None:
         """The failure that ended the round, another node's or this one's own; None if none is known."""
         known = self._received or self._sent
         return known if known is not None and (known.fatal or known.asks) else None
 
     @property
-    def _received(self) -> FirstFailure | None:
+    def _received(self) -> FailureNotice | None:
         return self.outcome.failure if self.outcome is not None else None
 
-    def send(self, failure: FirstFailure) -> None:
+    def send(self, failure: FailureNotice) -> None:
         """Tell the other agents; the first failure counts, but a restart never hides a fatal one."""
         if self._sent is not None and (self._sent.fatal or not failure.fatal):
             return
@@ -149,17 +149,17 @@ class FailureBroadcast:
             lambda: try_call(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "telling the other agents"
         )
 
-    def accept(self, failure: FirstFailure) -> None:
+    def accept(self, failure: FailureNotice) -> None:
         """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
         known = self.outcome
         if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
             self.outcome = RoundOutcome(failure=failure)
             self._wake()
 
-    def fatal_failure(self) -> FirstFailure | None:
+    def fatal_failure(self) -> FailureNotice | None:
         """Ask the store for another node's fatal failure, after the round has ended."""
 
-        def ask() -> FirstFailure | None:
+        def ask() -> FailureNotice | None:
             store = self._connection or connected(self._store)
             return _failure_from(store.get(_FATAL)) if store.check([_FATAL]) else None
 
@@ -183,7 +183,7 @@ class FailureBroadcast:
             return None
         return self._connection, self._waiting
 
-    def end_for_good(self, failure: FirstFailure) -> None:
+    def mark_fatal(self, failure: FailureNotice) -> None:
         """Take a failure that asked for fatal: the agents have decided against a restart."""
         self._ended.set()
         self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
@@ -202,7 +202,7 @@ class FailureBroadcast:
             return
         self._ended.set()
         with suppress_internal_errors("ending the wait for the round's outcome"):
-            self.send(FirstFailure("the round is over", "", self._group_rank, fatal=False))
+            self.send(FailureNotice("the round is over", "", self._group_rank, fatal=False))
             self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
 
     def _is_lost(self) -> bool:
@@ -254,7 +254,9 @@ class FailureBroadcast:
                 return RoundOutcome(lost=str(error).splitlines()[0])
 
 
-def _failure_from(text: bytes) -> FirstFailure | None:
+def _failure_from(text: bytes) -> FailureNotice | None:
     content = json.loads(text)
-    known = {item.name for item in fields(FirstFailure)}
-    return None if content.get("finished") else FirstFailure(**{name: content[name] for name in known & content.keys()})
+    known = {item.name for item in fields(FailureNotice)}
+    return (
+        None if content.get("finished") else FailureNotice(**{name: content[name] for name in known & content.keys()})
+    )

@@ -29,7 +29,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
 
 
-class Liveness:
+class PeerConnections:
     """This node's connections of one round. Make it after the workers were forked: they would keep them open.
 
     `store` is the round's own; `first_host` the host name or address of the first node, MASTER_ADDR. A thread calls

@@ -19,11 +19,11 @@ from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, suppress_internal_errors, try_call
 from firstfault_torch.node_context import NodeContext
-from firstfault_torch.rounds.election import Reports, Settlement, have_joined
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
-from firstfault_torch.rounds.peer_connections import Liveness
-from firstfault_torch.rounds.report_packing import SettledDocument
-from firstfault_torch.rounds.roster_poller import RosterPoll
+from firstfault_torch.rounds.election import CollectedReports, VerdictElection, have_joined
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice, RoundOutcome
+from firstfault_torch.rounds.peer_connections import PeerConnections
+from firstfault_torch.rounds.report_packing import ElectedVerdict
+from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.rounds.round_store import connected, store_of_agents
 
 _KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
@@ -33,7 +33,7 @@ _KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
 class Peers:
     """Listens to the other agents of one round. Make it after the workers were forked: connecting takes locks.
 
-    A failure in the roster may be ignored for `patience_seconds`. If the `others_suffice`, the agents decide on a
+    A failure in the roster may be ignored for `patience_seconds`. If the `can_continue_without_node`, the agents decide on a
     restart also if one of them has died. A thread calls `wake` when the outcome is known; `shutdown_requested`, set by
     a signal to this process, ends waits.
     """
@@ -44,7 +44,7 @@ class Peers:
         node_context: NodeContext,
         *,
         patience_seconds: float,
-        others_suffice: bool = False,
+        can_continue_without_node: bool = False,
         wake: Callable[[], None],
         shutdown_requested: threading.Event,
     ) -> None:
@@ -52,21 +52,21 @@ class Peers:
         self._node_context = node_context
         self._gave_up = shutdown_requested
         own, nodes = self._own, self._nodes = group.group_rank or 0, group.group_world_size or 1
-        self._others_suffice = others_suffice
-        self.settlement = Settlement(own, nodes)
+        self._others_suffice = can_continue_without_node
+        self.settlement = VerdictElection(own, nodes)
         """On the verdict on the attempt."""
-        self.agreement = Settlement(own, nodes, "restart")
+        self.agreement = VerdictElection(own, nodes, "restart")
         """On a restart."""
         host = master_address(group)[0]
         self._store = store_of_agents(group, node_context.round, host)
-        self.liveness = Liveness(self._store, own, node_context.identity.node, host, self._report_dead_agent)
-        self._listeners: list[Liveness | RosterPoll] = [self.liveness]
+        self.liveness = PeerConnections(self._store, own, node_context.identity.node, host, self._report_dead_agent)
+        self._listeners: list[PeerConnections | RosterPoller] = [self.liveness]
         self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
-        self.roster: RosterPoll | None = None
+        self.roster: RosterPoller | None = None
         """None: the nodes share no folder."""
         if node_context.files is not None and node_context.identity.is_folder_shared:
             recorder = Recorder(node_context.files)
-            self.roster = RosterPoll(recorder, node_context, own, patience_seconds, self._take_from_roster)
+            self.roster = RosterPoller(recorder, node_context, own, patience_seconds, self._take_from_roster)
             self._listeners.append(self.roster)
 
     def join(self, copies: Mapping[str, bytes]) -> None:
@@ -82,7 +82,7 @@ class Peers:
         """
         return connected(self._store)
 
-    def notify(self, failure: FirstFailure) -> None:
+    def notify(self, failure: FailureNotice) -> None:
         """Tell the other agents of this node's failure; a fatal one also closes the rendezvous."""
         self.broadcast.send(failure)
         if failure.fatal:
@@ -90,17 +90,17 @@ class Peers:
             close = partial(try_call, self._group.spec.rdzv_handler.set_closed, RendezvousConnectionError)
             call_with_timeout(close, 0, "closing the rendezvous")
 
-    def end_for_good(self, failure: FirstFailure, *, tell: bool) -> None:
+    def mark_fatal(self, failure: FailureNotice, *, tell: bool) -> None:
         """Take a failure for fatal, because the agents have decided against a restart.
 
         With `tell`, also tell agents that were not there then: they may be on their way to a new round.
         """
         if tell:
             self.notify(replace(failure, fatal=True, asks=False))
-        self.broadcast.end_for_good(failure)
+        self.broadcast.mark_fatal(failure)
 
-    def agree(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[Reports | SettledDocument]:
-        """Yield what `Settlement.settle` yields, for a decision on a restart.
+    def agree(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[CollectedReports | ElectedVerdict]:
+        """Yield what `VerdictElection.settle` yields, for a decision on a restart.
 
         The values end without a decision if the store is lost, a node failed for good meanwhile, or no agent concluded
         in time.
@@ -109,7 +109,7 @@ class Peers:
         if connections is None:
             return
         for step in self.agreement.settle(connections, copies, seconds, self._gave_up):
-            if isinstance(step, Reports) or step.document:
+            if isinstance(step, CollectedReports) or step.document:
                 yield step
         # this also ends the waiting thread: the next round may fork, and the connection is needed again
         settled = self.agreement.abandon(connections[0])
@@ -121,7 +121,7 @@ class Peers:
         if failure is not None:
             self.broadcast.accept(failure)
 
-    def await_all(self, wake: threading.Event) -> FirstFailure | None:
+    def await_all(self, wake: threading.Event) -> FailureNotice | None:
         """Wait until the workers of all nodes have succeeded; return the failure if one has not.
 
         Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
@@ -149,7 +149,7 @@ class Peers:
                 time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
                 "closing the rendezvous",
             )
-            failure = restart or FirstFailure("the round ended without a reason", "")
+            failure = restart or FailureNotice("the round ended without a reason", "")
         logger.warning("this node's workers had succeeded. The first report, not the verdict: %s", failure.reason)
         return failure
 
@@ -231,8 +231,8 @@ class Peers:
         if connections is not None:
             self.agreement.leave(connections[0], copies)
 
-    def settle(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[Reports | SettledDocument]:
-        """Settle on one verdict with the other agents; see `Settlement.settle`."""
+    def settle(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[CollectedReports | ElectedVerdict]:
+        """Settle on one verdict with the other agents; see `VerdictElection.settle`."""
         connections = self.broadcast.connections()
         if connections is not None:
             yield from self.settlement.settle(connections, copies, seconds, self._gave_up)
@@ -253,7 +253,7 @@ class Peers:
         self.stop_listening()
         self.broadcast.end()
 
-    def _heard(self, store: Any, failure: FirstFailure) -> None:
+    def _heard(self, store: Any, failure: FailureNotice) -> None:
         """Tell the other agents that this one knows of a failure, and so lives."""
         if failure.fatal:
             self.agreement.interrupt(failure.reason)
@@ -262,9 +262,9 @@ class Peers:
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Tell the other agents that one of them died."""
         asks = self._others_suffice
-        self.broadcast.send(FirstFailure(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks))
+        self.broadcast.send(FailureNotice(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks))
 
     def _take_from_roster(self, group_rank: int) -> None:
         """Accept a failure that another node wrote into the roster but did not broadcast."""
         what = "its roster entry says so; it sent no failure notice"
-        self.broadcast.accept(FirstFailure(what, f"node {group_rank}", group_rank))
+        self.broadcast.accept(FailureNotice(what, f"node {group_rank}", group_rank))

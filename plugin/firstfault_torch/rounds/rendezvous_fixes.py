@@ -8,7 +8,7 @@ from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import BackgroundCall
 
 
-class Rendezvous:
+class PatchedRendezvous:
     """torch's rendezvous handler, or another one, without two faults.
 
     It never blocks the agent's main loop. After each look at its workers torch's agent asks the store's host how many

@@ -21,7 +21,7 @@ _MAX_SENT = 256 * 1024 * 1024
 """Bytes of all agents together, which may hand over and ask at the same moment."""
 
 
-class SettledDocument(NamedTuple):
+class ElectedVerdict(NamedTuple):
     """The sealed verdict, as its agent hands it to the others."""
 
     document: bytes
@@ -57,11 +57,11 @@ def _frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
         start += length
 
 
-def _packed(settled: SettledDocument) -> bytes:
+def _packed(settled: ElectedVerdict) -> bytes:
     durable = b"1" if settled.durable else b""
     return pack({_DOCUMENT: settled.document, _DURABLE: durable, _BUNDLE: settled.bundle})
 
 
-def _unpacked(value: bytes) -> SettledDocument:
+def _unpacked(value: bytes) -> ElectedVerdict:
     files = unpack(value)
-    return SettledDocument(files[_DOCUMENT], bool(files[_DURABLE]), files.get(_BUNDLE, b""))
+    return ElectedVerdict(files[_DOCUMENT], bool(files[_DURABLE]), files.get(_BUNDLE, b""))

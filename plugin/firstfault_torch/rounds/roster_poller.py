@@ -19,7 +19,7 @@ _POLLS_PER_SECOND = 2.8
 """Of all nodes of a job together but the first: the nodes of a large job poll less often."""
 
 
-class RosterPoll:
+class RosterPoller:
     """Polls the roster every few seconds. Make it after the workers were forked.
 
     When another node's failure has been in the roster for `patience_seconds`, a thread calls `on_failure` once, with

@@ -19,7 +19,7 @@ from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.run_folder import begin_run
 from firstfault.store import split_name
 from firstfault_torch.agent.agent import PeerFailedError
-from firstfault_torch.agent.launch import Job, Prepared, results_of
+from firstfault_torch.agent.launch import Job, Prepared, run_agent
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine, SealedVerdict
@@ -94,7 +94,7 @@ class TorchrunAgent(LocalElasticAgent):
             function.__name__ = function.__qualname__ = getattr(spec.entrypoint, "__qualname__", str(spec.entrypoint))
             spec.entrypoint = function
         handler: Any = spec.rdzv_handler
-        prepared = Prepared(self._arguments, results_of, handler.shutdown)
+        prepared = Prepared(self._arguments, run_agent, handler.shutdown)
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)

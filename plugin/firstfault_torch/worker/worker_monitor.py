@@ -39,7 +39,7 @@ from firstfault_torch.failures.torch_error_file import (
 from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, suppress_internal_errors
 from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
-from firstfault_torch.node.fork_gate import await_siblings
+from firstfault_torch.node.fork_gate import wait_until_all_forked
 from firstfault_torch.node.stacks import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
@@ -157,7 +157,7 @@ class WorkerMonitor:
         node = self.node_context.files
         if not is_program and node is not None:
             with suppress_internal_errors("waiting for this node's other workers to start"):
-                await_siblings(node)
+                wait_until_all_forked(node)
         process_state.hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(process_state.watch_threads())

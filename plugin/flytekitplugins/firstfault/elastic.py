@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
 from firstfault.model import WorkerError
-from firstfault_torch.agent.launch import job_of
+from firstfault_torch.agent.launch import build_job
 from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.failures.torch_error_file import was_recoverable
 from firstfault_torch.guard import logger
@@ -76,7 +76,7 @@ def run_training(
         return _hand_over(results)
     with error_files_removed(launch):
         try:
-            results = run_node(job_of(launch, entrypoint, args), engine=engine, options=options)
+            results = run_node(build_job(launch, entrypoint, args), engine=engine, options=options)
         except NodeFailedError as failed:
             if failed.verdict is not None and engine.published is not None:
                 raise verdict_error(failed.verdict, engine.published) from failed.error

@@ -211,7 +211,7 @@ class NodeFolder:
         return self.path / "agent.line"
 
     @property
-    def starting(self) -> Path:
+    def hold_forked_workers(self) -> Path:
         """The file that exists while the agent forks workers."""
         return self.path / "starting"
 

@@ -26,7 +26,7 @@ _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
 
 
-def left_processes(folder: Path, sessions: frozenset[int] = frozenset()) -> set[int]:
+def find_orphans(folder: Path, sessions: frozenset[int] = frozenset()) -> set[int]:
     """Return the processes of this session, and of `sessions`, that are workers of a node, or that workers started."""
     sessions, real = sessions | {os.getsid(0)}, folder.resolve()
     found = set()
@@ -60,7 +60,7 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
     return False
 
 
-def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
+def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
     """End what workers have left by SIGTERM, and by SIGKILL what still runs after `seconds`; the workers have ended."""
     from firstfault.recorder.time_limits import (  # noqa: PLC0415 - as above
         KILLED_PROCESS_TIMEOUT_SECONDS,
@@ -75,7 +75,7 @@ def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = 
     ):
         sent: set[int] = set()
         pause: float = ORPHANS_POLL_SECONDS
-        while left := left_processes(folder, sessions):
+        while left := find_orphans(folder, sessions):
             for pid in left - sent:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -93,7 +93,7 @@ def end_left_processes(folder: Path, seconds: float, sessions: frozenset[int] = 
 # --- what they write to stderr --------------------------------------------------------------------------------------
 
 
-def pass_on_late(shown: dict[int, bool]) -> None:
+def relay_late_stderr(shown: dict[int, bool]) -> None:
     """Let a process of its own pass on what is still written; this process may close its copies then.
 
     `shown` has the FIFOs' descriptors, and whether their content is passed on or dropped.

@@ -25,7 +25,7 @@ from firstfault.errors import BadDocumentError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model.failure import fatal_error
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Spool, SpooledDocument, Target, tail_of
-from firstfault.recorder.orphans import end_left_processes, pass_on_late
+from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
 from firstfault.recorder.time_limits import (
     AGENT_POLL_SECONDS,
@@ -158,7 +158,7 @@ class _Server:
         if reading is not None:
             await reading
         folder = self._folder
-        await asyncio.to_thread(end_left_processes, folder.path, self._settings.left_seconds, folder.sessions)
+        await asyncio.to_thread(kill_orphan_processes, folder.path, self._settings.left_seconds, folder.sessions)
 
     async def _report_death(self) -> None:
         """Upload the document about the agent's death and all spooled documents at once, then the roster entry.
@@ -248,7 +248,7 @@ async def _agent_gone(pid: int) -> None:
 def _read_on(stderr: list[int]) -> None:
     """Let another process read what processes that outlive the agent write; SIGPIPE would end them."""
     try:
-        pass_on_late(dict.fromkeys(stderr, True))
+        relay_late_stderr(dict.fromkeys(stderr, True))
     except (OSError, subprocess.SubprocessError) as error:
         log_line(f"the stderr of processes that outlive the agent is lost: {error}")
 

@@ -25,7 +25,7 @@ _Call = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class WorkerObservation:
     """What an agent knows of a worker that stands still, besides what its document has."""
 
     group_rank: int
@@ -41,7 +41,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StallReport:
     """What one agent concluded for all."""
 
     lines: tuple[str, ...]
@@ -59,7 +59,7 @@ class Told:
         return self.at or "".join(self.lines[:1]).rpartition("; ")[2]
 
 
-def to_files(workers: Iterable[tuple[WorkerError, Facts]]) -> dict[str, bytes]:
+def to_files(workers: Iterable[tuple[WorkerError, WorkerObservation]]) -> dict[str, bytes]:
     """Return what a node hands in."""
     files: dict[str, bytes] = {}
     for failure, facts in workers:
@@ -68,18 +68,18 @@ def to_files(workers: Iterable[tuple[WorkerError, Facts]]) -> dict[str, bytes]:
     return files
 
 
-def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int, Facts]]:
+def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int, WorkerObservation]]:
     """Return what all nodes handed in: documents, and facts by rank."""
     names = [name.removesuffix(_DOCUMENT) for name in files if name.endswith(_DOCUMENT)]
     ranks = sorted(int(name) for name in names if name.isdecimal())
     found = (decode(files[f"{rank}{_DOCUMENT}"], DocumentRef(f"{rank}{_DOCUMENT}")) for rank in ranks)
     facts = {rank: json.loads(files[f"{rank}{_FACTS}"]) for rank in ranks}
     return [failure for failure in found if isinstance(failure, WorkerError)], {
-        rank: Facts(**{**each, "says": tuple(each["says"])}) for rank, each in facts.items()
+        rank: WorkerObservation(**{**each, "says": tuple(each["says"])}) for rank, each in facts.items()
     }
 
 
-def told_of(  # noqa: PLR0913 - keywords
+def build_stall_report(  # noqa: PLR0913 - keywords
     files: Mapping[str, bytes],
     seconds: float,
     *,
@@ -87,7 +87,7 @@ def told_of(  # noqa: PLR0913 - keywords
     ends: bool = False,
     spares: bool = True,
     own: int = 0,
-) -> Told:
+) -> StallReport:
     """Return what is told of a job that stands still; no lines: ranks work by themselves.
 
     Args:
@@ -107,7 +107,7 @@ def told_of(  # noqa: PLR0913 - keywords
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
     waiting = [failure for failure in failures if failure.rank not in accused and _waits(failure, at_gpu=bool(ranks))]
     if not waiting and any(each.works for each in facts.values()):
-        return Told(())
+        return StallReport(())
     calls = Counter(call for failure in waiting for call in _outstanding(failure)[:1])
     parts = [_waiters(failures, waiting, calls), *_awaited(by_rank, ranks, calls)]
     absent = [str(rank) for rank in range(failures[0].place.world_size) if rank not in by_rank]
@@ -124,7 +124,7 @@ def told_of(  # noqa: PLR0913 - keywords
     lines += [one_line(f"rank {rank}: {_doing(by_rank[rank], facts[rank])}", _LONGEST) for rank in ranks]
     first = by_rank[ranks[0]] if ranks else None
     at = locate_main_thread(first).frame if first is not None else ""
-    told = Told(tuple(lines), ranks, first.node if first is not None else "", at)
+    told = StallReport(tuple(lines), ranks, first.node if first is not None else "", at)
     if not ends or missing:
         return told
     working = [rank for rank in ranks or facts if _works(by_rank[rank], facts[rank], seconds)]
@@ -137,7 +137,7 @@ def told_of(  # noqa: PLR0913 - keywords
     return _with(told, "the attempt is ended for it", tuple((each.group_rank, each.local_rank) for each in killed))
 
 
-def _works(failure: WorkerError, facts: Facts, seconds: float) -> bool:
+def _works(failure: WorkerError, facts: WorkerObservation, seconds: float) -> bool:
     """Whether a rank works, or has come to its place long after the job stood still, as while it starts."""
     came_late = facts.stood_seconds is not None and facts.stood_seconds < seconds / 2
     # a thread that waits for its GPU, or in a collective, uses the CPU
@@ -145,7 +145,7 @@ def _works(failure: WorkerError, facts: Facts, seconds: float) -> bool:
     return came_late or (facts.works and not waits)
 
 
-def _with(told: Told, line: str, ends: tuple[tuple[int, int], ...] = ()) -> Told:
+def _with(told: StallReport, line: str, ends: tuple[tuple[int, int], ...] = ()) -> StallReport:
     return replace(told, lines=(*told.lines, one_line(line, _LONGEST)), ends=ends)
 
 
@@ -193,7 +193,7 @@ def _awaited(by_rank: Mapping[int, WorkerError], ranks: Sequence[int], calls: Co
     return found
 
 
-def _doing(failure: WorkerError, facts: Facts) -> str:
+def _doing(failure: WorkerError, facts: WorkerObservation) -> str:
     """Return where a rank is, for how long at least, and what else is known of it."""
     where = locate_main_thread(failure)
     frame = where.frame or "its place is not known"
