@@ -163,7 +163,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             with suppress_internal_errors("passing on the rest of the workers' stderr"):
                 flush_relays(signals.shutdown_requested)
             if node_context.identity.owns_process:
-                signals.leave()
+                signals.ignore_signals_until_exit()
 
 
 # --- from the end of a round to a verdict ---------------------------------------------------------------------------
@@ -268,9 +268,9 @@ def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: Wait) ->
     """Conclude and seal; None if that fails."""
     with suppress_internal_errors("concluding on the failure"):
         concluded = conclude_on_node(end.node_context, copies, pod.engine, pod.options, wait)
-        if end.refused is not None:
+        if end.restart_refusal is not None:
             found = concluded.conclusion
-            decision = with_unused_restarts(found.decision, found.verdict, end.refused, pod.max_restarts)
+            decision = with_unused_restarts(found.decision, found.verdict, end.restart_refusal, pod.max_restarts)
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
         return seal_verdict(concluded, end.node_context)
     return None

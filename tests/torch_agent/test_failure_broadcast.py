@@ -13,6 +13,7 @@ from torch.distributed import DistNetworkError
 
 from firstfault_torch import time_limits
 from firstfault_torch.rounds import failure_broadcast as outcome_module
+from firstfault_torch.rounds import round_store
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import hosted
@@ -190,7 +191,8 @@ def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pyt
         def wait(self, *_: object) -> None:
             raise DistNetworkError("the connection is closed")
 
-    monkeypatch.setattr(outcome_module, "_listens", lambda _: not connected[1:] or looks.pop())
+    for module in (outcome_module, round_store):
+        monkeypatch.setattr(module, "is_host_listening", lambda _: not connected[1:] or looks.pop())
     looks = [False, True]
     one = node(0, Dying())
     assert one.woken.wait(LONG_S)

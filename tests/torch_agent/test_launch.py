@@ -198,7 +198,7 @@ def test_a_slow_reader_of_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stderr_relay, "write_stderr", lambda data: is_read.wait() and written.append(data))
     monkeypatch.setattr(stderr_relay, "RELAY_CLOSE_TIMEOUT_SECONDS", 0.0)
     wait = run.flush_relays
-    monkeypatch.setattr(run, "await_passed_on", lambda shutdown_requested: (is_read.set(), wait(shutdown_requested)))
+    monkeypatch.setattr(run, "flush_relays", lambda shutdown_requested: (is_read.set(), wait(shutdown_requested)))
     _run(tmp_path, _leave_a_word, nproc_per_node=1)
     assert b"".join(written) == b"its last words\n"
 

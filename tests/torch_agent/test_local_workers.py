@@ -169,7 +169,7 @@ def test_a_worker_in_a_finaliser(
     """The agent waits for the report of a worker that drops a loader, perhaps for an exception that it has raised."""
     stack = f'Thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/loader.py", line 3 in {function}\n'
     seen = workers.WorkerSnapshot(f'{stack}  File "/app/train.py", line 9 in main\n')
-    monkeypatch.setattr(workers, "observe", lambda *_: {0: seen})
+    monkeypatch.setattr(workers, "collect_snapshots", lambda *_: {0: seen})
     awaited: list[set[int]] = []
     local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
     local._context = SimpleNamespace(_pc=SimpleNamespace(processes=start(_plain)))
@@ -271,11 +271,11 @@ def test_deaths(doomed: Callable[..., _Worker]) -> None:
         began = workers[index].end(action)
         workers[index].process.join()  # torch may have waited for it first
         moments.append((began, _noted(watch, index)))
-    deaths = _deaths(watch)
-    found = [(death.local_rank, death.pid, death.exit_code, death.signal) for death in deaths]
+    exits = _deaths(watch)
+    found = [(death.local_rank, death.pid, death.exit_code, death.signal) for death in exits]
     pids = [worker.process.pid for worker in workers]
     assert found == [(2, pids[2], -9, "SIGKILL"), (0, pids[0], 3, ""), (1, pids[1], 4, "")]
-    for death, ((wall_ns, monotonic_ns), noted_ns) in zip(deaths, moments[:3], strict=True):
+    for death, ((wall_ns, monotonic_ns), noted_ns) in zip(exits, moments[:3], strict=True):
         assert monotonic_ns <= death.monotonic_ns <= noted_ns
         assert wall_ns <= death.wall_ns
     until(lambda: not watch._thread.is_alive())
@@ -294,10 +294,10 @@ def test_deaths_before_the_watch(doomed: Callable[..., _Worker]) -> None:
         worker.process.join()
     began_ns = time.monotonic_ns()
     watch = ExitWatch([worker.process for worker in workers])
-    deaths = _deaths(watch)
+    exits = _deaths(watch)
     watch.stop()
-    assert [(death.local_rank, death.signal) for death in deaths] == [(1, "SIGKILL"), (0, "SIGTERM")]
-    assert all(death.monotonic_ns >= began_ns for death in deaths)
+    assert [(death.local_rank, death.signal) for death in exits] == [(1, "SIGKILL"), (0, "SIGTERM")]
+    assert all(death.monotonic_ns >= began_ns for death in exits)
 
 
 def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:

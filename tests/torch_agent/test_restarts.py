@@ -92,7 +92,7 @@ class Agent:
         first = self.peers.broadcast.first_failure
         assert first is not None
         self.reporter.report.copies[f"report-{self.group_rank}"] = b"failed"
-        self.decided = self.restarts.decided(self.place(), 3, self.peers, first)
+        self.decided = self.restarts.decide_restart(self.place(), 3, self.peers, first)
 
     def _decide(
         self, node_context: NodeContext, reports: CollectedReports, context: RestartContext
@@ -246,7 +246,7 @@ def test_a_fatal_failure_meanwhile(late: bool, agents: Callable[..., list[Agent]
 def test_agents_that_are_not_connected(agents: Callable[..., list[Agent]]) -> None:
     """With other nodes but without a connection to them, torch's way counts: they might decide otherwise."""
     (agent,) = agents(2, living=1)
-    found = agent.restarts.decided(agent.place(), 3, None, agent.own)
+    found = agent.restarts.decide_restart(agent.place(), 3, None, agent.own)
     assert found is not None
     assert (found.restart, found.is_agreed, agent.contexts) == (True, False, [])
 

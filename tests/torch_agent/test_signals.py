@@ -92,7 +92,7 @@ def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Co
         try:
             work(watch, say)
         except SignalException as error:
-            watch.notice()
+            watch.acknowledge()
             say("raised", error.sigval.name, watch.shutdown_requested.is_set())
             heard.wait(LONG_S)
     say("left", signal.getsignal(signal.SIGTERM))
@@ -214,7 +214,7 @@ def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
         try:
             _in_python(watch, say)
         except SignalException:
-            watch.notice()
+            watch.acknowledge()
             say("stopping")
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
@@ -264,7 +264,7 @@ def test_while_leaving(start: Callable[..., Agent]) -> None:
     """A signal to a pod that leaves with its result does nothing, to the end of the process."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
-        watch.leave()
+        watch.ignore_signals_until_exit()
         say("ready")
         for number in HANDLED:
             signal.raise_signal(number)
@@ -301,7 +301,7 @@ def test_a_forked_worker(start: Callable[..., Agent]) -> None:
             os._exit(0)
         with contextlib.suppress(SignalException):
             _in_python(watch, say)
-        watch.notice()
+        watch.acknowledge()
         time.sleep(0.1)
         say("worker", os.waitpid(worker, os.WNOHANG))
         os.kill(worker, signal.SIGKILL)
@@ -363,7 +363,7 @@ def test_in_another_thread() -> None:
     def call() -> None:
         with SignalWatch() as watch:
             watch.install()
-            watch.leave()
+            watch.ignore_signals_until_exit()
             seen.append((watch.is_listening, _hearing(), [signal.getsignal(number) for number in HANDLED]))
 
     thread = threading.Thread(target=call)
@@ -381,4 +381,4 @@ def test_the_signals_that_are_handled() -> None:
         with pytest.raises(SignalException):
             signal.raise_signal(signal.SIGUSR1)
         assert watch.shutdown_requested.is_set()
-        watch.notice()
+        watch.acknowledge()

@@ -138,7 +138,7 @@ class ReportingAgent(LocalElasticAgent):
         node.wake.wait(self._interval)
         node.wake.clear()
         if node.peers is not None and (failure := node.peers.broadcast.failure) is not None:
-            node.stop_because_of(failure)
+            node.stop_after_peer_failure(failure)
             raise PeerFailedError(failure)
         survivors = node.survivors.look(worker_group, self._pcontext) if node.survivors is not None else None
         if survivors is not None:
@@ -195,7 +195,7 @@ class ReportingAgent(LocalElasticAgent):
         terminated = self._signals.shutdown_requested.is_set()
         seconds = self._stop_seconds
         if terminated:
-            self._signals.notice()
+            self._signals.acknowledge()
             seconds = self._terminated_seconds
         with suppress_internal_errors_in_main("stopping the workers"):
             if terminated:
@@ -218,10 +218,10 @@ class ReportingAgent(LocalElasticAgent):
         """
         found, error = try_call(partial(super()._monitor_workers, group), Exception)
         if error is not None:
-            deaths = self.node.workers.deaths()
-            if isinstance(error, SignalException) or not deaths:
+            get_exits = self.node.workers.get_exits()
+            if isinstance(error, SignalException) or not get_exits:
                 raise error
-            return self._failed_result(deaths)
+            return self._failed_result(get_exits)
         result = cast("RunResult", found)
         failures = {
             rank: torch_agent.process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
@@ -229,7 +229,7 @@ class ReportingAgent(LocalElasticAgent):
         }
         return replace(result, failures=failures)
 
-    def _failed_result(self, deaths: list[WorkerExit]) -> RunResult:
+    def _failed_result(self, get_exits: list[WorkerExit]) -> RunResult:
         """Return a result as torch's, about the worker that failed first, and log that failure as torch does.
 
         Torch's own result and log name the failure that it finds first, which may be a stopped sibling; or none, while
@@ -237,7 +237,7 @@ class ReportingAgent(LocalElasticAgent):
         """
         files, stopped = self.node.reporter.report.error_files, self.node.workers.stopped
         reported = stopped.first if stopped is not None else frozenset()
-        first = next((death for death in deaths if death.local_rank in reported), deaths[0])
+        first = next((death for death in get_exits if death.local_rank in reported), get_exits[0])
         if stopped is None or first.local_rank in reported:
             with suppress_internal_errors_in_main("logging a failure"):
                 torch_agent.log_failure(self._pcontext, first.local_rank, first.pid, first.exit_code)
@@ -252,10 +252,10 @@ class ReportingAgent(LocalElasticAgent):
             PeerFailedError: the workers are not restarted.
         """
         peers = self.node.peers
-        failure = peers.broadcast.asking if peers is not None else None
+        failure = peers.broadcast.restart_request if peers is not None else None
         if peers is None or failure is None:
             return
-        self.node.stop_because_of(failure)
+        self.node.stop_after_peer_failure(failure)
         if not self.node.may_restart():
             raise PeerFailedError(peers.broadcast.failure or failure)
         # as in torch, a node whose own workers had not failed uses up no restart

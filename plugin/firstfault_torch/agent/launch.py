@@ -61,7 +61,7 @@ class RoundEnd:
     node failed. None: the workers succeeded."""
     group_rank: int = 0
     """This node's."""
-    refused: RestartRecord | None = None
+    restart_refusal: RestartRecord | None = None
     """The decision against a restart that ended the attempt; None: there was none."""
     peers: Peers | None = None
     """The other agents; None: there are none, or the round had not begun."""
@@ -136,7 +136,7 @@ def launch_agent(
         with environment_set(node_context.environment()):
             return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
-        signals.notice()
+        signals.acknowledge()
         if isinstance(error, SignalException):
             shutdown = None  # the rendezvous stays open: another pod may take this one's place
         return _failed(agent, error, node_context)
@@ -195,7 +195,7 @@ def _failed(agent: ReportingAgent | None, error: Exception, node_context: NodeCo
         node.reporter.report,
         error=error,
         group_rank=node.places.of().group_rank or 0,
-        refused=node.restarts.refused,
+        restart_refusal=node.restarts.restart_refusal,
         peers=node.peers,
     )
 

@@ -164,13 +164,13 @@ class LocalWorkers:
         failed = self._channel.failed() if self._channel is not None else {}
         return {rank: report for rank, report in failed.items() if rank not in self._forgotten}
 
-    def forget(self, local_ranks: frozenset[int]) -> None:
+    def discard_exits(self, local_ranks: frozenset[int]) -> None:
         """Take workers for ended without a failure: the others had gone on without them."""
         for rank in local_ranks - self._forgotten:
             self._reporter.withdraw(rank)
         self._forgotten |= local_ranks
 
-    def deaths(self) -> list[WorkerExit]:
+    def get_exits(self) -> list[WorkerExit]:
         """Return the workers that ended without success, in the order of their ends.
 
         A worker that exited with 0 before it handed over its result counts: torch would wait for that result for ever.
@@ -186,17 +186,17 @@ class LocalWorkers:
             and (death.exit_code != 0 or death.local_rank in counted or (stop is not None and stop.ended(death)))
         ]
 
-    def document_deaths(self) -> None:
+    def document_exits(self) -> None:
         """Document each death of this round once, in the background.
 
         A worker that torch takes for a success may hold a document: it called ``sys.exit(0)`` in the middle.
         """
-        deaths = self.deaths()
-        for death in deaths:
+        get_exits = self.get_exits()
+        for death in get_exits:
             self.document(death)
         ended = self._watch.ended() if self._watch is not None else []
         for death in ended:
-            if death.local_rank not in {item.local_rank for item in deaths} | self._forgotten:
+            if death.local_rank not in {item.local_rank for item in get_exits} | self._forgotten:
                 self._reporter.document(death, self.stopped, only_held=True)
 
     def document(self, death: WorkerExit) -> None:

@@ -126,25 +126,25 @@ class NodeRound:
         """Return the deaths of this round; on the first one tell the other agents and stop the siblings."""
         if not self.workers.is_watched:
             return []
-        reported, deaths = self.workers.reported(), self.workers.deaths()
-        if not reported and not deaths:
+        reported, get_exits = self.workers.reported(), self.workers.get_exits()
+        if not reported and not get_exits:
             return []
         if self.workers.stopped is None:
-            first = frozenset(reported) | {death.local_rank for death in deaths}
-            self._tell(reported, deaths)
-            for death in deaths:
+            first = frozenset(reported) | {death.local_rank for death in get_exits}
+            self._broadcast_failure(reported, get_exits)
+            for death in get_exits:
                 # before the siblings are asked: the document about the first death is to be durable first
                 self.workers.document(death)
             self.workers.stop(_SIBLING_FAILED, first)
-        return self.workers.deaths()
+        return self.workers.get_exits()
 
     def report_failure(self, result: RunResult, looked_ns: int) -> None:
         """Finish the report after torch has found a failure."""
         if self.workers.stopped is None:
             # torch saw the failure first and has stopped the other workers
             first = frozenset(failure.local_rank for failure in result.failures.values())
-            deaths = [death for death in self.workers.deaths() if death.local_rank in first]
-            self._tell({}, deaths)
+            get_exits = [death for death in self.workers.get_exits() if death.local_rank in first]
+            self._broadcast_failure({}, get_exits)
             self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
@@ -157,7 +157,7 @@ class NodeRound:
     def finish_report(self) -> None:
         """Document the deaths of this node's workers, and announce that the node has failed."""
         self._forget_recovered()
-        self.workers.document_deaths()
+        self.workers.document_exits()
         first = self.peers.broadcast.first_failure if self.peers is not None else None
         self.reporter.finish(self.places.ranks, first)
 
@@ -167,7 +167,7 @@ class NodeRound:
             with suppress_internal_errors_in_main("leaving out faults from which the ranks had recovered"):
                 self.survivors.forget_recovered(self._group)
 
-    def _tell(self, reported: dict[int, dict[str, Any]], deaths: list[WorkerExit]) -> None:
+    def _broadcast_failure(self, reported: dict[int, dict[str, Any]], get_exits: list[WorkerExit]) -> None:
         """Tell the other agents of the worker that reported first, else of the first that died."""
         place, what = self.places.of(), "its workers are unhealthy"
         failure = FailureNotice(what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.asks)
@@ -175,8 +175,8 @@ class NodeRound:
             local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
             what, document = str(report.get("what", "")), str(report.get("document", ""))
             failure = replace(failure, what=what, rank=self.places.rank_of(local), document=document)
-        elif deaths:
-            first = deaths[0]
+        elif get_exits:
+            first = get_exits[0]
             expiry = self.workers.expired.get(first.local_rank)
             what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
             failure = replace(failure, what=what, rank=self.places.rank_of(first.local_rank))
@@ -190,11 +190,11 @@ class NodeRound:
         try:
             if self.finished:
                 return
-            self.reporter.hurry()
+            self.reporter.shorten_deadlines()
             error = SignalException("terminated", sigval=received.number)
             self.reporter.write(describe_agent_failure(error, ErrorClass.PREEMPTION, self.places.of(), received.moment))
             if self.waits_at_exit or not self.restarts.can_continue_without_node(self.places.nodes):
-                self._tell_of_agent(f"{TERMINATED_BY} {received.number.name}")
+                self._broadcast_agent_failure(f"{TERMINATED_BY} {received.number.name}")
         finally:
             self._signal_reported.set()
 
@@ -208,27 +208,27 @@ class NodeRound:
         else:
             self.reporter.write(describe_agent_failure(error, error_class, self.places.of(), Moment.now()))
         if not preempted:
-            self._tell_of_agent(f"{type(error).__name__} in its agent")
+            self._broadcast_agent_failure(f"{type(error).__name__} in its agent")
         self.finish_report()
         if self.peers is not None and preempted:
             self.peers.leave(self.reporter.report.copies)
 
-    def _tell_of_agent(self, what: str) -> None:
+    def _broadcast_agent_failure(self, what: str) -> None:
         if self.peers is not None:
             place = self.places.of()
             self.peers.broadcast.send(FailureNotice(what, place.node, place.group_rank))
 
     # --- a failure of another node ------------------------------------------------------------------------------
 
-    def stop_because_of(self, failure: FailureNotice) -> None:
+    def stop_after_peer_failure(self, failure: FailureNotice) -> None:
         """Stop the workers because another node has failed, and report."""
         logger.warning("stopping this node's workers. The first report, not the verdict: %s", failure.reason)
         if self.survivors is not None:
             self.survivors.await_end()
         self._forget_recovered()
         with suppress_internal_errors_in_main("stopping the workers"):
-            deaths = frozenset(death.local_rank for death in self.workers.deaths())
-            self.workers.stop(failure.reason, deaths, caused_by=failure.cause)
+            get_exits = frozenset(death.local_rank for death in self.workers.get_exits())
+            self.workers.stop(failure.reason, get_exits, caused_by=failure.cause)
             self.finish_report()
 
     # --- restarts -----------------------------------------------------------------------------------------------
@@ -246,6 +246,6 @@ class NodeRound:
             place = self.places.of()
             first = broadcast.first_failure if broadcast is not None else None
             first = first or FailureNotice("its workers", place.node, place.group_rank)
-            record = self.restarts.decided(place, self._restarts_left, self.peers, first)
+            record = self.restarts.decide_restart(place, self._restarts_left, self.peers, first)
             allowed = record is None or record.restart
         return allowed and not (broadcast is not None and broadcast.is_fatal)

@@ -73,13 +73,13 @@ class Reporter:
 
     @property
     def deadline_seconds(self) -> float:
-        """The longest wait for an upload that begins now; shorter after `hurry`."""
+        """The longest wait for an upload that begins now; shorter after `shorten_deadlines`."""
         seconds = self.node_context.upload_deadline_seconds
         if self._hurried_until is None:
             return seconds
         return min(seconds, max(self._hurried_until - time.monotonic(), TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS))
 
-    def hurry(self) -> None:
+    def shorten_deadlines(self) -> None:
         """Let all further uploads together take a few seconds: this process is terminated, and will be killed."""
         if self._hurried_until is None:
             self._hurried_until = time.monotonic() + TERMINATED_UPLOADS_TIMEOUT_SECONDS

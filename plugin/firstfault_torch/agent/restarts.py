@@ -30,7 +30,7 @@ class Restarts:
         self._min_nodes = settings.min_nodes
         self._seconds = settings.options.settle_seconds
         self._reporter = reporter
-        self.refused: RestartRecord | None = None
+        self.restart_refusal: RestartRecord | None = None
         """The decision against a restart, which ended the attempt."""
         self._previous_fingerprint = ""
         self._written: tuple[str, RestartRecord] | None = None
@@ -45,7 +45,7 @@ class Restarts:
         """Whether the job continues if one of so many nodes is lost."""
         return nodes - 1 >= self._min_nodes
 
-    def decided(
+    def decide_restart(
         self, place: Place, restarts_left: int, peers: Peers | None, first: FailureNotice
     ) -> RestartRecord | None:
         """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
@@ -72,7 +72,7 @@ class Restarts:
             path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
             self._written = (path, record) if record.restart else None
             self._reporter.put(path, restart_to_json(record))
-        self.refused = None if record.restart else record
+        self.restart_refusal = None if record.restart else record
         if not record.restart and peers is not None:
             peers.mark_fatal(first, tell=is_mine)
         return record

@@ -52,7 +52,7 @@ class SignalReceived:
     moment: Moment
 
 
-class _GiveUp(threading.Event):
+class ShutdownEvent(threading.Event):
     """An event that a signal handler may set while it interrupts a wait for it: `Event`'s own lock would block it."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class SignalWatch:
     def __init__(self, handled: tuple[signal.Signals, ...] = HANDLED) -> None:
         self._handled = handled
         self.received: SignalReceived | None = None
-        self.shutdown_requested: threading.Event = _GiveUp()
+        self.shutdown_requested: threading.Event = ShutdownEvent()
         """Set by a signal; ends every wait."""
         self._phase = SignalPhase.WORKING
         self._noticed = threading.Event()
@@ -118,13 +118,13 @@ class SignalWatch:
         """Whether signals are received; not if it was entered outside of the main thread."""
         return self._wakeup_writer is not None
 
-    def leave(self) -> None:
+    def ignore_signals_until_exit(self) -> None:
         """Ignore signals until the process ends: it has its result and is exiting."""
         self._phase = SignalPhase.LEAVING
         if self._wakeup_writer is not None:
             self._before = dict.fromkeys(self._before, signal.SIG_IGN)
 
-    def notice(self) -> None:
+    def acknowledge(self) -> None:
         """Confirm that the main thread handles the signal, so that it is not interrupted again."""
         self._noticed.set()
 

@@ -128,11 +128,11 @@ class Survivors:
 
     def _ended(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
-        return set(self._workers.reported()) | {death.local_rank for death in self._workers.deaths()}
+        return set(self._workers.reported()) | {death.local_rank for death in self._workers.get_exits()}
 
     def forget_recovered(self, group: WorkerGroup) -> None:
         """Leave out the deaths of workers without which the others had continued before they gave up."""
-        self._workers.forget(frozenset(self._recovered(group) or ()))
+        self._workers.discard_exits(frozenset(self._recovered(group) or ()))
 
     def _recovered(self, group: WorkerGroup) -> set[int] | None:
         """Return the local ranks without which the others have continued; None if the store does not answer."""

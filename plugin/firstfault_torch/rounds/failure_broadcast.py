@@ -15,7 +15,7 @@ import torch.distributed as dist
 from firstfault.model import CausedBy
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors, try_call
-from firstfault_torch.rounds.round_store import _listens, connected, set_once
+from firstfault_torch.rounds.round_store import connected, is_host_listening, set_once
 
 _OUTCOME = "firstfault/outcome"
 """Set once a round: which node failed, or that all have finished. Every agent waits for it."""
@@ -81,7 +81,7 @@ class FailureBroadcast:
         heard: Callable[[Any, FailureNotice], None] = lambda _connection, _failure: None,
     ) -> None:
         self._store = store
-        self._heard = heard
+        self._acknowledge = heard
         self._group_rank = group_rank
         self._wake = wake
         self.outcome: RoundOutcome | None = None
@@ -103,7 +103,7 @@ class FailureBroadcast:
         return failure if failure and failure.fatal and failure.group_rank != self._group_rank else None
 
     @property
-    def asking(self) -> FailureNotice | None:
+    def restart_request(self) -> FailureNotice | None:
         """Another node's failure after which the agents decide whether to restart; None if there is none."""
         failure = self._received
         if failure is None or failure.fatal or not failure.asks or failure.group_rank == self._group_rank:
@@ -191,7 +191,7 @@ class FailureBroadcast:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
             call_with_timeout(
-                lambda: self._heard(self._connection, fatal),
+                lambda: self._acknowledge(self._connection, fatal),
                 time_limits.STORE_TIMEOUT_SECONDS,
                 "telling that this node knows",
             )
@@ -228,7 +228,7 @@ class FailureBroadcast:
                     failure = _failure_from(self._connection.get(_FATAL))
                     self.outcome = RoundOutcome(failure=failure)
                     if failure is not None:
-                        self._heard(self._connection, failure)
+                        self._acknowledge(self._connection, failure)
                     return
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             self.outcome = RoundOutcome(lost=str(error).splitlines()[0])
@@ -242,13 +242,13 @@ class FailureBroadcast:
                 failure = _failure_from(store.get(_OUTCOME))
                 if failure is None:
                     return RoundOutcome(finished=True)
-                self._heard(store, failure)
+                self._acknowledge(store, failure)
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # a connection can also break while the host lives; one that dies closes its port a moment later
-                if _listens(self._store):
+                if is_host_listening(self._store):
                     time.sleep(time_limits.LOST_STORE_GRACE_SECONDS)
-                    if _listens(self._store):
+                    if is_host_listening(self._store):
                         continue
                 logger.info("lost the store that the agents share: %s", error)
                 return RoundOutcome(lost=str(error).splitlines()[0])

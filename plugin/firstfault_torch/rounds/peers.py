@@ -61,7 +61,7 @@ class Peers:
         self._store = store_of_agents(group, node_context.round, host)
         self.liveness = PeerConnections(self._store, own, node_context.identity.node, host, self._report_dead_agent)
         self._listeners: list[PeerConnections | RosterPoller] = [self.liveness]
-        self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
+        self.broadcast = FailureBroadcast(self._store, own, wake, self._acknowledge)
         self.roster: RosterPoller | None = None
         """None: the nodes share no folder."""
         if node_context.files is not None and node_context.identity.is_folder_shared:
@@ -253,7 +253,7 @@ class Peers:
         self.stop_listening()
         self.broadcast.end()
 
-    def _heard(self, store: Any, failure: FailureNotice) -> None:
+    def _acknowledge(self, store: Any, failure: FailureNotice) -> None:
         """Tell the other agents that this one knows of a failure, and so lives."""
         if failure.fatal:
             self.agreement.interrupt(failure.reason)

@@ -108,12 +108,12 @@ def connected(store: Any) -> Any:
     Raises:
         torch.distributed.DistNetworkError: no server listens there.
     """
-    if not _listens(store):
+    if not is_host_listening(store):
         raise dist.DistNetworkError("no server listens at the store's address")
     return store.clone()
 
 
-def _listens(store: Any) -> bool:
+def is_host_listening(store: Any) -> bool:
     """Whether the store's host accepts connections; cloning the store would retry for minutes."""
     host = lowest(store)
     try:
