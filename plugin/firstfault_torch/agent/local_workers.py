@@ -230,7 +230,7 @@ class LocalWorkers:
         return self._channel.ask(local_ranks, seconds, question) if self._channel is not None else {}
 
     def stacks(self, pids: dict[int, int]) -> dict[int, str]:
-        """Return the stacks of workers that do not answer; see `collect_snapshots` for what this may do to one that runs."""
+        """Return the stacks of unresponsive workers. May crash a worker that runs: see `collect_snapshots`."""
         files, number = self._reporter.node_context.files, self._reporter.node_context.round
         return (
             ask_for_stacks(files, number, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS) if files is not None else {}

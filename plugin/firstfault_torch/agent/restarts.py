@@ -50,8 +50,8 @@ class Restarts:
     ) -> RestartRecord | None:
         """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
 
-        With other nodes the call waits for them; see `VerdictElection.settle`. Without `peers` there are no other nodes, or
-        the agents are not connected.
+        Waits for the other nodes, as `VerdictElection.settle` does. Without `peers` there are no other nodes, or the
+        agents aren't connected.
         """
         nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
         judge = partial(self._judged, nodes, restarts_left)

@@ -27,15 +27,21 @@ from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.rounds.round_store import connected, store_of_agents
 
 _KNOW, _ALL_KNOW = "firstfault/know", "firstfault/all-know"
-"""How many agents know that all workers have succeeded; set by the last one."""
+"""Counter of the agents that know that all workers have succeeded; key that the last of them sets."""
 
 
 class Peers:
-    """Listens to the other agents of one round. Make it after the workers were forked: connecting takes locks.
+    """This node's view of the other agents in one round, with the threads that listen to them.
 
-    A failure in the roster may be ignored for `patience_seconds`. If the `can_continue_without_node`, the agents decide on a
-    restart also if one of them has died. A thread calls `wake` when the outcome is known; `shutdown_requested`, set by
-    a signal to this process, ends waits.
+        Peers(...)          after the workers are forked: connecting takes locks that a child would inherit
+        join, connect       the node takes part in the round's elections; its connections are open
+        notify              this node failed: broadcast it; or a peer's failure arrives, and a thread calls `wake`
+        agree | settle      the agents vote on a restart, or elect the leader that concludes
+        leave, end          this node exits earlier, or the round is over: close connections, join threads
+
+    A failure that is only in the roster may be ignored for `patience_seconds`: a restart may be under way. With
+    `can_continue_without_node` the agents also vote on a restart after one of them has died. `shutdown_requested`, set
+    by a signal to this process, ends waits.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
