@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from firstfault import model
-from firstfault.exceptions.stack_position import with_raise_point, with_source
-from firstfault.exceptions.tracebacks import format_exception
+from firstfault.exceptions.stack_dumps import add_raise_point, add_source_lines
+from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model.failure import CTRL_C
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
@@ -161,10 +161,10 @@ def describe_exit(
         seen = stop.observations.get(death.local_rank, seen)
     stack = traces.fatal_stack or seen.stack
     if stack:  # without source lines if the program's files cannot be read in time
-        read = partial(with_source, stack, linecache.getline)
+        read = partial(add_source_lines, stack, linecache.getline)
         stack = call_with_timeout(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
     if seen.raised_at is not None and not traces.fatal_stack:
-        stack = with_raise_point(stack, seen.raised_at)
+        stack = add_raise_point(stack, seen.raised_at)
     code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
     category = "host_oom" if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill else ""
     sent: tuple[model.SentSignal, ...] = ()

@@ -175,8 +175,8 @@ class Reporter:
     ) -> None:
         """Document one death in the background; a second call for the same worker does nothing.
 
-        `stop` and `expiry` as in `describe_exit`, `seen` as in `ExitEvidence`. With `only_held`, upload the worker's own
-        documents and write none.
+        `stop` and `expiry` as in `describe_exit`, `seen` as in `ExitEvidence`. With `only_held`, only upload the
+        worker's own documents.
         """
 
         def upload() -> None:
