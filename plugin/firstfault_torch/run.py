@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from firstfault.conclude import RestartContext, record_of, with_unused_restarts
+from firstfault.conclude import RestartContext, build_restart_record, explain_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.wire.documents import unpack
@@ -270,7 +270,7 @@ def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: Wait) ->
         concluded = conclude_on_node(end.node_context, copies, pod.engine, pod.options, wait)
         if end.restart_refusal is not None:
             found = concluded.conclusion
-            decision = with_unused_restarts(found.decision, found.verdict, end.restart_refusal, pod.max_restarts)
+            decision = explain_unused_restarts(found.decision, found.verdict, end.restart_refusal, pod.max_restarts)
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
         return seal_verdict(concluded, end.node_context)
     return None
@@ -321,7 +321,7 @@ def _decided_restart(
     """Judge a failed round, and return whether torch restarts the workers."""
     wait = Wait(0.0, complete=reports.complete)
     concluded = conclude_on_node(node_context, reports.copies, pod.engine, pod.options, wait, restart=context)
-    return record_of(concluded.conclusion, context)
+    return build_restart_record(concluded.conclusion, context)
 
 
 def _end_process(pod: Pod, end: RoundEnd) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from firstfault.conclude import Conclusion, failed
+from firstfault.conclude import Conclusion, has_failed
 from firstfault.errors import FirstFaultError
 from firstfault.layout import OUTPUTS, attempt_of
 from firstfault.model import DocumentRef, JobErrors, Scope
@@ -133,7 +133,7 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, reader_of: ReaderOf
     """
     job = reader_of(uri).job_of(_snapshot_of(sources))
     # a report names no output prefix: there is none
-    here = "" if failed(job) else uri
+    here = "" if has_failed(job) else uri
     reader = reader_of(here)
     return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True)
 

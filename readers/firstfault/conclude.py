@@ -1,4 +1,4 @@
-"""From what was read about an attempt to a verdict, a decision, and whether torch elastic restarts the workers.
+"""Concludes an attempt: the verdict, the retry decision, and whether torch elastic restarts the workers.
 
 Pure: no storage, no clock, no environment.
 """
@@ -22,13 +22,13 @@ logger = logger_of(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """An attempt, judged once. Reports draw it and judge nothing again."""
+    """The verdict and the decision on an attempt. Reports print it and decide nothing again."""
 
     job: model.JobErrors
     verdict: model.Verdict
     decision: model.Decision
     diagnosis: Diagnosis
-    """Of `job`; whatever the strategy made of it."""
+    """Of `job`, whatever strategy the verdict is from."""
 
 
 def conclude(
@@ -42,60 +42,62 @@ def conclude(
 
     Args:
         job: what was read.
-        strategy: a name or a callable; None takes the one the pods sealed with, else `DEFAULT_STRATEGY`.
-        policy: the retry policy. None takes the decision that the pods sealed if their verdict is the same one, else
-            firstfault's default policy.
-        context: what the policy may know; None makes one from `job`.
+        strategy: a name or a callable. None: the strategy of the sealed verdict, else `DEFAULT_STRATEGY`.
+        policy: the retry policy. None: the sealed decision if the sealed verdict is the same, else firstfault's default
+            policy.
+        context: the policy's input besides the verdict. None: derived from `job`.
 
     Raises:
-        StrategyError: the strategy is unknown, raised, or returned something else than a verdict.
+        StrategyError: the strategy is unknown, raised, or didn't return a verdict.
     """
-    chosen = get_strategy(strategy) if strategy is not None else None
-    if not failed(job):
+    chosen_strategy = get_strategy(strategy) if strategy is not None else None
+    if not has_failed(job):
         return None
     diagnosis = diagnose(job)
-    seal, sealed = _seal_of(job)
-    if seal is not None and _overrules(seal, job, strategy):
-        verdict = _verdict_of_seal(seal, sealed[0] if sealed is not None else None, job)
+    seal, sealed = _find_valid_seal(job)
+    if seal is not None and _sealed_verdict_wins(seal, job, strategy):
+        verdict = _restore_sealed_verdict(seal, sealed[0] if sealed is not None else None, job)
     else:
-        verdict = run_strategy(chosen or strategy_of(job.seals), job, diagnosis)
+        verdict = run_strategy(chosen_strategy or find_sealed_strategy(job.seals), job, diagnosis)
     context = replace(context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress)
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
     if policy is None and sealed is not None and is_sealed:
-        # under the task's own policy, which this reader need not have
+        # The pods decided with the task's own retry policy, a Python object that this reader doesn't have.
         decision = replace(sealed[1], enforced=context.pods_alive)
     else:
         decision = decide(verdict, policy, context)
     return Conclusion(job, verdict, decision, diagnosis)
 
 
-def failed(job: model.JobErrors) -> bool:
+def has_failed(job: model.JobErrors) -> bool:
     """Whether the attempt failed.
 
-    An unreadable document counts, and so does a node that reported a failure and left no document.
+    An unreadable document counts, too, and so does a node that reported a failure without leaving a document.
     """
-    reported = any(presence.phase is model.Phase.FAILED for presence in job.roster)
-    return bool(job.failures or job.seals or job.coverage.unreadable or reported)
+    has_failed_node = any(presence.phase is model.Phase.FAILED for presence in job.roster)
+    return bool(job.failures or job.seals or job.coverage.unreadable or has_failed_node)
 
 
-def strategy_of(seals: Sequence[model.Seal]) -> AggregationStrategy:
-    """Return the strategy that the pods sealed with, if it can be loaded here; else the default one."""
+def find_sealed_strategy(seals: Sequence[model.Seal]) -> AggregationStrategy:
+    """Return the strategy of a sealed verdict if it can be loaded here, else the default strategy."""
     for seal in sorted(seals, key=lambda seal: seal.order):
         try:
             return get_strategy(seal.strategy)
         except FirstFaultError:
-            continue  # a plug-in that is not installed here, or broken here
+            continue  # a plug-in of the pods' image, which isn't installed here or doesn't load
     return get_strategy(DEFAULT_STRATEGY)
 
 
-def _seal_of(job: model.JobErrors) -> tuple[model.Seal | None, tuple[model.Verdict, model.Decision] | None]:
-    """Return the valid seal that rests on the most documents, and its verdict and decision.
+def _find_valid_seal(job: model.JobErrors) -> tuple[model.Seal | None, tuple[model.Verdict, model.Decision] | None]:
+    """Return the valid seal that rests on the most documents, with its verdict and decision.
 
-    Of an attempt without documents, one that another version sealed is taken all the same: Flyte's part is readable.
+    Without any document, a seal of another version is returned without them: the part that Flyte reads is readable.
     """
-    read = [(seal, from_json(seal.json)) for seal in job.seals]
-    valid = [(seal, sealed) for seal, sealed in read if sealed is not None]
-    invalid = [seal for seal, sealed in read if sealed is None]
+    # Several pods may write a seal, each with the documents that it could read in time. They are sorted: the seal that
+    # rests on the most documents is first.
+    parsed = [(seal, from_json(seal.json)) for seal in job.seals]
+    valid = [(seal, sealed) for seal, sealed in parsed if sealed is not None]
+    invalid = [seal for seal, sealed in parsed if sealed is None]
     is_used = bool(invalid) and not valid and not job.failures
     if invalid:
         use = "only its code and message are used" if is_used else "it is ignored"
@@ -106,12 +108,14 @@ def _seal_of(job: model.JobErrors) -> tuple[model.Seal | None, tuple[model.Verdi
     return (invalid[0] if is_used else None), None
 
 
-def _overrules(seal: model.Seal, job: model.JobErrors, strategy: str | AggregationStrategy | None) -> bool:
-    """Whether the sealed verdict is taken: the documents are gone, or it rests on more of them than are left."""
+def _sealed_verdict_wins(seal: model.Seal, job: model.JobErrors, strategy: str | AggregationStrategy | None) -> bool:
+    """Whether the sealed verdict replaces the strategy: the documents, or some that it rests on, are gone."""
     if not job.failures:
         return True
     if strategy not in {None, seal.strategy} or seal.count <= job.document_count:
         return False
+    # Any process of the job can write a seal that claims a large number of documents. If no document is missing, the
+    # claim is wrong.
     is_whole = bool(job.roster) and job.coverage.complete
     if is_whole:
         text = (
@@ -121,12 +125,12 @@ def _overrules(seal: model.Seal, job: model.JobErrors, strategy: str | Aggregati
     return not is_whole
 
 
-def _verdict_of_seal(seal: model.Seal, verdict: model.Verdict | None, job: model.JobErrors) -> model.Verdict:
+def _restore_sealed_verdict(seal: model.Seal, verdict: model.Verdict | None, job: model.JobErrors) -> model.Verdict:
     if verdict is None:
-        # sealed by another version; the part that Flyte reads is readable all the same
-        what = (seal.code, seal.message, seal.kind, seal.origin)
-        as_flyte_reads = model.WorkerError(*what, seal.fault_timestamp_ns, seal.worker, model.Place(node=seal.worker))
-        verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(as_flyte_reads,)))
+        # sealed by another version: only the fields that Flyte reads have the same meaning in every version
+        fields = (seal.code, seal.message, seal.kind, seal.origin, seal.fault_timestamp_ns, seal.worker)
+        failure = model.WorkerError(*fields, model.Place(node=seal.worker))
+        verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(failure,)))
     note = "no error documents were read; this is the verdict that the nodes sealed"
     notes = dict.fromkeys((*verdict.coverage.notes, *job.coverage.notes, note))
     return replace(verdict, coverage=replace(verdict.coverage, notes=tuple(notes), complete=False))
@@ -137,52 +141,55 @@ def _verdict_of_seal(seal: model.Seal, verdict: model.Verdict | None, job: model
 
 @dataclass(frozen=True, slots=True)
 class RestartContext:
-    """What is known besides the verdict when the workers could be restarted."""
+    """The input of `decide_restart` besides the verdict."""
 
     round: int
     restarts_left: int
-    """Of `max_restarts`, before this decision."""
+    """How many of `max_restarts` are left, before this decision."""
     nodes_left: int = 1
-    """Nodes whose agents live and stay."""
+    """Number of nodes whose agents are alive and stay in the job."""
     min_nodes: int = 1
-    """The fewest nodes with which the job runs: the minimum of `nnodes`."""
+    """The minimum of `nnodes`."""
     previous_fingerprint: str = ""
-    """Of the previous round's verdict; empty: there was none, or it is not known."""
+    """Fingerprint of the previous round's verdict; empty: there was none, or it isn't known."""
 
-    def for_policy(self, context: RetryContext) -> RetryContext:
-        """Return what a retry policy gets to know."""
+    def to_retry_context(self, context: RetryContext) -> RetryContext:
+        """Return the context for a retry policy that is asked about this restart."""
         return replace(
             context, restarts_left=self.restarts_left, previous_fingerprint=self.previous_fingerprint, pods_alive=True
         )
 
 
 def decide_restart(verdict: model.Verdict, decision: model.Decision, context: RestartContext) -> tuple[bool, str]:
-    """Return whether the workers are restarted after a round with this verdict, and why or why not.
+    """Return whether to restart the workers after a round with this verdict, and the reason.
 
-    `decision` is the retry policy's, for `RestartContext.for_policy`.
+    `decision` is the retry policy's, with the context of `RestartContext.to_retry_context`.
     """
     restart, reason = decision.retry, decision.reason
-    again = same_fault_again()(verdict, context.for_policy(RetryContext()))
+    same_fault = same_fault_again()(verdict, context.to_retry_context(RetryContext()))
     is_known = verdict.scope is not model.Scope.UNDETERMINED
     root = verdict.root
-    # the same fingerprint does not show the same fault: the code asked for it, or another node was lost
-    is_asked_for = root is not None and root.recoverable and root.origin is not model.Origin.SYSTEM
-    may_repeat = is_asked_for or verdict.category in {"preemption", "node_lost"}
+    # These failures may come twice without being the same fault: one that the code raised as recoverable, since it asks
+    # for a retry each time, and a lost node, which is another node each time.
+    is_requested = root is not None and root.recoverable and root.origin is not model.Origin.SYSTEM
+    may_repeat = is_requested or verdict.category in {"preemption", "node_lost"}
+    # The order matters: without enough nodes, torch's rendezvous would wait 15 minutes for a restart that can't happen;
+    # a broken machine would be used again; only then does the retry policy decide.
     if context.nodes_left < context.min_nodes:
         restart, reason = False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
     elif verdict.category == "gpu_hardware" or host_evidence()(verdict, RetryContext()):
         restart, reason = False, "the machine is at fault, and a restart would use it again"
-    elif decision.retry and again and not may_repeat:
-        restart, reason = False, again.reason
-    elif not decision.retry and not is_known and again:
-        reason = f"the cause is not known, and {again.reason}"
+    elif decision.retry and same_fault and not may_repeat:
+        restart, reason = False, same_fault.reason
+    elif not decision.retry and not is_known and same_fault:
+        reason = f"the cause is not known, and {same_fault.reason}"
     elif not decision.retry and not is_known:
         restart, reason = True, "the cause is not known, and torch elastic restarts after any failure"
     return restart, reason
 
 
-def record_of(conclusion: Conclusion, context: RestartContext) -> model.RestartRecord:
-    """Return what is kept about a round that failed: its verdict in short, and the decision."""
+def build_restart_record(conclusion: Conclusion, context: RestartContext) -> model.RestartRecord:
+    """Return the record of a failed round: a summary of its verdict, and the decision."""
     verdict = conclusion.verdict
     restart, reason = decide_restart(verdict, conclusion.decision, context)
     root = verdict.root
@@ -203,10 +210,10 @@ def record_of(conclusion: Conclusion, context: RestartContext) -> model.RestartR
     )
 
 
-def with_unused_restarts(
+def explain_unused_restarts(
     decision: model.Decision, verdict: model.Verdict, refused: model.RestartRecord, max_restarts: int
 ) -> model.Decision:
-    """Return the decision on an attempt; its reason also tells why a restart was `refused` although some were left."""
+    """Add to a decision's reason why the agents refused to restart although some of `max_restarts` were left."""
     used = verdict.root.place.restart_count if verdict.root is not None else 0
     count = f"{max(max_restarts - used, 0)} of {max_restarts} restarts (max_restarts) were not used"
     why = f"for the same reason, {count}" if refused.reason == decision.reason else f"{count}: {refused.reason}"

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.conclude import Conclusion, conclude, failed, strategy_of
+from firstfault.conclude import Conclusion, conclude, find_sealed_strategy, has_failed
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, Layout
 from firstfault.model import (
@@ -114,7 +114,7 @@ class MultiErrorFileOutputReader:
 
     def is_error(self) -> bool:
         """Whether the attempt failed, also if it has outputs. Failures that the job recovered from do not count."""
-        return failed(self.job())
+        return has_failed(self.job())
 
     def read_error(self) -> ExecutionError:
         """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM, recoverable) if there is none.
@@ -268,7 +268,7 @@ class MultiErrorFileOutputReader:
 
     def _find_needs(self, seals: Sequence[Seal]) -> ReadingNeeds:
         """Return what the strategy needs to read: the caller's strategy, else the one in the pods' sealed verdict."""
-        strategy = strategy_of(seals) if self._strategy is None else get_strategy(self._strategy)
+        strategy = find_sealed_strategy(seals) if self._strategy is None else get_strategy(self._strategy)
         return get_reading_needs(strategy)
 
     async def _exists(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Retry policies: whether to run a task again, on whose retry budget, and whether the engine carries it out.
+"""Retry policies: whether to run a task again, and on whose retry budget.
 
-Policies compose: ``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. A plain callable of
-(verdict, context) that returns a bool is a policy, too.
+A policy is a callable of (verdict, context) that returns a `Vote` or a bool. Policies compose:
+``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. `decide` applies one and returns the `Decision`.
 """
 
 from __future__ import annotations
@@ -17,52 +17,65 @@ from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scop
 from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
 from firstfault.model.job import Progress
 
+_TIME_LIMIT_REASON = "the attempt had reached its time limit, and would probably reach it again"
+_DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
+"""Exceptions that torch raises for an error of the GPU's driver."""
+_TORCH_FILE = re.compile(r"/(?:site|dist)-packages/torch/")
+_RAISE_STATEMENT = re.compile(r"\b(?:raise|assert|throw)\b")
+_CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
+"""Signals that end a process after an error of the GPU's driver."""
+_UNKNOWN_CAUSE_REASON = "the cause is not known; if nothing in the code explains it, run it once more by hand"
+_NO_PROOF_REASON = (
+    "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
+)
+_UNEXPLAINED_WRITE_REASON = (
+    "a write failed, and its error does not tell why: the disk may have been full, or over its quota"
+)
+_CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
+"""Categories that describe how a process ended, not why."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryContext:
-    """What a policy knows besides the verdict."""
+    """The input of a policy besides the verdict."""
 
     attempt: int = 0
     retries: int | None = None
-    """The task's `retries`; None: not known."""
+    """The task's `retries`; None: unknown."""
     retries_left: int | None = None
-    """Retries that no earlier attempt has used; None: not known, because attempts that the platform lost use none."""
+    """Retries that no earlier attempt has used; None: unknown, because attempts that the platform lost use none."""
     pods_alive: bool = True
-    """Whether every pod lives to write the verdict for stock Flyte. False after a pod was lost."""
+    """Whether every pod is alive to write the verdict for stock Flyte. False after a pod was lost."""
     previous_fingerprint: str = ""
-    """Fingerprint of the previous attempt's verdict; empty: there was none, or it is not known.
-
-    If the question is about a restart within the attempt: of the previous round's verdict.
-    """
+    """Fingerprint of the previous attempt's verdict, or for a restart of the previous round's; empty: unknown."""
     restarts_left: int | None = None
-    """None: the question is whether to run another attempt. A number: whether torch elastic restarts the workers within
-    this one, and how many of the task's `max_restarts` are left for it."""
+    """None: the question is whether to run another attempt. A number: the question is whether to restart the workers
+    within this attempt, with so many of `max_restarts` left."""
     engine: str = ""
     """As `Place.engine`."""
     progress: Progress = field(default_factory=Progress)
-    """How far the training came in its last round."""
+    """Progress of the training in its last round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A policy's answer; true for a retry."""
+    """A policy's answer. Its truth value is `retry`."""
 
     retry: bool
     reason: str
     origin: Origin | None = None
-    """Whose budget pays for the retry; None: the policy names none, and the user's budget pays."""
+    """Whose budget pays for the retry; None: not specified, so the user's."""
 
     def __bool__(self) -> bool:
         return self.retry
 
 
-ASKING = {"FlyteRecoverableException", "RecoverableError"}
-"""Names of the exceptions with which a program asks for a retry."""
+RETRY_REQUESTS = {"FlyteRecoverableException", "RecoverableError"}
+"""Exceptions with which a program requests a retry."""
 RetryPolicy = Callable[[Verdict, RetryContext], Vote | bool]
-"""Any callable of (verdict, context) that returns a Vote or a bool."""
 
 
-class PolicyBase:
+class ComposablePolicy:
     """A policy with operators: ``|`` either, ``&`` both, ``~`` not."""
 
     def __init__(self, function: RetryPolicy) -> None:
@@ -76,61 +89,61 @@ class PolicyBase:
         name = getattr(self._function, "__name__", type(self._function).__name__)
         return Vote(retry=bool(answer), reason=f"the policy {name} says {'retry' if answer else 'do not retry'}")
 
-    def __or__(self, other: RetryPolicy) -> PolicyBase:
-        second = as_policy(other)
+    def __or__(self, other: RetryPolicy) -> ComposablePolicy:
+        second = to_policy(other)
 
         def either(verdict: Verdict, context: RetryContext) -> Vote:
-            if one := self(verdict, context):
-                return one
-            two = second(verdict, context)
-            return two or Vote(retry=False, reason=f"{one.reason}; {two.reason}")
+            if own_vote := self(verdict, context):
+                return own_vote
+            vote = second(verdict, context)
+            return vote or Vote(retry=False, reason=f"{own_vote.reason}; {vote.reason}")
 
-        return PolicyBase(either)
+        return ComposablePolicy(either)
 
-    def __ror__(self, other: RetryPolicy) -> PolicyBase:
-        return as_policy(other) | self
+    def __ror__(self, other: RetryPolicy) -> ComposablePolicy:
+        return to_policy(other) | self
 
-    def __and__(self, other: RetryPolicy) -> PolicyBase:
-        second = as_policy(other)
+    def __and__(self, other: RetryPolicy) -> ComposablePolicy:
+        second = to_policy(other)
 
         def both(verdict: Verdict, context: RetryContext) -> Vote:
-            if not (one := self(verdict, context)):
-                return one
-            two = second(verdict, context)
-            # a vote that names a budget counts before one that does not
-            return two if not two or (one.origin is None and two.origin is not None) else one
+            if not (own_vote := self(verdict, context)):
+                return own_vote
+            vote = second(verdict, context)
+            # both say retry: the vote that specifies a budget wins, as in `~exhausted() & on_category("node_lost")`
+            return vote if not vote or (own_vote.origin is None and vote.origin is not None) else own_vote
 
-        return PolicyBase(both)
+        return ComposablePolicy(both)
 
-    def __rand__(self, other: RetryPolicy) -> PolicyBase:
-        return as_policy(other) & self
+    def __rand__(self, other: RetryPolicy) -> ComposablePolicy:
+        return to_policy(other) & self
 
-    def __invert__(self) -> PolicyBase:
+    def __invert__(self) -> ComposablePolicy:
         def opposite(verdict: Verdict, context: RetryContext) -> Vote:
             vote = self(verdict, context)
             return Vote(retry=not vote.retry, reason=vote.reason)
 
-        return PolicyBase(opposite)
+        return ComposablePolicy(opposite)
 
 
-def as_policy(policy: RetryPolicy) -> PolicyBase:
+def to_policy(policy: RetryPolicy) -> ComposablePolicy:
     """Return `policy` with operators.
 
     Raises:
         UsageError: `policy` is not callable.
     """
-    if isinstance(policy, PolicyBase):
+    if isinstance(policy, ComposablePolicy):
         return policy
     if not callable(policy):
         raise UsageError(f"a retry policy must be callable with (verdict, context); {reprlib.repr(policy)} is not")
-    return PolicyBase(policy)
+    return ComposablePolicy(policy)
 
 
-def _policy(vote: Callable[[Verdict, RetryContext], Vote]) -> Callable[[], PolicyBase]:
-    """Return a public function without arguments that returns the policy `vote`."""
+def _to_factory(vote: Callable[[Verdict, RetryContext], Vote]) -> Callable[[], ComposablePolicy]:
+    """Decorate the function of a policy: returns a function without arguments that creates the policy."""
 
-    def make() -> PolicyBase:
-        return PolicyBase(vote)
+    def make() -> ComposablePolicy:
+        return ComposablePolicy(vote)
 
     make.__name__, make.__qualname__, make.__doc__ = vote.__name__, vote.__qualname__, vote.__doc__
     return make
@@ -139,7 +152,7 @@ def _policy(vote: Callable[[Verdict, RetryContext], Vote]) -> Callable[[], Polic
 # --- policies -------------------------------------------------------------------------------------------------------
 
 
-@_policy
+@_to_factory
 def explicit(verdict: Verdict, _context: RetryContext) -> Vote:
     """Retry on the user's budget if the worker raised the root cause as a recoverable type."""
     root = verdict.root
@@ -148,7 +161,7 @@ def explicit(verdict: Verdict, _context: RetryContext) -> Vote:
     return Vote(retry=False, reason="nothing was raised as recoverable")
 
 
-@_policy
+@_to_factory
 def declared(verdict: Verdict, _context: RetryContext) -> Vote:
     """Retry on the system's budget if the root cause's document is marked RECOVERABLE and SYSTEM.
 
@@ -161,7 +174,7 @@ def declared(verdict: Verdict, _context: RetryContext) -> Vote:
     return Vote(retry=False, reason="no system error was reported")
 
 
-def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
+def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> ComposablePolicy:
     """Retry if the root cause has one of `categories`, by default on the system's budget.
 
     Raises:
@@ -176,10 +189,10 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
             return Vote(retry=True, reason=f"{verdict.category}: {CATEGORIES[verdict.category]}", origin=origin)
         return Vote(retry=False, reason=f"{verdict.category} is not a reason to retry")
 
-    return PolicyBase(vote)
+    return ComposablePolicy(vote)
 
 
-@_policy
+@_to_factory
 def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     """Retry on the system's budget if evidence shows that the machine is at fault. A program's own text is no evidence.
 
@@ -187,35 +200,37 @@ def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     a GPU's driver reported a hardware fault, in an exception from native code or torch, or in the log of a crash.
     """
     root = verdict.root
-    # a log does not tell the job's own limit, at which schedulers have it killed
+    # A console log doesn't show the memory limit of the job, at which schedulers have the kernel kill its processes.
     has_limit = root is not None and root.place.engine != OF_LOGS
     memory = root.resources if root is not None and has_limit and verdict.category == "host_oom" else None
-    if memory is not None and memory.oom_kill and _is_below_its_limit(memory):
+    if memory is not None and memory.oom_kill and _is_container_below_limit(memory):
         return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
     if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):
         return Vote(retry=True, reason=f"gpu_hardware: {CATEGORIES['gpu_hardware']}", origin=Origin.SYSTEM)
     return Vote(retry=False, reason="no evidence that the machine is at fault")
 
 
-def _is_below_its_limit(resources: Resources) -> bool:
+def _is_container_below_limit(resources: Resources) -> bool:
     limit, peak = resources.memory_limit_bytes, resources.memory_peak_bytes
-    # the peak may be sampled, and too low: below half of the limit it certainly did not reach it
+    # the peak may be sampled, and so be too low; only below half of the limit did it certainly not reach the limit
     return limit is None or (peak is not None and peak < limit / 2)
 
 
 def _is_from_native_code(root: WorkerError) -> bool:
-    """Whether native code or torch made the text: a `raise` in the user's code proves nothing about the machine."""
+    """Whether native code or torch wrote the text: a `raise` in the user's code proves nothing about the machine."""
     if root.exception is None:
-        return root.writer is Writer.AGENT and root.signal in _CRASHES and bool(root.log_tail)
+        return root.writer is Writer.AGENT and root.signal in _CRASH_SIGNALS and bool(root.log_tail)
     if not root.exception.frames:
         return False  # unknown
     innermost = root.exception.frames[-1]
-    if root.exception.type.rsplit(".", 1)[-1] not in _DRIVERS_ERRORS:
+    if root.exception.type.rsplit(".", 1)[-1] not in _DRIVER_ERROR_TYPES:
         return False
-    return bool(_TORCH.search(innermost.file)) or (bool(innermost.code) and not _RAISES.search(innermost.code))
+    return bool(_TORCH_FILE.search(innermost.file)) or (
+        bool(innermost.code) and not _RAISE_STATEMENT.search(innermost.code)
+    )
 
 
-@_policy
+@_to_factory
 def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
     """True if the previous attempt, or for a restart the previous round, failed with the same fingerprint.
 
@@ -226,7 +241,7 @@ def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
     return Vote(retry=same, reason=f"the previous {before} failed with {'the same' if same else 'another'} fault")
 
 
-@_policy
+@_to_factory
 def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
     """True if the task's `retries` are used up; a restart within the attempt uses none."""
     left = context.retries_left
@@ -236,7 +251,7 @@ def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
     return Vote(retry=over, reason="all retries are used up" if over else "retries are left")
 
 
-@_policy
+@_to_factory
 def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     """True if all ranks failed with the same fault, which a retry would probably meet again."""
     world = verdict.root.place.world_size if verdict.root is not None else 0
@@ -244,10 +259,10 @@ def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     return Vote(retry=same, reason="the same fault on all ranks" if same else "not the same fault on all ranks")
 
 
-def made_progress(*, minutes: float) -> PolicyBase:
-    """True if the ranks had trained for so long since the last start or restart of the workers.
+def made_progress(*, minutes: float) -> ComposablePolicy:
+    """True if the ranks had trained for `minutes` since the last start or restart of the workers; false if unknown.
 
-    For use with another policy: ``on_category("storage") & made_progress(minutes=30)``. Where it is not known, false.
+    For use with another policy: ``on_category("storage") & made_progress(minutes=30)``.
 
     Raises:
         UsageError: `minutes` is not a number above 0.
@@ -259,59 +274,43 @@ def made_progress(*, minutes: float) -> PolicyBase:
         trained = context.progress.seconds / 60
         return Vote(retry=trained >= minutes, reason=f"it had trained for {trained:.0f} min, of {minutes:g} asked for")
 
-    return PolicyBase(vote)
+    return ComposablePolicy(vote)
 
 
-@_policy
+@_to_factory
 def never(_verdict: Verdict, _context: RetryContext) -> Vote:
     """Never retry."""
     return Vote(retry=False, reason="the policy says never")
 
 
-def default_policy() -> PolicyBase:
+def default_policy() -> ComposablePolicy:
     """Return firstfault's default policy.
 
-    It retries a recoverable exception on the user's budget; and a preemption, a lost node, a proven fault of the
-    machine or a recoverable system error on the system's budget. Nothing else is retried. A text alone never uses the
-    system's budget. An attempt that has reached its time limit is not retried.
+    It retries recoverable exceptions on the user's budget. It retries preemptions, lost nodes, proven faults of the
+    machine and recoverable system errors on the system's budget. It retries nothing else, and no attempt that reached
+    its time limit. An error message alone never uses the system's budget.
     """
-    return explicit() | PolicyBase(_lost_from_outside) | host_evidence() | declared()
+    return explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
 
 
-def _lost_from_outside(verdict: Verdict, context: RetryContext) -> Vote:
+def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
     if verdict.is_at_time_limit:
-        return Vote(retry=False, reason=_LIMITED)
+        return Vote(retry=False, reason=_TIME_LIMIT_REASON)
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and context.restarts_left is not None:
         return Vote(retry=True, reason="a node was interrupted, and the others continue", origin=Origin.SYSTEM)
     return on_category("preemption", "node_lost")(verdict, context)
 
 
-_LIMITED = "the attempt had reached its time limit, and would probably reach it again"
-_DRIVERS_ERRORS = {"RuntimeError", "AcceleratorError", "DistBackendError"}
-"""Exceptions that torch raises for a driver's error."""
-_TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
-_RAISES = re.compile(r"\b(?:raise|assert|throw)\b")
-_CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS"}
-"""Signals of a process that crashes on a driver's error."""
-_UNKNOWN = "the cause is not known; if nothing in the code explains it, run it once more by hand"
-_ONLY_A_TEXT = (
-    "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
-)
-_WRITE = "a write failed, and its error does not tell why: the disk may have been full, or over its quota"
-_OF_NO_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
-"""Categories that tell how a process ended, and not why."""
-
-
 def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
-    """Return the decision that `policy` (the default if None) takes on `verdict`.
+    """Return the decision of a policy (None: the default policy) on a verdict.
 
     Raises:
-        UsageError: `policy` is not callable, or its vote has an origin that does not exist.
+        UsageError: `policy` isn't callable, or its vote has an unknown origin.
     """
     context = context or RetryContext()
     root = verdict.root
-    vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
-    try:  # a user's policy may fill the fields with other types
+    vote = to_policy(policy if policy is not None else default_policy())(verdict, context)
+    try:  # a user's policy may return a Vote with fields of other types
         vote = Vote(bool(vote.retry), str(vote.reason), None if vote.origin is None else Origin(vote.origin))
     except ValueError as error:
         raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
@@ -320,7 +319,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         if context.restarts_left is not None:
             paid = "it uses up one of max_restarts"
         elif context.engine not in {"", "flyte"} and context.retries is None:
-            paid = ""  # nothing counts retries
+            paid = ""  # no engine counts retries
         elif origin is Origin.SYSTEM:
             paid = "it uses up none of the task's retries"
         elif context.retries_left == 0:
@@ -331,9 +330,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     else:
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
-        reason = vote.reason if policy is not None else _reason_against(verdict, context)
-    if (again := same_fault_again()(verdict, context)) and again.reason not in reason:
-        reason = f"{reason}; {again.reason}"
+        reason = vote.reason if policy is not None else _explain_no_retry(verdict, context)
+    if (same_fault := same_fault_again()(verdict, context)) and same_fault.reason not in reason:
+        reason = f"{reason}; {same_fault.reason}"
     return Decision(
         retry=vote.retry,
         kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,
@@ -344,27 +343,27 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     )
 
 
-def _reason_against(verdict: Verdict, context: RetryContext) -> str:
+def _explain_no_retry(verdict: Verdict, context: RetryContext) -> str:
     if verdict.scope is Scope.UNDETERMINED:
-        return _UNKNOWN
+        return _UNKNOWN_CAUSE_REASON
     if verdict.is_at_time_limit:
-        return _LIMITED
+        return _TIME_LIMIT_REASON
     if verdict.category != "interrupted" and (everywhere := same_fault_everywhere()(verdict, context)):
         return f"{everywhere.reason}; a retry would meet it again"
-    if reason := _replaced(verdict.root):
+    if reason := _explain_replaced_request(verdict.root):
         return reason
     if verdict.category == "storage" and verdict.root is not None and is_unexplained_write(verdict.root):
-        return _WRITE
-    if verdict.category in _OF_NO_CAUSE:
-        return _UNKNOWN
-    return ABOUT_CATEGORIES.get(verdict.category, {}).get("against", _ONLY_A_TEXT)
+        return _UNEXPLAINED_WRITE_REASON
+    if verdict.category in _CATEGORIES_WITHOUT_CAUSE:
+        return _UNKNOWN_CAUSE_REASON
+    return ABOUT_CATEGORIES.get(verdict.category, {}).get("against", _NO_PROOF_REASON)
 
 
-def _replaced(root: WorkerError | None) -> str:
-    """Return a sentence if another exception replaced one that asks for a retry; else an empty text."""
+def _explain_replaced_request(root: WorkerError | None) -> str:
+    """Return a sentence if another exception replaced one that requests a retry, else an empty text."""
     if root is None or root.exception is None or root.recoverable:
         return ""
     raised = root.exception
     outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
-    asked = next((name for name in inner if name in ASKING), None)
-    return f"{outer} was raised, and the {asked} inside it does not count for a retry" if asked else ""
+    request = next((name for name in inner if name in RETRY_REQUESTS), None)
+    return f"{outer} was raised, and the {request} inside it does not count for a retry" if request else ""

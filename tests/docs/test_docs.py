@@ -188,7 +188,7 @@ def test_every_retry_policy_is_documented() -> None:
     """The tables of policies and of RetryContext's fields are complete."""
     policies = {name.split("(")[0] for name in _table("docs/retry.md", "Policy")}
     own = {value.__name__ for value in vars(retry).values() if getattr(value, "__module__", "") == retry.__name__}
-    others = {"PolicyBase", "RetryContext", "Vote", "as_policy", "decide", "default_policy"}
+    others = {"ComposablePolicy", "RetryContext", "Vote", "to_policy", "decide", "default_policy"}
     assert policies == {name for name in own if name[0] != "_"} - others
     fields = {field.name for field in dataclasses.fields(retry.RetryContext)}
     assert set(_table("docs/retry.md", "Field of RetryContext")) == fields

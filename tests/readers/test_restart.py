@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from firstfault.conclude import Conclusion, RestartContext, conclude, decide_restart, record_of
+from firstfault.conclude import Conclusion, RestartContext, build_restart_record, conclude, decide_restart
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Phase, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.model.job import STALLS_OF_ROUND
@@ -36,7 +36,7 @@ TOO_FEW = {"nodes_left": 1, "min_nodes": 2}
 
 
 def _concluded(root: WorkerError, context: RestartContext, policy: RetryPolicy | None = None) -> Conclusion:
-    asked = context.for_policy(RetryContext(attempt=1, retries=1))
+    asked = context.to_retry_context(RetryContext(attempt=1, retries=1))
     found = conclude(make_job(root), strategy="earliest", policy=policy, context=asked)
     assert found is not None
     return found
@@ -92,7 +92,7 @@ def test_a_record_of_a_round() -> None:
     """It has the verdict in short, the decision, and the ranks of the round."""
     root = replace(BUG, place=replace(BUG.place, world_size=8))
     context = replace(CONTEXT, round=4)
-    record = record_of(_concluded(root, context), context)
+    record = build_restart_record(_concluded(root, context), context)
     assert (record.kind, record.number, record.rank, record.node) == (RestartKind.ROUND, 4, 3, root.place.node)
     assert (record.restart, record.category, record.world_size_before) == (False, "user_code", 8)
     assert (record.timestamp_ns, record.fingerprint) == (root.timestamp_ns, _fingerprint(root))

@@ -72,7 +72,7 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     else:
         # a pod that left may have sealed a verdict on the attempt, and with it another decision
         job = replace(job, seals=())
-        context = restart.for_policy(RetryContext(attempt=node_context.identity.attempt, retries=options.retries))
+        context = restart.to_retry_context(RetryContext(attempt=node_context.identity.attempt, retries=options.retries))
     conclusion = _first_conclusion(job, node_context.strategy, options.retry_policy, context, wait)
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 
 from firstfault.errors import UsageError
-from firstfault.retry import RetryPolicy, as_policy
+from firstfault.retry import RetryPolicy, to_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
 from firstfault_torch import options
 from firstfault_torch.watchdog import Watchdog
@@ -102,7 +102,7 @@ class _Recorded:
         """Check the fields, so that a bad value is refused before the task is registered."""
         get_strategy(self.strategy)
         if self.retry_policy is not None:
-            as_policy(self.retry_policy)
+            to_policy(self.retry_policy)
         for name, (wanted, is_valid) in _CHECKS.items():
             value = getattr(self, name, None)
             if hasattr(self, name) and not is_valid(value):

@@ -10,7 +10,7 @@ from firstfault.model.failure import ABOUT_CATEGORIES
 from firstfault.report.engine_words import is_retried
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import headline_parts, split_fault
-from firstfault.retry import ASKING
+from firstfault.retry import RETRY_REQUESTS
 from firstfault.utils.text import one_line, printable
 
 _ANSWER = 51
@@ -76,7 +76,7 @@ def _what(verdict: Verdict, name: str) -> str:
     about = ABOUT_CATEGORIES.get(verdict.category, {})
     if name in _GENERIC:
         name = about.get("short_of_generic", name)
-    if verdict.category == "recoverable" and name in ASKING:
+    if verdict.category == "recoverable" and name in RETRY_REQUESTS:
         return verdict.category
     return about.get("short") or _NAMES.get(name, name)
 
