@@ -147,7 +147,7 @@ class ReportingAgent(LocalElasticAgent):
             return survivors
         failed: list[WorkerExit] = []
         with suppress_internal_errors_in_main("looking at the workers"):
-            failed = node.look()
+            failed = node.handle_failures()
         looked_ns = time.monotonic_ns()
         result = self._failed_result(failed) if failed else self._result_of_torch(worker_group)
         if result.state in _FAILED:
@@ -218,10 +218,10 @@ class ReportingAgent(LocalElasticAgent):
         """
         found, error = try_call(partial(super()._monitor_workers, group), Exception)
         if error is not None:
-            get_exits = self.node.workers.get_exits()
-            if isinstance(error, SignalException) or not get_exits:
+            worker_exits = self.node.workers.get_exits()
+            if isinstance(error, SignalException) or not worker_exits:
                 raise error
-            return self._failed_result(get_exits)
+            return self._failed_result(worker_exits)
         result = cast("RunResult", found)
         failures = {
             rank: torch_agent.process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
@@ -237,7 +237,7 @@ class ReportingAgent(LocalElasticAgent):
         """
         files, stopped = self.node.reporter.report.error_files, self.node.workers.stopped
         reported = stopped.first if stopped is not None else frozenset()
-        first = next((death for death in get_exits if death.local_rank in reported), get_exits[0])
+        first = next((death for death in worker_exits if death.local_rank in reported), worker_exits[0])
         if stopped is None or first.local_rank in reported:
             with suppress_internal_errors_in_main("logging a failure"):
                 torch_agent.log_failure(self._pcontext, first.local_rank, first.pid, first.exit_code)

@@ -191,12 +191,12 @@ class LocalWorkers:
 
         A worker that torch takes for a success may hold a document: it called ``sys.exit(0)`` in the middle.
         """
-        get_exits = self.get_exits()
-        for death in get_exits:
+        worker_exits = self.get_exits()
+        for death in worker_exits:
             self.document(death)
         ended = self._watch.ended() if self._watch is not None else []
         for death in ended:
-            if death.local_rank not in {item.local_rank for item in get_exits} | self._forgotten:
+            if death.local_rank not in {item.local_rank for item in worker_exits} | self._forgotten:
                 self._reporter.document(death, self.stopped, only_held=True)
 
     def document(self, death: WorkerExit) -> None:

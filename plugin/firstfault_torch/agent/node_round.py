@@ -122,17 +122,17 @@ class NodeRound:
 
     # --- a failure of this node's workers -----------------------------------------------------------------------
 
-    def look(self) -> list[WorkerExit]:
+    def handle_failures(self) -> list[WorkerExit]:
         """Return the deaths of this round; on the first one tell the other agents and stop the siblings."""
         if not self.workers.is_watched:
             return []
-        reported, get_exits = self.workers.reported(), self.workers.get_exits()
-        if not reported and not get_exits:
+        reported, worker_exits = self.workers.reported(), self.workers.get_exits()
+        if not reported and not worker_exits:
             return []
         if self.workers.stopped is None:
-            first = frozenset(reported) | {death.local_rank for death in get_exits}
-            self._broadcast_failure(reported, get_exits)
-            for death in get_exits:
+            first = frozenset(reported) | {death.local_rank for death in worker_exits}
+            self._broadcast_failure(reported, worker_exits)
+            for death in worker_exits:
                 # before the siblings are asked: the document about the first death is to be durable first
                 self.workers.document(death)
             self.workers.stop(_SIBLING_FAILED, first)
@@ -143,8 +143,8 @@ class NodeRound:
         if self.workers.stopped is None:
             # torch saw the failure first and has stopped the other workers
             first = frozenset(failure.local_rank for failure in result.failures.values())
-            get_exits = [death for death in self.workers.get_exits() if death.local_rank in first]
-            self._broadcast_failure({}, get_exits)
+            worker_exits = [death for death in self.workers.get_exits() if death.local_rank in first]
+            self._broadcast_failure({}, worker_exits)
             self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
@@ -167,7 +167,7 @@ class NodeRound:
             with suppress_internal_errors_in_main("leaving out faults from which the ranks had recovered"):
                 self.survivors.forget_recovered(self._group)
 
-    def _broadcast_failure(self, reported: dict[int, dict[str, Any]], get_exits: list[WorkerExit]) -> None:
+    def _broadcast_failure(self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]) -> None:
         """Tell the other agents of the worker that reported first, else of the first that died."""
         place, what = self.places.of(), "its workers are unhealthy"
         failure = FailureNotice(what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.asks)
@@ -175,8 +175,8 @@ class NodeRound:
             local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
             what, document = str(report.get("what", "")), str(report.get("document", ""))
             failure = replace(failure, what=what, rank=self.places.rank_of(local), document=document)
-        elif get_exits:
-            first = get_exits[0]
+        elif worker_exits:
+            first = worker_exits[0]
             expiry = self.workers.expired.get(first.local_rank)
             what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
             failure = replace(failure, what=what, rank=self.places.rank_of(first.local_rank))
@@ -227,8 +227,8 @@ class NodeRound:
             self.survivors.await_end()
         self._forget_recovered()
         with suppress_internal_errors_in_main("stopping the workers"):
-            get_exits = frozenset(death.local_rank for death in self.workers.get_exits())
-            self.workers.stop(failure.reason, get_exits, caused_by=failure.cause)
+            exited_ranks = frozenset(death.local_rank for death in self.workers.get_exits())
+            self.workers.stop(failure.reason, exited_ranks, caused_by=failure.cause)
             self.finish_report()
 
     # --- restarts -----------------------------------------------------------------------------------------------
