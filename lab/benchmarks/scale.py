@@ -163,8 +163,8 @@ class Node:
         engine = PlainEngine(self.uri.rpartition("/")[0], 0, f"worker-{self.number}")
         if self.case == "sealer" and self.number == 0:
             engine = _Killed(self.uri.rpartition("/")[0], 0, "worker-0")
-        pod = run_module.Pod(engine, Options(settle_seconds=self.limit_s), self.shutdown_requested)
-        verdict = run_module.verdict_on(end, pod)
+        exit_settings = run_module.ExitSettings(engine, Options(settle_seconds=self.limit_s), self.shutdown_requested)
+        verdict = run_module.reach_verdict(end, exit_settings)
         return {
             "node": self.number,
             "reported": reported,

@@ -1,10 +1,10 @@
 """Runs one node of a job, from launch to exit: the middle of the road in docs/design.md, from top to bottom.
 
     launch, run_node   run the workers under a reporting agent, until its last round ends with a `RoundEnd`
-    verdict_on         settles on a verdict with the other nodes, or concludes alone
-    _published         publishes it, and leaves it for the next attempt and for readers
-    _report            tells a person, an outer launcher and notifiers
-    _end_process       does all this in a hurry, if the main thread does not handle a signal
+    reach_verdict      agrees on a verdict with the peer nodes, or concludes alone
+    _publish           publishes it, and leaves it for the next attempt and for readers
+    _report            logs it, and passes it to an outer launcher and to notifiers
+    _publish_and_exit  does all this within seconds, if the main thread does not handle a signal
 
 After a failure `run_node` raises NodeFailedError, and its caller exits.
 """
@@ -75,7 +75,7 @@ class NodeFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class ExitSettings:
     """What decides how the pod of a failed node ends."""
 
     engine: Engine
@@ -135,19 +135,19 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         SignalWatch(parse_signals(job.signals)) as signals,
         node_recorder(node_context, options.terminated_stop_seconds or options.stop_seconds) as node_context,
     ):
-        pod = Pod(engine, options, signals.shutdown_requested, job.max_restarts)
+        exit_settings = ExitSettings(engine, options, signals.shutdown_requested, job.max_restarts)
         asks = options.restarts_follow_policy and job.max_restarts > 0
-        judge = partial(_decided_restart, pod) if asks else None
+        judge = partial(_judge_restart, exit_settings) if asks else None
         settings = AgentSettings(options, signals, job.min_nodes, judge, import_conclusion_modules)
         try:
-            end = launch_agent(job, node_context, settings, partial(_end_process, pod))
+            end = launch_agent(job, node_context, settings, partial(_publish_and_exit, exit_settings))
             if end.error is None:
                 results = end.results or {}
                 if options.in_process_restart is not None:
                     results = options.in_process_restart.by_last_rank(results)
                 engine.await_exit(has_rank_0=0 in results, shutdown_requested=signals.shutdown_requested)
                 return results
-            sealed = verdict_on(end, pod)
+            sealed = reach_verdict(end, exit_settings)
             _report(sealed, engine)
             seconds = options.stop_seconds
             kill_orphans(
@@ -169,39 +169,42 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
 # --- from the end of a round to a verdict ---------------------------------------------------------------------------
 
 
-def verdict_on(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
+def reach_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
     """Settle on a verdict with the other nodes, or conclude alone, and publish; None if firstfault itself failed."""
     sealed: SealedVerdict | None = None
     with suppress_internal_errors("settling on a verdict with the other nodes"):
-        sealed = _settled(end, pod)
+        sealed = _settle_with_peers(end, settings)
     if sealed is None:
         with suppress_internal_errors("concluding without the other nodes"):
-            sealed = _concluded_alone(end, pod)
+            sealed = _conclude_alone(end, settings)
     return sealed
 
 
-def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
+def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
     """Return the verdict that one node reached for all; None if the nodes could not settle."""
     peers = end.peers
     if peers is None:
         return None
-    for step in peers.settle(end.report.copies, pod.options.settle_seconds):
+    for step in peers.settle(end.report.copies, settings.options.settle_seconds):
         if isinstance(step, ElectedVerdict):
-            return _taken(step, end, pod)
-        sealed = _sealed(
-            end, step.copies, pod, Wait(0.0, complete=step.complete, shutdown_requested=pod.shutdown_requested)
+            return _adopt_verdict(step, end, settings)
+        sealed = _conclude_and_seal(
+            end,
+            step.copies,
+            settings,
+            Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested),
         )
         if sealed is not None and peers.settlement.claim():
-            sealed = _published(_for_all(sealed, step.copies), pod)
+            sealed = _publish(_share_with_all_nodes(sealed, step.copies), settings)
             is_shared = end.node_context.identity.is_folder_shared
             settled = peers.settlement.hand_over(
                 sealed.document, durable=is_shared and sealed.durable, bundle=b"" if is_shared else sealed.bundle
             )
-            return sealed if settled.document == sealed.document else _taken(settled, end, pod)
+            return sealed if settled.document == sealed.document else _adopt_verdict(settled, end, settings)
     return None
 
 
-def _for_all(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
+def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
     """Return a verdict for all nodes; with copies of what they wrote, if each has a folder of its own."""
     node_context = sealed.node_context
     if node_context.identity.is_folder_shared:
@@ -212,32 +215,38 @@ def _for_all(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdic
     )
 
 
-def _taken(settled: ElectedVerdict, end: RoundEnd, pod: Pod) -> SealedVerdict:
+def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
     taken = adopt_sealed_verdict(settled.document, end.node_context, durable=settled.durable)
-    return _published(replace(taken, bundle=settled.bundle), pod)
+    return _publish(replace(taken, bundle=settled.bundle), settings)
 
 
-def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
+def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
     """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
     is_shared = end.node_context.identity.is_folder_shared
     if end.group_rank and is_shared:
         found = wait_for_peer_verdict(
-            partial(_found, end, pod), get_conclusion_delay(end.group_rank), pod.shutdown_requested
+            partial(_find_published_verdict, end, settings),
+            get_conclusion_delay(end.group_rank),
+            settings.shutdown_requested,
         )
         if found is not None:
-            return _published(found, pod)
-    copies, seconds = end.report.copies, pod.options.settle_seconds
+            return _publish(found, settings)
+    copies, seconds = end.report.copies, settings.options.settle_seconds
     hurried = Wait(min(seconds, time_limits.TERMINATED_SETTLE_SECONDS), is_hurried=True)
-    wait = hurried if pod.shutdown_requested.is_set() else Wait(seconds, shutdown_requested=pod.shutdown_requested)
+    wait = (
+        hurried
+        if settings.shutdown_requested.is_set()
+        else Wait(seconds, shutdown_requested=settings.shutdown_requested)
+    )
     if not is_shared:
-        copies = {**copies, **_lost_first(end)}
-        wait = Wait(0.0, complete=False, shutdown_requested=pod.shutdown_requested)
-    sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, Wait(0.0))
-    return _published(sealed, pod) if sealed is not None else None
+        copies = {**copies, **_synthesize_first_node_entry(end)}
+        wait = Wait(0.0, complete=False, shutdown_requested=settings.shutdown_requested)
+    sealed = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(end, copies, settings, Wait(0.0))
+    return _publish(sealed, settings) if sealed is not None else None
 
 
-def _lost_first(end: RoundEnd) -> Mapping[str, bytes]:
+def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
     """Return a roster entry of the first node if its agent is gone, and with it the store that held the entry."""
     node = end.peers.liveness.lost_first if end.peers is not None else ""
     if not node:
@@ -254,9 +263,9 @@ def _lost_first(end: RoundEnd) -> Mapping[str, bytes]:
     return dict([as_entry(NodePresence(Phase.JOINED, place))])
 
 
-def _found(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
+def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
     """Return the verdict that another node published on this failure; None if there is none, or only an older one."""
-    document = pod.engine.published_verdict()
+    document = settings.engine.published_verdict()
     if document is None:
         return None
     found = adopt_sealed_verdict(document, end.node_context, durable=True)
@@ -264,19 +273,23 @@ def _found(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     return found if found.seal.timestamp_ns >= earliest_ns else None
 
 
-def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: Wait) -> SealedVerdict | None:
+def _conclude_and_seal(
+    end: RoundEnd, copies: Mapping[str, bytes], settings: ExitSettings, wait: Wait
+) -> SealedVerdict | None:
     """Conclude and seal; None if that fails."""
     with suppress_internal_errors("concluding on the failure"):
-        concluded = conclude_on_node(end.node_context, copies, pod.engine, pod.options, wait)
+        concluded = conclude_on_node(end.node_context, copies, settings.engine, settings.options, wait)
         if end.restart_refusal is not None:
             found = concluded.conclusion
-            decision = explain_unused_restarts(found.decision, found.verdict, end.restart_refusal, pod.max_restarts)
+            decision = explain_unused_restarts(
+                found.decision, found.verdict, end.restart_refusal, settings.max_restarts
+            )
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
         return seal_verdict(concluded, end.node_context)
     return None
 
 
-def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
+def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
     """Publish a verdict, and leave it for the next attempt and for readers; return it with what became of it.
 
     All is uploaded at the same time: other pods wait, and when the first one has exited, this one may be killed.
@@ -288,10 +301,10 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
             partial(put_on_node, path, sealed.bundle, sealed.node_context, time_limits.HANDOVER_TIMEOUT_SECONDS)
         )
     if sealed.conclusion is not None and sealed.decision.retry:
-        others.append(partial(hand_over_verdict, sealed.node_context, sealed.document, pod.shutdown_requested))
+        others.append(partial(hand_over_verdict, sealed.node_context, sealed.document, settings.shutdown_requested))
     ended = [start_in_thread(call, "leaving files for the next attempt and for readers") for call in others]
     with suppress_internal_errors("publishing the verdict"):
-        sealed = pod.engine.publish(sealed, shutdown_requested=pod.shutdown_requested)
+        sealed = settings.engine.publish(sealed, shutdown_requested=settings.shutdown_requested)
     for event in ended:
         event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
     return sealed
@@ -315,29 +328,33 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
 # --- what the agent calls -------------------------------------------------------------------------------------------
 
 
-def _decided_restart(
-    pod: Pod, node_context: NodeContext, reports: CollectedReports, context: RestartContext
+def _judge_restart(
+    settings: ExitSettings, node_context: NodeContext, reports: CollectedReports, context: RestartContext
 ) -> RestartRecord:
     """Judge a failed round, and return whether torch restarts the workers."""
     wait = Wait(0.0, complete=reports.complete)
-    concluded = conclude_on_node(node_context, reports.copies, pod.engine, pod.options, wait, restart=context)
+    concluded = conclude_on_node(node_context, reports.copies, settings.engine, settings.options, wait, restart=context)
     return build_restart_record(concluded.conclusion, context)
 
 
-def _end_process(pod: Pod, end: RoundEnd) -> None:
+def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal.
 
     A verdict that another node has published stays: it knew more than this one learns in so short a time.
     """
     sealed = call_with_timeout(
-        partial(_found, end, pod), time_limits.EXIT_STEP_TIMEOUT_SECONDS, "looking for the verdict of another node"
+        partial(_find_published_verdict, end, settings),
+        time_limits.EXIT_STEP_TIMEOUT_SECONDS,
+        "looking for the verdict of another node",
     )
     if sealed is None:
-        sealed = _sealed(end, end.report.copies, pod, Wait(time_limits.EXIT_STEP_TIMEOUT_SECONDS, is_hurried=True))
+        sealed = _conclude_and_seal(
+            end, end.report.copies, settings, Wait(time_limits.EXIT_STEP_TIMEOUT_SECONDS, is_hurried=True)
+        )
     with suppress_internal_errors("leaving the sealed verdict"):
         if sealed is not None:
-            pod.engine.announce(sealed)
-            pod.engine.publish(sealed, leaving_now=True)
+            settings.engine.announce(sealed)
+            settings.engine.publish(sealed, leaving_now=True)
     kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)
     os._exit(end.node_context.identity.failed_exit_code)

@@ -218,7 +218,7 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     end = RoundEnd(prefix.node_context(), NodeReport({document_path(own.documents[0].name): encode(own)}))
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
     monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
-    return lambda: run._end_process(run.Pod(engine, Options(), threading.Event()), end)
+    return lambda: run._publish_and_exit(run.ExitSettings(engine, Options(), threading.Event()), end)
 
 
 @pytest.mark.parametrize(("age_s", "stays"), [(None, False), (0, True), (3600, False)])

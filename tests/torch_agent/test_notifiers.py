@@ -158,7 +158,7 @@ def test_a_slow_lookup_of_installed_notifiers(
 def _reported(prefix: Prefix, end: RoundEnd) -> SealedVerdict | None:
     """Return the verdict on a failed round, after it was published and reported."""
     engine = PlainEngine(str(prefix.folder.parent), 0, f"worker-{end.group_rank}")
-    sealed = run.verdict_on(end, run.Pod(engine, Options(settle_seconds=0.1), threading.Event()))
+    sealed = run.reach_verdict(end, run.ExitSettings(engine, Options(settle_seconds=0.1), threading.Event()))
     run._report(sealed, engine)
     return sealed
 

@@ -153,7 +153,7 @@ class ReportingAgent(LocalElasticAgent):
         if result.state in _FAILED:
             with suppress_internal_errors_in_main("reporting a failure"):
                 node.report_failure(result, looked_ns)
-            if node.asks and not node.may_restart():
+            if node.needs_restart_vote and not node.may_restart():
                 # torch takes this failure for the last one
                 self._refused += self._remaining_restarts
                 self._remaining_restarts = 0
@@ -229,7 +229,7 @@ class ReportingAgent(LocalElasticAgent):
         }
         return replace(result, failures=failures)
 
-    def _failed_result(self, get_exits: list[WorkerExit]) -> RunResult:
+    def _failed_result(self, worker_exits: list[WorkerExit]) -> RunResult:
         """Return a result as torch's, about the worker that failed first, and log that failure as torch does.
 
         Torch's own result and log name the failure that it finds first, which may be a stopped sibling; or none, while

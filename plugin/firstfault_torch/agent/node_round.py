@@ -85,7 +85,8 @@ class NodeRound:
                 self._group,
                 self.reporter.node_context,
                 patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
-                can_continue_without_node=self.asks and self.restarts.can_continue_without_node(self.places.nodes),
+                can_continue_without_node=self.needs_restart_vote
+                and self.restarts.can_continue_without_node(self.places.nodes),
                 wake=self.wake.set,
                 shutdown_requested=self._settings.signals.shutdown_requested,
             )
@@ -170,7 +171,9 @@ class NodeRound:
     def _broadcast_failure(self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]) -> None:
         """Tell the other agents of the worker that reported first, else of the first that died."""
         place, what = self.places.of(), "its workers are unhealthy"
-        failure = FailureNotice(what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.asks)
+        failure = FailureNotice(
+            what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.needs_restart_vote
+        )
         if reported:
             local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
             what, document = str(report.get("what", "")), str(report.get("document", ""))
@@ -234,7 +237,7 @@ class NodeRound:
     # --- restarts -----------------------------------------------------------------------------------------------
 
     @property
-    def asks(self) -> bool:
+    def needs_restart_vote(self) -> bool:
         """Whether the agents decide if torch may restart the workers."""
         return self.restarts.ask and self._restarts_left > 0
 
