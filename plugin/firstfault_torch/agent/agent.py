@@ -134,12 +134,15 @@ class ReportingAgent(LocalElasticAgent):
         Raises:
             PeerFailedError: another node has failed.
         """
+        # Torch polls: it sleeps for the interval, then looks at its processes. Here the sleep ends early when a worker
+        # exits or reports a failure, or when a peer's failure arrives.
         node = self.node
         node.wake.wait(self._interval)
         node.wake.clear()
         if node.peers is not None and (failure := node.peers.broadcast.failure) is not None:
             node.stop_after_peer_failure(failure)
             raise PeerFailedError(failure)
+        # With in-process restarts the surviving ranks may recover from an exit that torch would report as a failure.
         survivors = node.survivors.look(worker_group, self._pcontext) if node.survivors is not None else None
         if survivors is not None:
             if survivors.state is WorkerState.HEALTHY:
@@ -147,6 +150,7 @@ class ReportingAgent(LocalElasticAgent):
             return survivors
         failed: list[WorkerExit] = []
         with suppress_internal_errors_in_main("looking at the workers"):
+            # Before torch looks: torch stops the siblings at once, and their stacks and state would be lost.
             failed = node.handle_failures()
         looked_ns = time.monotonic_ns()
         result = self._failed_result(failed) if failed else self._result_of_torch(worker_group)

@@ -284,7 +284,8 @@ class LocalWorkers:
         killed_ns = began + int(seconds * 1e9)
         with self._ending:
             alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
-            # those that end by themselves are not stopped
+            # `first` grows here by workers that are exiting or were killed at a deadline: they get no signal. The lock
+            # keeps a deadline that expires now from adding a worker that this stop is about to signal.
             first |= self.expired.keys() | {rank for rank, pid in alive.items() if not _is_running(pid)}
             self.stopped = WorkerStop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
@@ -294,7 +295,9 @@ class LocalWorkers:
             rank for rank, seen in observations.items() if seen.raised_at or parse_position(seen.stack).is_finalizing
         }
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
-        if reason != TERMINATED:  # a signal to the agent may have gone to all processes of the node
+        # `first` grows again by workers that ended by this same signal while they were asked: this agent had not sent
+        # it yet. Not if the agent is terminated: that signal may have gone to all processes of the node.
+        if reason != TERMINATED:
             first |= {rank for rank, process in enumerate(processes) if process.exitcode == -sent}
         killed_ns = time.monotonic_ns() + int(seconds * 1e9)
         self.stopped = replace(self.stopped, observations=observations, first=first | leaving, killed_ns=killed_ns)

@@ -35,7 +35,13 @@ _SIBLING_FAILED = "another worker of this node had failed"
 
 
 class NodeRound:
-    """A node's part in its present round; a new round begins with `begin`.
+    """A node's part in its present round.
+
+        begin             after the rendezvous, before workers start
+        listen_to_peers   the workers run; connect to the peers
+        watch_progress    the workers run; detect stalls
+        handle_failures   at each wake of the main thread; report_failure finishes the node's report
+        end               after the uploads; `begin` may follow, or this was the last round
 
     Neither this object nor one of its parts holds the agent: a reference cycle would let it end in a forked worker.
     """
@@ -131,6 +137,7 @@ class NodeRound:
         if not reported and not worker_exits:
             return []
         if self.workers.stopped is None:
+            # A worker may have raised and reported, but still be alive in its teardown: torch sees nothing yet.
             first = frozenset(reported) | {death.local_rank for death in worker_exits}
             self._broadcast_failure(reported, worker_exits)
             for death in worker_exits:

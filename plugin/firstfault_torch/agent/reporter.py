@@ -54,6 +54,12 @@ class NodeReport:
 class Reporter:
     """Writes a node's documents and roster entries in the background, and keeps their receipts.
 
+        begin      drop the last round's report
+        started    announce JOINED; spool the report on the agent's own death
+        document   upload one worker's exit, once per worker; write: the same for the agent, in the caller's thread
+        finish     wait for all documents, then announce FAILED with their receipts
+        drain      wait for the remaining uploads, and end their threads: the next round may fork
+
     `format_place` returns the place of the agent (None), or of the worker with a local rank.
     """
 
@@ -205,6 +211,7 @@ class Reporter:
         seen: WorkerSnapshot,
     ) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
+        # The worker's own document suffices, unless it is about an exception in flight or an exit that the stop caused.
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
             self._keep_log(death, ended[-1])

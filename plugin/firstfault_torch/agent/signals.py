@@ -63,6 +63,11 @@ class ShutdownEvent(threading.Event):
 class SignalWatch:
     """Receives the signals that terminate this process while it is entered.
 
+        WORKING    a signal raises SignalException in the main thread, and `on_received` reports it in another thread
+                   `acknowledge`: the main thread handles it; without this, `last_resort` ends the pod
+        SETTLING   after `begin_shutdown`: a signal only ends waits
+        LEAVING    after `ignore_signals_until_exit` or the block: a signal does nothing
+
     Only the main thread can install handlers: entered in another thread, it changes and receives nothing.
     """
 
