@@ -385,7 +385,7 @@ def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) 
 
 
 @pytest.mark.parametrize(
-    ("owner", "broken"), [(NodeRound, "look"), (NodeRound, "report_failure"), (LocalWorkers, "stop")]
+    ("owner", "broken"), [(NodeRound, "handle_failures"), (NodeRound, "report_failure"), (LocalWorkers, "stop")]
 )
 def test_when_our_code_breaks(
     owner: type,
