@@ -24,7 +24,7 @@ from firstfault.exceptions.first_cause import (
 )
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
 from firstfault.exceptions.retried_step import find_original_failure
-from firstfault.exceptions.stack_position import PositionKind, has_ended, locate_main_thread
+from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, signal_of_exit_code
 
@@ -375,7 +375,7 @@ def ranks_of_spread_error(exception: ExceptionInfo) -> set[int]:
 
 def _of_call_of_exit(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify a call of ``sys.exit`` by what the process had printed, if it tells why."""
-    if failure.sent_signals and not failure.in_flight and not has_ended(failure):
+    if failure.sent_signals and not failure.in_flight and not has_left_program(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     log = _log_of_death(failure, "")

@@ -1,4 +1,4 @@
-"""Stack dumps of faulthandler: parsed, annotated with source lines, and formatted."""
+"""Stack dumps of faulthandler: parsed, annotated with source lines, and formatted for a report."""
 
 from __future__ import annotations
 
@@ -9,95 +9,101 @@ from firstfault.exceptions.source_files import is_library_file
 from firstfault.model import FrameInfo, WorkerError
 
 THREAD_HEADER = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
-_FRAME = re.compile(
+_FRAME_LINE = re.compile(
     r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$(?:\n {4}(?P<code>\S.*)$)?',
     re.MULTILINE,
 )
-"""A line of faulthandler, and the source line that `add_source_lines` added."""
-_MAX_SOURCES = 64
-"""Frames of one dump that get their source line."""
-_MAX_LINE = 200
-_FATAL = "Fatal Python error"
+"""A frame as faulthandler prints it, with the source line that `add_source_lines` added."""
+_MAX_SOURCE_LINES = 64
+_MAX_SOURCE_LINE_CHARS = 200
+_FATAL_ERROR_TITLE = "Fatal Python error"
 
 
 def get_stack_dumps(failure: WorkerError) -> list[str]:
-    """Return a worker's own stack dumps; without one those that it printed before it exited, as by a timer."""
+    """Return a worker's stack dumps. Without one, return the dump that it printed before it exited, as by a timer."""
     own = [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
     has_printed = bool(failure.exit_code) and failure.exception is None and THREAD_HEADER.search(failure.printed)
     return own or ([failure.printed] if has_printed else [])
 
 
+def parse_frames(thread: str) -> list[FrameInfo]:
+    """Return the frames of one thread in a stack dump, innermost first."""
+    return [
+        FrameInfo(match["file"], int(match["line"]), match["function"], match["code"] or "")
+        for match in _FRAME_LINE.finditer(thread)
+    ]
+
+
 def find_crash_frames(failure: WorkerError) -> list[FrameInfo]:
-    """Return where Python met the fatal signal, innermost frame first; empty: not known."""
-    fatal = (text for text in get_stack_dumps(failure) if text.startswith(_FATAL))
-    threads = (
-        thread
-        for text in fatal
-        for thread in zip(THREAD_HEADER.findall(text), THREAD_HEADER.split(text)[1:], strict=True)
-    )
-    found = (parse_frames(part) for head, part in threads if head.startswith("Current"))
-    return next(filter(None, found), [])
+    """Return the frames of the thread that got the fatal signal, innermost first; empty: unknown."""
+    for text in get_stack_dumps(failure):
+        if text.startswith(_FATAL_ERROR_TITLE):
+            threads = zip(THREAD_HEADER.findall(text), THREAD_HEADER.split(text)[1:], strict=True)
+            # faulthandler marks the thread that got the signal as "Current"
+            crashed = (parse_frames(thread) for header, thread in threads if header.startswith("Current"))
+            if frames := next(filter(None, crashed), []):
+                return frames
+    return []
 
 
-def add_source_lines(dump: str, line_of: Callable[[str, int], str]) -> str:
-    """Return a stack dump with the source lines of the program's own frames; an empty one could not be read."""
-    left = _MAX_SOURCES
+def add_source_lines(dump: str, read_line: Callable[[str, int], str]) -> str:
+    """Return a stack dump with the source lines of the program's own frames.
 
-    def add(found: re.Match[str]) -> str:
-        nonlocal left
-        if found["code"] or is_library_file(found["file"]) or not left:
-            return found[0]
-        left -= 1
-        code = line_of(found["file"], int(found["line"])).strip()[:_MAX_LINE]
-        return f"{found[0]}\n    {code}" if code else found[0]
+    faulthandler prints no source lines, because it allocates no memory.
 
-    return _FRAME.sub(add, dump)
+    Args:
+        dump: the stack dump.
+        read_line: returns a line of a file, given its name and number; empty if it can't be read.
+    """
+    lines_left = _MAX_SOURCE_LINES
+
+    def add(match: re.Match[str]) -> str:
+        nonlocal lines_left
+        if match["code"] or is_library_file(match["file"]) or not lines_left:
+            return match[0]
+        lines_left -= 1
+        code = read_line(match["file"], int(match["line"])).strip()[:_MAX_SOURCE_LINE_CHARS]
+        return f"{match[0]}\n    {code}" if code else match[0]
+
+    return _FRAME_LINE.sub(add, dump)
 
 
 def add_raise_point(dump: str, raised_at: FrameInfo) -> str:
-    """Return a stack dump that tells where an exception was raised that was on its way out."""
+    """Return a stack dump with a first line about the exception in flight: where it was raised."""
     place = f'"{raised_at.file}", line {raised_at.line} in {raised_at.function}'
     return f"An exception raised at {place} was on its way out.\n{dump}"
 
 
 def format_stack_dump(dump: str) -> str:
-    """Return a dump of faulthandler as a person reads it: the thread that matters first, and no frames that started it.
+    """Return a stack dump for a report: the thread that matters first, without the frames that started it.
 
-    That is the main thread, or the one that crashed. Of the others those are shown that run the program's own code.
-    Frames outside of the outermost one of that code are left out: torch elastic's, flytekit's, our own. A text that is
-    no such dump is returned as it is.
+    The thread that matters is the one that crashed, else the main thread. Further threads are shown if they run the
+    program's own code. Frames outside of that code are left out: those of torch elastic, flytekit and firstfault. A
+    text that isn't a stack dump is returned unchanged.
     """
-    heads, parts = THREAD_HEADER.findall(dump), THREAD_HEADER.split(dump)[1:]
-    if not heads:
+    headers, threads = THREAD_HEADER.findall(dump), THREAD_HEADER.split(dump)[1:]
+    if not headers:
         return dump
-    crashed = [index for index, head in enumerate(heads) if head.startswith("Current")] if _FATAL in dump else []
-    first = crashed[0] if crashed else len(heads) - 1
-    others = [index for index in range(len(heads)) if index != first]
-    own = [index for index in others if any(not is_library_file(frame.file) for frame in parse_frames(parts[index]))]
-    blocks = [_thread("thread that crashed" if crashed else "main thread", parts[first])]
-    blocks += [_thread("another thread", parts[index]) for index in own]
+    is_fatal = _FATAL_ERROR_TITLE in dump
+    crashed = [index for index, header in enumerate(headers) if is_fatal and header.startswith("Current")]
+    # faulthandler prints the main thread last
+    shown_first = crashed[0] if crashed else len(headers) - 1
+    others = [index for index in range(len(headers)) if index != shown_first]
+    own = [index for index in others if any(not is_library_file(frame.file) for frame in parse_frames(threads[index]))]
+    blocks = [_format_thread("thread that crashed" if crashed else "main thread", threads[shown_first])]
+    blocks += [_format_thread("another thread", threads[index]) for index in own]
     hidden = len(others) - len(own)
     if hidden:
         blocks.append(f"{hidden} more {'thread runs' if hidden == 1 else 'threads run'} only code of libraries")
-    said = dump[: dump.index(heads[0])].strip()
-    return "\n\n".join([*([said] if said else []), *blocks])
+    title = dump[: dump.index(headers[0])].strip()
+    return "\n\n".join([*([title] if title else []), *blocks])
 
 
-def _thread(name: str, part: str) -> str:
-    frames = parse_frames(part)
-    outermost = max(
-        (index for index, frame in enumerate(frames) if not is_library_file(frame.file)), default=len(frames)
-    )
+def _format_thread(name: str, thread: str) -> str:
+    frames = parse_frames(thread)
+    own = [index for index, frame in enumerate(frames) if not is_library_file(frame.file)]
     lines = []
-    for frame in frames[: outermost + 1]:
+    for frame in frames[: max(own, default=len(frames)) + 1]:
         lines.append(f'  File "{frame.file}", line {frame.line} in {frame.function}')
         lines += [f"    {frame.code}"] if frame.code else []
     return "\n".join([f"{name} (innermost first):", *(lines or ["  no Python frame"])])
-
-
-def parse_frames(part: str) -> list[FrameInfo]:
-    """Return the frames of one thread in a stack dump, innermost first."""
-    return [
-        FrameInfo(match["file"], int(match["line"]), match["function"], match["code"] or "")
-        for match in _FRAME.finditer(part)
-    ]

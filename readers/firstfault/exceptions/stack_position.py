@@ -1,4 +1,7 @@
-"""The stack position of a stopped worker: in a collective, in another wait inside torch, or elsewhere."""
+"""The stack position of a stopped worker: in a collective, in another wait inside torch, or elsewhere.
+
+Of 64 ranks that were stopped after a timeout, 63 are in one all-reduce. The rank that is elsewhere is the straggler.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,34 @@ from firstfault.exceptions.stack_dumps import THREAD_HEADER, find_crash_frames, 
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import FrameInfo, WorkerError
 
-_COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
-_WAITING = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
-_BACKWARD = re.compile(r"torch/autograd/")
-_OURS = re.compile(
-    # not any folder of this name: a clone's is in the path of all that is installed below it
+PROGRAM_ENDED = "its program had ended"
+"""`StackPosition.exit_stage` of a process in which Python runs exit handlers or finalizers."""
+_MAX_FRAMES_SEARCHED = 12
+_PROCESS_GROUP_FILE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
+_TORCH_WAIT_FILE = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
+_AUTOGRAD_FILE = re.compile(r"torch/autograd/")
+_LAUNCHER_FILE = re.compile(
+    # Not any folder with this name: a clone named firstfault is in the path of everything installed below it.
     r"(?:flytekitplugins/firstfault|firstfault|firstfault_torch)/(?!.*(?:site|dist)-packages/)"
     r"|/flytekit/|torch/(?:distributed/elastic|multiprocessing)/"
 )
-_RAISED_AT = re.compile(
+_RAISE_POINT_LINE = re.compile(
     r'^An exception raised at "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+) was on its way out\.$',
     re.MULTILINE,
 )
-_WAITS_FOR_THREAD = re.compile(r"/(?:threading|queue|selectors|concurrent/futures/(?:_base|thread))\.py$")
-"""Where a main thread stands that waits for a thread: in a join, a queue, a future, or asyncio's loop."""
-_STARTS = re.compile(r"/(?:threading|concurrent/futures/thread)\.py$")
-_DEPTH = 12
-_RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
-_RECORDS_THE_END = re.compile(r"firstfault_torch/(?:worker/(?:recording|worker_monitor)|torchrun/script)\.py$")
-PROGRAM_ENDED = "its program had ended"
-"""What had ended, of a process in which Python runs exit handlers or finalisers."""
-_WAITS_FOR_LOADER = re.compile(r"/torch/utils/data/dataloader\.py (?:_try_get_data|_get_data)$")
-_NO_FRAME = "<no Python frame>"
+"""The line of `add_raise_point`."""
+_THREAD_WAIT_FILE = re.compile(r"/(?:threading|queue|selectors|concurrent/futures/(?:_base|thread))\.py$")
+"""The innermost file of a thread that waits for another thread: a join, a queue, a future, or asyncio's loop."""
+_THREAD_START_FILE = re.compile(r"/(?:threading|concurrent/futures/thread)\.py$")
+_MULTIPROCESSING_WAIT_FILE = re.compile(r"/multiprocessing/(?:synchronize|queues|connection)\.py$")
+_WORKER_ENTRY_FILE = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
+_END_RECORDER_FILE = re.compile(r"firstfault_torch/(?:worker/(?:recording|worker_monitor)|torchrun/script)\.py$")
+_LOADER_WAIT_FRAME = re.compile(r"/torch/utils/data/dataloader\.py (?:_try_get_data|_get_data)$")
+_DESTROY_GROUP_FRAME = re.compile(r"torch/distributed/distributed_c10d\.py destroy_process_group$")
+_NO_PYTHON_FRAME = "<no Python frame>"
 """faulthandler's text for a main thread that has left the program."""
-_ENDS_PYTHON = re.compile(r"^(?:__del__|_?\w*(?:at_?exit|_exit|exit_?func|shutdown|clean_?up|tear_?down)\w*)$")
-"""The outermost function of a main thread that Python calls while it ends: an exit handler, a finaliser, or its own."""
-_LEAVES_GROUP = re.compile(r"torch/distributed/distributed_c10d\.py destroy_process_group$")
-_PYTHONS_EVENT = re.compile(r"/multiprocessing/(?:synchronize|queues|connection)\.py$")
+_EXIT_FUNCTION = re.compile(r"^(?:__del__|_?\w*(?:at_?exit|_exit|exit_?func|shutdown|clean_?up|tear_?down)\w*)$")
+"""The outermost function of a main thread while Python ends: an exit handler, a finalizer, or Python's own."""
 
 
 class PositionKind(enum.Enum):
@@ -53,20 +57,20 @@ class PositionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StackPosition:
-    """The stack position of a process."""
+    """The stack position of a process's main thread."""
 
     kind: PositionKind
     frame: str = ""
     """The innermost frame of the user's code: "train.py:12 in step"."""
     raised_at: FrameInfo | None = None
-    """Where an exception was raised that was on its way out; None: there was none, or it is not known."""
+    """Where the exception in flight was raised; None: there was none, or it isn't known."""
     waits_for_loader: bool = False
     """Whether it waited for a process of its data loader."""
     is_finalizing: bool = False
-    """Whether that frame of the user's code was dropping an object that has a finaliser."""
+    """Whether the frame was dropping an object with a finalizer."""
     exit_stage: str = ""
-    """What had ended, the process still being there: the task function, while torch's process waits until its agent has
-    read the result, the program, while Python ends, or its part in the process group. Empty: none of them."""
+    """What had ended in a process that still exists; empty: nothing. A sentence about one of three: the task function
+    (torch's process waits until its agent has read the result), the program (Python ends), or the process group."""
 
     @property
     def description(self) -> str:
@@ -76,82 +80,101 @@ class StackPosition:
 
 
 def locate_main_thread(failure: WorkerError) -> StackPosition:
-    """Return the position of a worker's main thread, from the stack dump that its agent took before it stopped it."""
+    """Return the position of a worker's main thread in the stack dump that its agent took before stopping it."""
     has_outstanding = any(item.is_outstanding for item in failure.collectives)
     return parse_position(next(iter(get_stack_dumps(failure)), ""), has_outstanding=has_outstanding)
 
 
-def parse_position(text: str, *, has_outstanding: bool = False) -> StackPosition:
-    """Return the position that a stack dump tells, of a worker with or without an outstanding collective."""
-    found = _RAISED_AT.match(text)
+def parse_position(dump: str, *, has_outstanding: bool = False) -> StackPosition:
+    """Return the position of the main thread in a stack dump.
+
+    Args:
+        dump: a stack dump of faulthandler.
+        has_outstanding: whether the worker had called a collective that hadn't completed.
+    """
+    raise_point = _RAISE_POINT_LINE.match(dump)
     # faulthandler prints the main thread last, innermost frame first
-    *others, main = THREAD_HEADER.split(text)
-    frames = parse_frames(main)
-    within = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
-    inner = [f"{frame.file} {frame.function}" for frame in within]
+    *other_threads, main_thread = THREAD_HEADER.split(dump)
+    frames = parse_frames(main_thread)
+    library_frames = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
+    library_calls = [f"{frame.file} {frame.function}" for frame in library_frames]
+    position = _find_exit_stage(frames, has_left=_NO_PYTHON_FRAME in main_thread)
     return replace(
-        _where(frames, others, has_left=_NO_FRAME in main, has_outstanding=has_outstanding),
-        raised_at=FrameInfo(found["file"], int(found["line"]), found["function"]) if found else None,
-        waits_for_loader=any(map(_WAITS_FOR_LOADER.search, inner)),
-        is_finalizing=any(name.endswith(" __del__") for name in inner),
+        position or _classify(frames, other_threads, has_outstanding=has_outstanding),
+        raised_at=FrameInfo(raise_point["file"], int(raise_point["line"]), raise_point["function"])
+        if raise_point
+        else None,
+        waits_for_loader=any(map(_LOADER_WAIT_FRAME.search, library_calls)),
+        is_finalizing=any(call.endswith(" __del__") for call in library_calls),
     )
 
 
 def is_process_group_code(text: str) -> bool:
-    """Whether a text, such as a file's name, names code of torch's process groups and their store."""
-    return _COLLECTIVE.search(text) is not None
+    """Whether a text, such as a file name, names code of torch's process groups or their store."""
+    return _PROCESS_GROUP_FILE.search(text) is not None
 
 
-def has_ended(failure: WorkerError) -> bool:
-    """Whether a worker that its agent stopped had already left the task function, or its program, by itself."""
-    frames = [frame for text in get_stack_dumps(failure) for frame in parse_frames(THREAD_HEADER.split(text)[-1])]
-    return any(frame.function in {"record_end", "exits"} and _RECORDS_THE_END.search(frame.file) for frame in frames)
+def has_left_program(failure: WorkerError) -> bool:
+    """Whether a worker that its agent stopped had left the task function, or its program, before."""
+    frames = [frame for dump in get_stack_dumps(failure) for frame in parse_frames(THREAD_HEADER.split(dump)[-1])]
+    return any(frame.function in {"record_end", "exits"} and _END_RECORDER_FILE.search(frame.file) for frame in frames)
 
 
 def find_crash_position(failure: WorkerError) -> str:
-    """Return where Python met the fatal signal: "train.py:12 in step"; empty: not known, or it was in a collective."""
+    """Return where a process crashed: "train.py:12 in step"; empty: unknown, or in a collective."""
     frames = find_crash_frames(failure)
-    in_collective = any(_COLLECTIVE.search(frame.file) for frame in frames if not _OURS.search(frame.file))
-    return _name(frames) if frames and not in_collective else ""
+    in_collective = any(
+        _PROCESS_GROUP_FILE.search(frame.file) for frame in frames if not _LAUNCHER_FILE.search(frame.file)
+    )
+    return _format_own_frame(frames) if frames and not in_collective else ""
 
 
-def _where(frames: list[FrameInfo], others: Sequence[str], *, has_left: bool, has_outstanding: bool) -> StackPosition:
-    """Return the position of a main thread with these frames, beside the other threads' stacks."""
-    if has_left or (frames and _ENDS_PYTHON.search(frames[-1].function)):
+def _find_exit_stage(frames: list[FrameInfo], *, has_left: bool) -> StackPosition | None:
+    """Return the position of a main thread that has left the training, fully or in part; None: it has not."""
+    if has_left or (frames and _EXIT_FUNCTION.search(frames[-1].function)):
         return StackPosition(PositionKind.ELSEWHERE, exit_stage=PROGRAM_ENDED)
-    if any(_LEAVES_GROUP.search(f"{frame.file} {frame.function}") for frame in frames):
-        return StackPosition(PositionKind.ELSEWHERE, _name(frames), exit_stage="it was leaving the process group")
+    if any(_DESTROY_GROUP_FRAME.search(f"{frame.file} {frame.function}") for frame in frames):
+        stage = "it was leaving the process group"
+        return StackPosition(PositionKind.ELSEWHERE, _format_own_frame(frames), exit_stage=stage)
+    # the task function has returned, and torch's `_wrap` waits in a multiprocessing event until its agent has read the
+    # result
+    caller = next((frame for frame in frames if not _MULTIPROCESSING_WAIT_FILE.search(frame.file)), None)
+    is_wrap = caller is not None and caller.function == "_wrap" and _WORKER_ENTRY_FILE.search(caller.file)
+    if is_wrap and caller != frames[0]:
+        return StackPosition(PositionKind.ELSEWHERE, exit_stage="its function had returned")
+    return None
+
+
+def _classify(frames: list[FrameInfo], other_threads: Sequence[str], *, has_outstanding: bool) -> StackPosition:
     if not frames:
         return StackPosition(PositionKind.UNKNOWN)
-    around = next((frame for frame in frames if not _PYTHONS_EVENT.search(frame.file)), None)
-    if around not in {None, frames[0]} and _RUNS_THE_FUNCTION.search(around.file) and around.function == "_wrap":
-        return StackPosition(PositionKind.ELSEWHERE, exit_stage="its function had returned")
-    if _WAITS_FOR_THREAD.search(frames[0].file):
-        working = [found for found in map(parse_frames, others) if _works(found)]
-        own = [found for found in working if any(not is_library_file(frame.file) for frame in found)]
-        if not own and any(_COLLECTIVE.search(frame.file) for found in working for frame in found):
-            # a library's thread, such as that of a checkpoint
-            return StackPosition(PositionKind.COLLECTIVE, _name(frames))
-        frames = own[0] if len(own) == 1 else frames
-    name = _name(frames)
-    inner = [frame.file for frame in frames[:_DEPTH] if not _OURS.search(frame.file)]
-    if any(_COLLECTIVE.search(file) for file in inner):
-        return StackPosition(PositionKind.COLLECTIVE, name)
-    # a hook of the program in a backward pass may hang, or wait for a collective that has been called
-    if not is_library_file(frames[0].file):
-        waits = has_outstanding and any(map(_BACKWARD.search, inner))
+    if _THREAD_WAIT_FILE.search(frames[0].file):
+        # The main thread waits for a thread, so the thread's position counts: an asynchronous checkpoint runs its
+        # collectives in a thread of a library, and a program may train in a thread of its own.
+        busy_threads = [thread for thread in map(parse_frames, other_threads) if _is_busy(thread)]
+        own_threads = [thread for thread in busy_threads if any(not is_library_file(frame.file) for frame in thread)]
+        files = (frame.file for thread in busy_threads for frame in thread)
+        if not own_threads and any(map(_PROCESS_GROUP_FILE.search, files)):
+            return StackPosition(PositionKind.COLLECTIVE, _format_own_frame(frames))
+        frames = own_threads[0] if len(own_threads) == 1 else frames
+    own_frame = _format_own_frame(frames)
+    inner_files = [frame.file for frame in frames[:_MAX_FRAMES_SEARCHED] if not _LAUNCHER_FILE.search(frame.file)]
+    if any(map(_PROCESS_GROUP_FILE.search, inner_files)):
+        return StackPosition(PositionKind.COLLECTIVE, own_frame)
+    if is_library_file(frames[0].file):
+        is_waiting = any(map(_TORCH_WAIT_FILE.search, inner_files[:2]))
     else:
-        waits = any(map(_WAITING.search, inner[:2]))
-    if waits:
-        return StackPosition(PositionKind.TORCH, name)
-    return StackPosition(PositionKind.ELSEWHERE, name)
+        # a hook of the program within a backward pass: it may hang itself, or wait for a collective that was called
+        is_waiting = has_outstanding and any(map(_AUTOGRAD_FILE.search, inner_files))
+    return StackPosition(PositionKind.TORCH if is_waiting else PositionKind.ELSEWHERE, own_frame)
 
 
-def _name(frames: Sequence[FrameInfo]) -> str:
+def _format_own_frame(frames: Sequence[FrameInfo]) -> str:
+    """Return the innermost frame of the user's code; without one, the innermost frame."""
     return format_place(next((frame for frame in frames if not is_library_file(frame.file)), frames[0]))
 
 
-def _works(frames: Sequence[FrameInfo]) -> bool:
-    """Whether a thread of Python's runs something, and does not wait for other work."""
-    is_thread = bool(frames) and _STARTS.search(frames[-1].file) is not None
-    return is_thread and _WAITS_FOR_THREAD.search(frames[0].file) is None
+def _is_busy(thread: Sequence[FrameInfo]) -> bool:
+    """Whether a thread that Python started runs something, instead of waiting for work."""
+    is_started = bool(thread) and _THREAD_START_FILE.search(thread[-1].file) is not None
+    return is_started and _THREAD_WAIT_FILE.search(thread[0].file) is None
