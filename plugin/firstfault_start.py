@@ -64,7 +64,7 @@ def begin_rank() -> None:
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
-    """Return rank, local rank and world size as a launcher's variables tell them; None, 0: not known."""
+    """Return rank, local rank and world size as a launcher's variables tell them; None, 0: unknown."""
 
     def number(name: str) -> int:
         text = environment.get(name, "")

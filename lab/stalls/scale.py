@@ -91,11 +91,11 @@ def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> tuple[int, lis
     settlement, lines, judged = VerdictElection(node, nodes, f"stall-{store.add(_COUNT, 0)}"), [], 0.0
     for step in settlement.settle((store, waiting), node_files(node, nodes * EACH), 300.0, threading.Event()):
         document = step.document if not isinstance(step, CollectedReports) else b""
-        if isinstance(step, CollectedReports) and settlement.claim():
+        if isinstance(step, CollectedReports) and settlement.announce_publishing():
             began = time.monotonic()
             own = json.dumps(asdict(build_stall_report(step.copies, 61.0))).encode()
             judged = time.monotonic() - began
-            document = settlement.hand_over(own, durable=True).document
+            document = settlement.publish(own, durable=True).document
             store.add(_COUNT, 1)
         if document:
             lines = json.loads(document)["lines"]

@@ -52,7 +52,7 @@ class SealedVerdict:
     """Whether the ``error.pb`` is in the storage."""
     bundle: bytes = b""
     """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if another node concluded,
-    if each has a folder of its own."""
+    if each has a separate folder."""
 
 
 class Engine(Protocol):
@@ -75,7 +75,7 @@ class Engine(Protocol):
     ) -> SealedVerdict:
         """Write a sealed verdict to where the engine looks for the attempt's error; return the verdict as published.
 
-        The leader publishes for all nodes; then this is called on the other nodes with a durable verdict. If the leader
+        The leader publishes for all nodes; then this is called on other nodes with a durable verdict. If the leader
         could not store it, each node publishes it. Waits end when `shutdown_requested` is set; with `leaving_now`, the
         process exits right after this call.
         """
@@ -84,7 +84,7 @@ class Engine(Protocol):
         """Return the ``error.pb`` that a node has published on this attempt; None if there is none.
 
         Raises:
-            firstfault.errors.StoreError: it cannot be read.
+            firstfault.errors.StoreError: it can't be read.
         """
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
@@ -129,7 +129,7 @@ class PlainEngine:
         """Return the attempt's folder and this node's name.
 
         Raises:
-            ValueError: no folder is given, or the attempt is not a number.
+            ValueError: no folder is given, or the attempt isn't a number.
         """
         folder = self.folder or os.environ.get("FIRSTFAULT_FOLDER", "")
         if not folder:
@@ -176,7 +176,7 @@ class PlainEngine:
         return get_file(self.identity().output_prefix, ERROR_FILE)
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
-        """Return at once: nothing ends the other nodes when this one exits."""
+        """Return at once: nothing ends other nodes when this one exits."""
         del has_rank_0, shutdown_requested
 
     def announce(self, verdict: SealedVerdict) -> None:

@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 
 
 OTHERS_CONTINUE = "others_continue"
-"""In a worker's message about its failure: the other ranks continue without it, unless they give up, too."""
+"""In a worker's message about its failure: the remaining ranks continue without it, unless they give up, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Identity:
     namespace: str = ""
     """The Kubernetes namespace; empty without one."""
     task: str = ""
-    """The task's full name; empty: not known."""
+    """The task's full name; empty: unknown."""
     image: str = ""
-    """The container image; empty: not known."""
+    """The container image; empty: unknown."""
     handover_uri: str = ""
     """Where this attempt writes its verdict for the next one; empty: nowhere."""
     previous_handover_uri: str = ""
-    """Where the attempt before wrote its verdict; empty: there was none, or it is not known."""
+    """Where the attempt before wrote its verdict; empty: there was none, or it isn't known."""
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine wants in its workers."""
     is_folder_shared: bool = True
@@ -108,7 +108,7 @@ class NodeContext:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> NodeContext | None:
         """Return the recording that the agent passed to this worker; None if recording is off.
 
-        A worker of an environment with another firstfault cannot read its agent's: it logs that, and records nothing.
+        A worker of an environment with another firstfault can't read its agent's: it logs that, and records nothing.
         """
         text = environment.get(NODE_CONTEXT_VARIABLE)
         if not text:

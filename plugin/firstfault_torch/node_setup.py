@@ -18,7 +18,7 @@ _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
 def read_node_setup(identity: Identity) -> NodeSetup:
-    """Return what this node runs; files that do not answer within 0.25 s are left out."""
+    """Return what this node runs; files that don't answer within 0.25 s are left out."""
     known = NodeSetup(task=identity.task, image=identity.image)
     return (
         call_with_timeout(partial(_with_files, known), NODE_SETUP_TIMEOUT_SECONDS, "reading what this node runs")

@@ -63,7 +63,7 @@ def post(about: Report | Stall) -> None:
     """Send the event of a report or a stall to the URL that the environment names; do nothing if it names none.
 
     Raises:
-        ValueError: the URL is not http:// or https://.
+        ValueError: the URL isn't http:// or https://.
         OSError: there was no answer, or it was an error. The text has no part of the URL, which may hold a credential.
     """
     url = os.environ.get(WEBHOOK_VARIABLE)
@@ -102,7 +102,7 @@ def send_record(about: Report | Stall) -> None:
 
     Raises:
         ValueError: the variables ask for gRPC.
-        OSError: the endpoint did not take the record.
+        OSError: the endpoint didn't take the record.
     """
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_LOGS_EXPORTER") == "none"
     if off or not any(map(os.environ.get, _ENDPOINTS)):
@@ -150,7 +150,7 @@ send_record.on_stall = send_record  # type: ignore[attr-defined]
 
 
 def attributes_of(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record's attributes, without those that are not known.
+    """Return the record's attributes, without those that aren't known.
 
     Args:
         report: on the verdict.

@@ -1,6 +1,6 @@
 """A job's options: those for recording and concluding, and torchrun's for output, signals and NUMA.
 
-`Options` has the fields of `Elastic` and `PyTorch` that do not depend on Flyte. torchrun's options are checked before
+`Options` has the fields of `Elastic` and `PyTorch` that don't depend on Flyte. torchrun's options are checked before
 anything starts, in the forms that torchrun takes.
 """
 
@@ -83,7 +83,7 @@ class Hang:
     """What the agents do if no rank makes progress in its collectives. None: not that.
 
     Raises:
-        firstfault.errors.UsageError: a field is not a number of seconds above 0.
+        firstfault.errors.UsageError: a field isn't a number of seconds above 0.
     """
 
     warn_seconds: float | None = 60.0
@@ -137,7 +137,7 @@ class Options:
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause."""
     settle_seconds: float = SETTLE_SECONDS
-    """Longest wait for the other nodes' reports after a failure on this node."""
+    """Longest wait for other nodes' reports after a failure on this node."""
     upload_deadline_seconds: float = UPLOAD_DEADLINE_SECONDS
     """Longest time a failing process waits for its error document to be durable."""
     stop_seconds: float = STOP_GRACE_SECONDS
@@ -147,16 +147,16 @@ class Options:
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
     in_process_restart: RestartsInProcess | None = None
-    """How workers restart in their processes after a fault, an `InProcessRestart`; None: they do not."""
+    """How workers restart in their processes after a fault, an `InProcessRestart`; None: they don't."""
     retries: int | None = None
-    """How often the engine may run the job again; None: not known."""
+    """How often the engine may run the job again; None: unknown."""
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch restarts after any
     failure."""
     watchdog: Watchdog | None = None
     """Deadlines for the workers; None: off."""
     hang: Hang | None = Hang()
-    """What the agents do if no rank makes progress; None: they do not look."""
+    """What the agents do if no rank makes progress; None: they don't look."""
 
 
 # --- torchrun's -------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def parse_signals(value: object, name: str = "signals_to_handle") -> tuple[signa
     """Return the signals of a list like "SIGTERM,SIGUSR1".
 
     Raises:
-        firstfault.errors.UsageError: it is not such a list, or has a signal that no process can handle.
+        firstfault.errors.UsageError: it isn't such a list, or has a signal that no process can handle.
     """
     names = [item.strip() for item in value.split(",")] if isinstance(value, str) else []
     for item in names:
@@ -260,7 +260,7 @@ def numa_options(value: object) -> Any:
     """Return torch's NumaOptions for an option that `check_numa` accepts.
 
     Raises:
-        firstfault.errors.UsageError: this torch cannot bind workers to CPUs.
+        firstfault.errors.UsageError: this torch can't bind workers to CPUs.
     """
     if not isinstance(value, str):
         return value
@@ -286,7 +286,7 @@ def _check_ranks(ranks: Collection[int], name: str, workers: int) -> None:
 def with_node(template: str, values: Mapping[str, object]) -> str:
     """Return a template of ``string.Template`` for log lines, with `values` in place of ``${group_rank}``, ``${node}``.
 
-    torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it does not know a node's rank and name.
+    torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it doesn't know a node's rank and name.
     """
     # torch's own substitution still follows: what is escaped stays so
     escaped = {name: str(value).replace("$", "$$") for name, value in values.items()}

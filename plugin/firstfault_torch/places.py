@@ -50,7 +50,7 @@ def get_worker_place(node_context: NodeContext, environment: Mapping[str, str] =
 
 
 def read_boot_id() -> str:
-    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty if Linux does not provide it."""
+    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty if Linux doesn't provide it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -69,7 +69,7 @@ def find_versions() -> tuple[tuple[str, str], ...]:
 
 
 def read_time_limit() -> str:
-    """Return the seconds after which what runs this pod has ended the attempt; empty: it has not.
+    """Return the seconds after which what runs this pod has ended the attempt; empty: it hasn't.
 
     Before it sends SIGTERM, it writes them into the file that `TIME_LIMIT_VARIABLE` names.
     """

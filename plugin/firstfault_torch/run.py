@@ -52,7 +52,7 @@ from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.places import look_up_address
 from firstfault_torch.rounds.election import CollectedReports
-from firstfault_torch.rounds.report_packing import ElectedVerdict, packed_for
+from firstfault_torch.rounds.report_packing import ElectedVerdict, pack_copies
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
@@ -197,7 +197,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
         if sealed is not None and peers.settlement.claim():
             sealed = _publish(_share_with_all_nodes(sealed, step.copies), settings)
             is_shared = end.node_context.identity.is_folder_shared
-            settled = peers.settlement.hand_over(
+            settled = peers.settlement.publish(
                 sealed.document, durable=is_shared and sealed.durable, bundle=b"" if is_shared else sealed.bundle
             )
             return sealed if settled.document == sealed.document else _adopt_verdict(settled, end, settings)
@@ -211,7 +211,7 @@ def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) ->
         return replace(sealed, for_all=True)
     files = {bundle_path(path): data for path, data in copies.items()}
     return replace(
-        sealed, for_all=True, bundle=packed_for(node_context.group_world_size, files, first=unpack(sealed.bundle))
+        sealed, for_all=True, bundle=pack_copies(node_context.group_world_size, files, first=unpack(sealed.bundle))
     )
 
 

@@ -35,7 +35,7 @@ def _address(git: Path) -> str:
     """Return where the checked-out commit can be read, from git's own files; empty if no remote is known.
 
     Raises:
-        OSError, ValueError: they cannot be read.
+        OSError, ValueError: they can't be read.
     """
     if git.is_file():  # of a worktree: "gitdir: <folder>"
         git = (git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()).resolve()

@@ -1,4 +1,4 @@
-"""Deadlines for the training: a worker that does not keep one is killed by its agent and reported as hung.
+"""Deadlines for the training: a worker that doesn't keep one is killed by its agent and reported as hung.
 
 ``Elastic(watchdog=Watchdog(heartbeat_timeout=300))`` or ``Options(watchdog=Watchdog())`` turns the watchdog on. Then::
 
@@ -10,7 +10,7 @@
             step(batch)
 
 In a process without a watchdog these functions do nothing. They never raise because of the watchdog itself: if the
-agent cannot be reached, there is one warning and no deadline.
+agent can't be reached, there is one warning and no deadline.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Watchdog:
     """Turns the watchdog on: workers may set deadlines (`firstfault_torch.watchdog`), and are killed if they miss one.
 
     Raises:
-        firstfault.errors.UsageError: `heartbeat_timeout` is not a number of seconds above 0.
+        firstfault.errors.UsageError: `heartbeat_timeout` isn't a number of seconds above 0.
     """
 
     heartbeat_timeout: float | None = None
@@ -111,7 +111,7 @@ def expires(after: float, scope: str = "") -> _Deadline:
         scope: the name of the block in reports; empty: file and line where it begins.
 
     Raises:
-        firstfault.errors.UsageError: `after` is not a number of seconds above 0, or `scope` is not a text.
+        firstfault.errors.UsageError: `after` isn't a number of seconds above 0, or `scope` isn't a text.
     """
     if isinstance(after, bool) or not isinstance(after, int | float) or not 0 < after < sys.float_info.max:
         raise UsageError(f"watchdog.expires(after=...) must be a number of seconds above 0, not {after!r}")
@@ -267,7 +267,7 @@ class _Client:
             self._send()
 
     def _beat(self, now: float) -> None:
-        # a ping within the spared time is not sent: it must not expire early for that
+        # a ping within the spared time isn't sent: it must not expire early for that
         deadline = now + self.timeout + self._spared
         self._pinged = now
         self._put(Timer(self.owner, _HEART, "", deadline, self.timeout, self._since, heartbeat=True))
@@ -277,7 +277,7 @@ class _Client:
         self._unsent[timer.number] = timer_line(timer)
 
     def _send(self) -> None:
-        """Send what is not sent yet; what an agent does not take in time is sent with the next call."""
+        """Send what isn't sent yet; what an agent doesn't take in time is sent with the next call."""
         try:
             while self._unsent and not self._is_lost:
                 number = next(iter(self._unsent))
@@ -289,7 +289,7 @@ class _Client:
                     raise
                 self._is_blocked = False
         except BlockingIOError:
-            self._is_blocked = True  # the next call does not wait
+            self._is_blocked = True  # the next call doesn't wait
         except OSError as error:
             self._is_lost = True
             self._unsent.clear()
@@ -381,7 +381,7 @@ def parse_line(line: bytes) -> Timer:
     """Return the timer that a client wrote; a deadline of torch's client is converted from the wall clock.
 
     Raises:
-        ValueError: it is not such a line.
+        ValueError: it isn't such a line.
     """
     try:
         found = parse_json(line)

@@ -27,7 +27,7 @@ from firstfault.wire.documents import decode
 JOB_LOGS_GROUP = "firstfault.job_logs"
 """Entry-point group: a function from paths and streams of logs to a snapshot; None if it knows nothing like them."""
 _AROUND = 10
-"""The most other attempts to read: the nearest earlier ones, then later ones."""
+"""Maximum of other attempts to read: the nearest earlier ones, then later ones."""
 _MOST_ATTEMPTS = 100
 _GAP = 2
 """So many attempts in a row may have left nothing."""
@@ -56,9 +56,9 @@ class ReadAttempt:
     reader: MultiErrorFileOutputReader
     job: JobErrors
     conclusion: Conclusion | None
-    """None: it did not fail, or nothing is there."""
+    """None: it didn't fail, or nothing is there."""
     succeeded: bool
-    """Whether it has outputs and did not fail."""
+    """Whether it has outputs and didn't fail."""
     is_of_logs: bool = False
     """Whether it was read from the logs of a job without firstfault."""
 
@@ -79,7 +79,7 @@ def read_attempt(uri: str, reader_of: ReaderOf, beside: Sequence[Path] = ()) -> 
 
     Raises:
         StoreError: an attempt could not be listed, or the only document could not be read.
-        BadDocumentError: a log cannot be read as one.
+        BadDocumentError: a log can't be read as one.
     """
     path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
     if path is not None and path.is_file() and path.suffix != ".pb":
@@ -98,7 +98,7 @@ def _with_beside(reader_of: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
 
 
 def _read_documents(uri: str, reader_of: ReaderOf) -> ReadAttempt:
-    """As `read_attempt`, without logs; if there is no attempt, return that it does not exist."""
+    """As `read_attempt`, without logs; if there is no attempt, return that it doesn't exist."""
     here = _read_one(uri, reader_of)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
@@ -117,7 +117,7 @@ def _read_documents(uri: str, reader_of: ReaderOf) -> ReadAttempt:
 
 
 def _newest_run(uri: str, reader_of: ReaderOf) -> ReadAttempt | None:
-    """Return the last attempt of the last run in a local folder of runs; None if `uri` is not one."""
+    """Return the last attempt of the last run in a local folder of runs; None if `uri` isn't one."""
     runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
     return _read_documents(str(runs[0]), reader_of) if runs else None
 
@@ -129,7 +129,7 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, reader_of: ReaderOf
     their name.
 
     Raises:
-        BadDocumentError: it cannot be read as a log.
+        BadDocumentError: it can't be read as a log.
     """
     job = reader_of(uri).job_of(_snapshot_of(sources))
     # a report names no output prefix: there is none
@@ -139,7 +139,7 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, reader_of: ReaderOf
 
 
 def _snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts do not need it
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it
 
     snapshot = None
     for point in entry_points(group=JOB_LOGS_GROUP):
@@ -154,7 +154,7 @@ def read_document(data: bytes, name: str, reader_of: ReaderOf) -> ReadAttempt:
     `name` tells where its bytes are from, for errors.
 
     Raises:
-        BadDocumentError: it is not valid.
+        BadDocumentError: it isn't valid.
     """
     reader = reader_of("")
     job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
@@ -174,7 +174,7 @@ def sibling_attempts(
 ) -> tuple[AttemptSummary, ...]:
     """Return summaries of an attempt and of up to ten others, by number; empty if there are no others.
 
-    Earlier attempts are read concurrently, later ones one by one until the first that does not exist. The note of an
+    Earlier attempts are read concurrently, later ones one by one until the first that doesn't exist. The note of an
     attempt has the reason why it, or its documents, could not be read. A missing attempt is left out.
 
     `uri` is the attempt's output prefix, or a path below it. Without a `strategy`, that of each other job is taken.
@@ -219,7 +219,7 @@ async def _around(
 async def _summary(
     folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
 ) -> AttemptSummary | None:
-    """Return the summary of an attempt; None if it does not exist."""
+    """Return the summary of an attempt; None if it doesn't exist."""
     try:
         return await asyncio.wait_for(_read(folder, number, reader), seconds)
     except asyncio.TimeoutError:

@@ -38,7 +38,7 @@ def conclude(
     policy: RetryPolicy | None = None,
     context: RetryContext | None = None,
 ) -> Conclusion | None:
-    """Return the verdict on an attempt and the decision; None if the attempt did not fail.
+    """Return the verdict on an attempt and the decision; None if the attempt didn't fail.
 
     Args:
         job: what was read.

@@ -15,7 +15,7 @@ class FirstFaultError(Exception):
 
 
 class UsageError(FirstFaultError, ValueError):
-    """An argument is invalid: a number out of range, a wrong type, a task that does not exist."""
+    """An argument is invalid: a number out of range, a wrong type, a task that doesn't exist."""
 
     slug = "usage"
     exit_code = 2
@@ -37,13 +37,13 @@ class UnknownStrategyError(UsageError, KeyError):
 
 
 class SignatureError(UsageError):
-    """A file of signatures is not valid; the text names file, line and reason."""
+    """A file of signatures isn't valid; the text names file, line and reason."""
 
     slug = "bad-signature"
 
 
 class BadDocumentError(FirstFaultError, ValueError):
-    """These bytes are not an error document: empty, truncated, oversized or of another format."""
+    """These bytes aren't an error document: empty, truncated, oversized or of another format."""
 
     slug = "bad-document"
 
@@ -55,7 +55,7 @@ class StoreError(FirstFaultError, OSError):
 
 
 class StoreUnavailableError(StoreError):
-    """The storage did not answer, or answered with a server error, after retries."""
+    """The storage didn't answer, or answered with a server error, after retries."""
 
     slug = "store-unavailable"
 
@@ -67,7 +67,7 @@ class AccessDeniedError(StoreError, PermissionError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """The object does not exist."""
+    """The object doesn't exist."""
 
     slug = "not-found"
 

@@ -44,7 +44,7 @@ class FoundAttempt:
     started_ns: int | None = None
     """When the first agent started; None: no name tells it."""
     changed_ns: int | None = None
-    """When an error was last stored; None: the storage does not tell it."""
+    """When an error was last stored; None: the storage doesn't tell it."""
 
     @property
     def may_have_failed(self) -> bool:
@@ -59,7 +59,7 @@ class FailedAttempt:
     uri: str
     """Of its output prefix."""
     time_ns: int | None
-    """Of the root cause; if that is not known, when an error was last stored."""
+    """Of the root cause; if that isn't known, when an error was last stored."""
     line: str = ""
     """The first line of its report."""
     fingerprint: str = ""
@@ -71,7 +71,7 @@ class FailedAttempt:
     ranks: int = 0
     """Ranks that failed or were stopped."""
     rank_hours: float | None = None
-    """From the start of the agents until the fault, times the ranks; None: not known."""
+    """From the start of the agents until the fault, times the ranks; None: unknown."""
     retry: bool | None = None
     note: str = ""
     """Why it could not be read; then nothing else is known."""
@@ -151,7 +151,7 @@ class _Reader:
         self._whole = asyncio.Semaphore(_WHOLE_AT_ONCE)
 
     async def read(self, found: FoundAttempt) -> FailedAttempt | None:
-        """Return an attempt; None if it did not fail. Its note has the reason why it could not be read."""
+        """Return an attempt; None if it didn't fail. Its note has the reason why it could not be read."""
         uri = join(self._store.uri, found.path)
         failed, why = await attempted(self._read(uri, found))
         return FailedAttempt(uri, found.changed_ns, note=one_line(why, _LINE)) if why else failed
@@ -226,7 +226,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     """Return the attempts below a store's root, by path, with or without failures.
 
     Lists page by page, and skips what is left of a large attempt's documents. From the second page on, the rest is
-    split and its parts are listed at the same time. A store that does not page in order is listed once.
+    split and its parts are listed at the same time. A store that doesn't page in order is listed once.
 
     Raises:
         StoreError: the storage could not be listed, or not in the order of names.

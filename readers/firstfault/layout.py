@@ -159,7 +159,7 @@ def join_name(folder: str, name: str) -> str:
 
 
 def attempt_of(uri: str) -> tuple[str, int] | None:
-    """Return the folder of all attempts and this attempt's number; None if the output prefix does not end in one.
+    """Return the folder of all attempts and this attempt's number; None if the output prefix doesn't end in one.
 
     Flyte's output prefix of an attempt is ``<...>/data/<number>``. `uri` may be a path below it.
     """
@@ -202,7 +202,7 @@ class ErrorKey:
 
     @classmethod
     def parse(cls, name: str) -> ErrorKey | None:
-        """Return the fields of `name`; None if it does not match the grammar, and the file has to be opened."""
+        """Return the fields of `name`; None if it doesn't match the grammar, and the file has to be opened."""
         match = _ERROR.fullmatch(name)
         if match is None:
             return None
@@ -236,7 +236,7 @@ class RosterKey:
 
     @classmethod
     def parse(cls, name: str) -> RosterKey | None:
-        """Return the fields of `name`; None if it does not match the grammar."""
+        """Return the fields of `name`; None if it doesn't match the grammar."""
         match = _ROSTER.fullmatch(name)
         if match is None:
             return None

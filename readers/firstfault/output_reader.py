@@ -57,18 +57,18 @@ class MultiErrorFileOutputReader:
     `deck_exists`) and `conclude`, `job`, `verdict` and `decision`. It reads three layouts together: firstfault's error
     documents, Flyte's ``error-<uuid>.pb`` beside the outputs (flytekit 1.14 and later), and a plain ``error.pb``.
 
-    Every call reads the storage again. A storage that cannot be listed raises `StoreError`, never "no error".
+    Every call reads the storage again. A storage that can't be listed raises `StoreError`, never "no error".
     `firstfault.reading.attempt` reads, `firstfault.conclude` judges.
 
     Args:
         uri: an output prefix, an ``errors/`` folder, or a single document.
         strategy: name of a registered strategy, or a callable; None takes that of the job, else `DEFAULT_STRATEGY`.
         expected_nodes: number of nodes that should report; overrides the roster's.
-        settle_seconds: how long to wait for nodes that have not reported; 0 does not wait.
+        settle_seconds: how long to wait for nodes that haven't reported; 0 doesn't wait.
         retry_policy: None for firstfault's default.
         storage_options: fsspec's options; they override the environment.
         copies: files of the attempt that the caller has, by path below the output prefix. They need no request; the
-            reader adds those that are not in the storage, and uses them alone if it cannot list the storage.
+            reader adds those that aren't in the storage, and uses them alone if it can't list the storage.
         fresh: whether to open every document itself, although the pods left copies of what they concluded from.
         enough: called with the roster after each listing; True ends the wait as if every node had reported.
         give_up: once set, ends the wait.
@@ -250,7 +250,7 @@ class MultiErrorFileOutputReader:
         """Yield the job of a running attempt at once and after each change, until all nodes are done.
 
         A pause is at least ten times as long as the last listing took, and at most a minute. Without a change only
-        names are listed. A storage that does not answer is listed again after the next pause. The shortest pause is
+        names are listed. A storage that doesn't answer is listed again after the next pause. The shortest pause is
         `interval_seconds`.
 
         Raises:

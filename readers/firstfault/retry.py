@@ -130,7 +130,7 @@ def to_policy(policy: RetryPolicy) -> ComposablePolicy:
     """Return `policy` with operators.
 
     Raises:
-        UsageError: `policy` is not callable.
+        UsageError: `policy` isn't callable.
     """
     if isinstance(policy, ComposablePolicy):
         return policy
@@ -265,7 +265,7 @@ def made_progress(*, minutes: float) -> ComposablePolicy:
     For use with another policy: ``on_category("storage") & made_progress(minutes=30)``.
 
     Raises:
-        UsageError: `minutes` is not a number above 0.
+        UsageError: `minutes` isn't a number above 0.
     """
     if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0:
         raise UsageError(f"made_progress needs a number of minutes above 0, not {minutes!r}")

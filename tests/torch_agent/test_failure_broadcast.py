@@ -130,7 +130,7 @@ def test_the_first_counts(
     node: Callable[..., Node],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first failure counts; `fatal_failure` also finds one that was sent after a restart."""
+    """The first failure counts; `find_fatal_failure` also finds one that was sent after a restart."""
     monkeypatch.setattr(time_limits, "FATAL_FAILURE_POLL_SECONDS", LONG_S)  # after it, the listener takes the fatal one
     nodes = [node(group_rank) for group_rank in range(3)]
     for sender, failure in told:
@@ -140,9 +140,9 @@ def test_the_first_counts(
     assert listener.watch.outcome is not None
     assert listener.watch.outcome.failure == first
     assert listener.watch.failure == (first if first.fatal else None)
-    assert listener.watch.fatal_failure() == fatal
+    assert listener.watch.find_fatal_failure() == fatal
     if fatal is not None:
-        assert nodes[fatal.group_rank or 0].watch.fatal_failure() is None, "its own"
+        assert nodes[fatal.group_rank or 0].watch.find_fatal_failure() is None, "its own"
 
 
 def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None:
@@ -155,7 +155,7 @@ def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None
     for one in nodes:
         assert one.watch.outcome is not None
         assert (one.watch.outcome.finished, one.watch.outcome.failure, one.watch.failure) == (True, None, None)
-        assert one.watch.fatal_failure() is None
+        assert one.watch.find_fatal_failure() is None
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -176,7 +176,7 @@ def test_a_lost_store(told: bool, node: Callable[..., Node]) -> None:
         assert nodes[1].watch.failure == (FATAL if told else None)
         process.join()
         assert (nodes[1].watch.connections() is None) is not told
-        assert nodes[0].watch.fatal_failure() is None
+        assert nodes[0].watch.find_fatal_failure() is None
 
 
 def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +202,14 @@ def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pyt
 
 
 @pytest.mark.parametrize("heard", [False, True])
-def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node]) -> None:
+def test_the_end_leaves_no_thread(on_failure: bool, node: Callable[..., Node]) -> None:
     """The end of a round leaves no thread, and no node takes it for a failure."""
     nodes = [node(0), node(1)]
     threads = [one.watch._thread for one in nodes]
-    if heard:
+    if on_failure:
         nodes[0].watch.send(FATAL)
     for one in nodes:
         one.watch.end()
     assert not any(thread.is_alive() for thread in threads)
-    assert [one.watch.failure for one in nodes] == [None, FATAL if heard else None]
-    assert nodes[1].watch.fatal_failure() == (FATAL if heard else None)
+    assert [one.watch.failure for one in nodes] == [None, FATAL if on_failure else None]
+    assert nodes[1].watch.find_fatal_failure() == (FATAL if on_failure else None)

@@ -145,8 +145,8 @@ def _settled(agents: list[Agent]) -> list[bytes]:
 
     def settle(agent: Agent) -> None:
         for step in agent.peers.settle({}, LONG_S):
-            if isinstance(step, CollectedReports) and agent.peers.settlement.claim():
-                step = agent.peers.settlement.hand_over(b"sealed", durable=True)  # noqa: PLW2901 - the last one
+            if isinstance(step, CollectedReports) and agent.peers.settlement.announce_publishing():
+                step = agent.peers.settlement.publish(b"sealed", durable=True)  # noqa: PLW2901 - the last one
             if isinstance(step, ElectedVerdict):
                 found.append(step.document)
                 return

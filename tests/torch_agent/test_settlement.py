@@ -80,10 +80,10 @@ class Agent:
             self.reports.append(step)
             if self.thinks is not None:
                 self.thinks.wait(LONG_S)
-            if not self.fails and self.settlement.claim():
+            if not self.fails and self.settlement.announce_publishing():
                 self.published += 1
                 time.sleep(self.publishes_s)
-                return self.settlement.hand_over(f"sealed by {self.group_rank}".encode(), durable=self.durable)
+                return self.settlement.publish(f"sealed by {self.group_rank}".encode(), durable=self.durable)
         return None
 
 
@@ -116,7 +116,7 @@ def short_life(agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(agents: list[Agent]) -> None:
     for agent in agents:
-        agent.settlement.heard(agent.store)
+        agent.settlement.acknowledge(agent.store)
     for thread in [agent.begin() for agent in agents]:
         thread.join(SOON_S)
         assert not thread.is_alive()
@@ -142,7 +142,7 @@ def test_one_that_leaves(nodes: int, sealer: int, agents: Callable[..., list[Age
     """A process that was terminated concludes only if there is no other."""
     made = agents(nodes, leaving={0: True, 1: True})
     thread = made[-1].begin()
-    until(lambda: made[-1].settlement._arrived_as)
+    until(lambda: made[-1].settlement._arrival_number)
     _run(made[:-1])
     thread.join(SOON_S)
     assert _documents(made) == {f"sealed by {sealer}".encode()}
@@ -155,9 +155,9 @@ def test_one_that_does_not_conclude_is_replaced(first: str, agents: Callable[...
     concludes = threading.Event()
     made = agents(4, thinks={0: concludes if first == "is slow" else None}, fails={0: first == "fails"})
     if first == "is dead":
-        assert made[0].settlement._arrive(made[0].store.clone(), {"report-0": b"it failed"}, leaving=False)
+        assert made[0].settlement._report(made[0].store.clone(), {"report-0": b"it failed"}, leaving=False)
     for agent in made:
-        agent.settlement.heard(agent.store)
+        agent.settlement.acknowledge(agent.store)
     threads = [agent.begin() for agent in made[first == "is dead" :]]
     for thread in threads[-3:]:
         thread.join(SOON_S)
@@ -212,7 +212,7 @@ def test_a_dead_node_is_not_waited_for(agents: Callable[..., list[Agent]]) -> No
 def test_a_node_that_lives_is_waited_for(agents: Callable[..., list[Agent]]) -> None:
     """A node that has heard is waited for until the limit; without it the reports are not complete."""
     made = agents(3, seconds={1: 3 * SHORT_S})
-    made[0].settlement.heard(made[0].store)
+    made[0].settlement.acknowledge(made[0].store)
     _run(made[1:])
     assert _documents(made[1:]) == {b"sealed by 1"}
     assert not made[1].reports[0].complete
@@ -230,9 +230,9 @@ def test_a_late_node_takes_the_verdict(agents: Callable[..., list[Agent]]) -> No
 
 def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left out: the node that concludes reads it from the storage. So is a value that is not a report."""
-    monkeypatch.setattr(report_packing, "_MAX_VALUE", 200)
+    monkeypatch.setattr(report_packing, "MAX_REPORT_BYTES", 200)
     made = agents(2, report_size={1: 1_000_000})
-    made[0].store.append("firstfault/reports", report_packing._FRAME.pack(7, 3) + b"abc")
+    made[0].store.append("firstfault/reports", report_packing.FRAME_HEADER.pack(7, 3) + b"abc")
     _run(made)
     (reports,) = made[0].reports
     assert set(reports.copies) == {"report-0"}
@@ -242,7 +242,7 @@ def test_the_copies_for_many_nodes() -> None:
     """The more nodes ask the store's host for them, the fewer bytes they have; what the verdict rests on stays."""
     files = {f"errors/{number}": random.Random(number).randbytes(1000 + number) for number in range(300)}
     first = {"errors/299": files["errors/299"]}
-    few, many = (report_packing.packed_for(nodes, files, first) for nodes in (2, 2500))
+    few, many = (report_packing.pack_copies(nodes, files, first) for nodes in (2, 2500))
     assert unpack(few) == files
     assert len(many) < 2**28 / 2500
     kept = unpack(many)
@@ -271,7 +271,7 @@ def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> Non
     with hosted() as (process, store):
         made = [Agent(store, rank, 3) for rank in range(3)]
         threads = [agent.begin() for agent in made[:2]]
-        until(lambda: all(agent.settlement._arrived_as for agent in made[:2]))
+        until(lambda: all(agent.settlement._arrival_number for agent in made[:2]))
         process.kill()
         for thread in threads:
             thread.join(SOON_S)

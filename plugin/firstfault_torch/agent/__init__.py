@@ -1,4 +1,4 @@
-"""The elastic agent of one node: it starts and watches the workers, documents failures, and tells the other agents.
+"""The elastic agent of one node: it starts and watches the workers, documents failures, and tells its peers.
 
 It may import `node` and torch elastic, never `worker`.
 """

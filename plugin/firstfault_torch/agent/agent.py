@@ -47,10 +47,10 @@ class UnsupportedTorchError(Exception):
 
 
 class ReportingAgent(LocalElasticAgent):
-    """torch's LocalElasticAgent, which also tells the other agents of failures and reports why its workers ended.
+    """torch's LocalElasticAgent, which also tells its peers of failures and reports why its workers ended.
 
     Raises:
-        MissingNamesError: torch's agent does not have all hooks and attributes.
+        MissingNamesError: torch's agent doesn't have all hooks and attributes.
     """
 
     def __init__(self, node_context: NodeContext, settings: AgentSettings, *, spec: WorkerSpec, **kwargs: Any) -> None:
@@ -81,11 +81,11 @@ class ReportingAgent(LocalElasticAgent):
             if self._rounds:
                 self.node.end(is_last=False)
         super()._rendezvous(worker_group)
-        # if the nodes cannot agree on a number, it at least differs from the last round's
+        # if the nodes can't agree on a number, it at least differs from the last round's
         number = self.node.reporter.node_context.round + 1 if self._rounds else 0
         self._rounds += 1
         with suppress_internal_errors_in_main("numbering the round"):
-            # first: the other nodes wait for it
+            # first: other nodes wait for it
             counted = self._rounds if has_shared_store(worker_group) else 0
             number = begin_round(worker_group.store, worker_group.group_rank, number, counted)
         with suppress_internal_errors_in_main("beginning a round"):
@@ -93,7 +93,7 @@ class ReportingAgent(LocalElasticAgent):
             self.node.begin(number, self._remaining_restarts, used)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start the workers, then watch them and listen to the other nodes."""
+        """Start the workers, then watch them and listen to other nodes."""
         node = self.node
         with suppress_internal_errors_in_main("preparing the workers' deadlines"):
             self._worker_watchdog = node.workers.open_timers()  # torch stops it with the workers
@@ -166,7 +166,7 @@ class ReportingAgent(LocalElasticAgent):
         return result
 
     def _exit_barrier(self) -> None:
-        """Wait for the other nodes, without torch's limit of 300 s.
+        """Wait for other nodes, without torch's limit of 300 s.
 
         Raises:
             PeerFailedError: another node has failed.
@@ -250,10 +250,10 @@ class ReportingAgent(LocalElasticAgent):
         return RunResult(WorkerState.FAILED, failures={self.node.places.rank_of(first.local_rank) or 0: failure})
 
     def _handle_peer_failure(self, group: WorkerGroup) -> None:
-        """If another node's failure asks, stop the workers, decide with the other agents, and restart or leave.
+        """If another node's failure asks, stop the workers, decide with its peers, and restart or leave.
 
         Raises:
-            PeerFailedError: the workers are not restarted.
+            PeerFailedError: the workers aren't restarted.
         """
         peers = self.node.peers
         failure = peers.broadcast.restart_request if peers is not None else None

@@ -52,7 +52,7 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TorchKeptException:
-    """What torch kept of an exception that firstfault did not record."""
+    """What torch kept of an exception that firstfault didn't record."""
 
     exception: model.ExceptionInfo
     traceback: str
@@ -82,7 +82,7 @@ class WorkerSnapshot:
     collectives: tuple[model.CollectiveProgress, ...] = ()
     thread_failures: tuple[model.ThreadFailure, ...] = ()
     raised_at: model.FrameInfo | None = None
-    """Where an exception was raised that was on its way out, but that Python did not show yet; None: there was none."""
+    """Where an exception was raised that was on its way out, but that Python didn't show yet; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class WorkerStop:
     observations: Mapping[int, WorkerSnapshot] = field(default_factory=dict)
     """By local rank."""
     killed_ns: int | None = None
-    """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: not known."""
+    """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: unknown."""
 
     def ended(self, death: WorkerExit) -> bool:
         """Whether this stop ended a worker; never one of `first`, even if it died after the stop began.
@@ -149,7 +149,7 @@ def describe_exit(
     traces: ExitEvidence | None = None,
     expiry: ExpiredWorker | None = None,
 ) -> model.WorkerError:
-    """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it did not."""
+    """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it didn't."""
     traces = traces or ExitEvidence()
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
     # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
@@ -160,7 +160,7 @@ def describe_exit(
     elif stop is not None:
         seen = stop.observations.get(death.local_rank, seen)
     stack = traces.fatal_stack or seen.stack
-    if stack:  # without source lines if the program's files cannot be read in time
+    if stack:  # without source lines if the program's files can't be read in time
         read = partial(add_source_lines, stack, linecache.getline)
         stack = call_with_timeout(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
     if seen.raised_at is not None and not traces.fatal_stack:
@@ -201,7 +201,7 @@ def describe_exit(
 
 
 def _hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[str, str]:
-    """Return code and message of a worker that did not keep a deadline."""
+    """Return code and message of a worker that didn't keep a deadline."""
     since = "its last ping was" if expired.heartbeat else "the block began"
     where = f"; {since} at {expired.since}" if expired.since else ""
     return "USER:Hang", f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it"

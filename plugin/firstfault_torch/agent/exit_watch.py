@@ -81,7 +81,7 @@ def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
     """Return what becomes readable when the process ends; `opened` closes it if need be.
 
     The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The process's own children
-    inherit that pipe: while a data loader lives, it does not become readable.
+    inherit that pipe: while a data loader lives, it doesn't become readable.
     """
     try:
         descriptor = os.pidfd_open(process.pid)

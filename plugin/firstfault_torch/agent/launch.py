@@ -113,7 +113,7 @@ def launch_agent(
 ) -> RoundEnd:
     """Run the workers of this node to their end with a `ReportingAgent`; return how they ended.
 
-    `last_resort` ends the pod from another thread if the main thread does not handle a signal.
+    `last_resort` ends the pod from another thread if the main thread doesn't handle a signal.
     """
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None
@@ -170,8 +170,8 @@ def _failed(agent: ReportingAgent | None, error: Exception, node_context: NodeCo
     """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
     peers = agent.node.peers if agent is not None else None
     if peers is not None and isinstance(error, RendezvousClosedError):
-        # another node failed for good while this one was entering the next round
-        failure = peers.broadcast.fatal_failure()
+        # another node failed permanently while this one was entering the next round
+        failure = peers.broadcast.find_fatal_failure()
         error = PeerFailedError(failure) if failure is not None else error
     report = NodeReport()
     # the failure of a worker or of another node is documented already

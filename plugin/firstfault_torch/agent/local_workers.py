@@ -67,7 +67,7 @@ class LocalWorkers:
         self.expired: dict[int, ExpiredWorker] = {}
         """The deadlines for which workers of the round were killed, by local rank."""
         self.stopped: WorkerStop | None = None
-        """Why this agent stopped the workers of the round; None: it did not."""
+        """Why this agent stopped the workers of the round; None: it didn't."""
         self.are_programs = False
         """Whether the workers are programs, which torch starts by themselves, and not functions."""
         self._forgotten: frozenset[int] = frozenset()
@@ -105,7 +105,7 @@ class LocalWorkers:
             if self.are_programs:
                 environment[WORKER_VARIABLE] = str(os.getpid())
         if self.are_programs and self._stderr is not None:
-            # a program does not send its stderr through its agent by itself
+            # a program doesn't send its stderr through its agent by itself
             logs.stderrs.update(self._stderr.fifos())
 
     def started(self, context: Any, ranks: tuple[int, ...]) -> None:
@@ -210,7 +210,7 @@ class LocalWorkers:
         """Ask a worker for its state while torch waits before it aborts the process; the channel keeps the answer.
 
         torch would also call a hook in the worker then. A hook in Python needs the GIL, which another thread may hold
-        for ever, so it could prevent the abort. A question that is not answered prevents nothing.
+        for ever, so it could prevent the abort. A question that isn't answered prevents nothing.
         """
         if self._channel is not None:
             start_in_thread(partial(self._channel.ask, [local_rank], 0), "asking a worker that is about to be aborted")
@@ -237,7 +237,7 @@ class LocalWorkers:
         )
 
     def kill_hung_workers(self, local_ranks: Iterable[int], seconds: float) -> None:
-        """End workers because the job made no progress for so long, as at a deadline that they did not keep."""
+        """End workers because the job made no progress for so long, as at a deadline that they didn't keep."""
         timers = (Timer(pid, "hang", "", 0.0, seconds) for rank, pid in self.alive.items() if rank in {*local_ranks})
         self._expire({timer.pid: timer for timer in timers})
 
@@ -314,7 +314,7 @@ class LocalWorkers:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a worker has not begun to end, as far as /proc tells.
+    """Whether a worker hasn't begun to end, as far as /proc tells.
 
     The kernel closes the sockets of an exiting process before the process has ended, so its peers may fail first.
     """

@@ -61,12 +61,12 @@ class NodeRound:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
         self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
-        """None: there is no other node, or the round has not begun."""
+        """None: there is no other node, or the round hasn't begun."""
         self._stalls: Stalls | None = None
         self.waits_at_exit = False
-        """Whether this node's workers have succeeded, and it waits for the other nodes."""
+        """Whether this node's workers have succeeded, and it waits for other nodes."""
         self.finished = False
-        """Whether all nodes have succeeded; a signal is not a failure then."""
+        """Whether all nodes have succeeded; a signal isn't a failure then."""
         self._group = group
         self._settings = settings
         self._restarts_left = 0
@@ -85,7 +85,7 @@ class NodeRound:
         self.peers = None
 
     def listen_to_peers(self, interval: float) -> None:
-        """Connect to the other agents, after the workers were started; `interval` is torch's, in seconds."""
+        """Connect to its peers, after the workers were started; `interval` is torch's, in seconds."""
         if self.places.nodes > 1:
             self.peers = Peers(
                 self._group,
@@ -99,7 +99,7 @@ class NodeRound:
             self.peers.join(self.reporter.report.copies)
 
     def watch_progress(self) -> None:
-        """Look from now on whether the workers make progress, unless the option is off or its folder is not there."""
+        """Look from now on whether the workers make progress, unless the option is off or its folder isn't there."""
         points = entry_points(group=HANG_GROUP) if self._settings.options.hang is not None else ()
         for point in points:
             self._stalls = point.load()(self._settings.options.hang, self)
@@ -149,7 +149,7 @@ class NodeRound:
     def report_failure(self, result: RunResult, looked_ns: int) -> None:
         """Finish the report after torch has found a failure."""
         if self.workers.stopped is None:
-            # torch saw the failure first and has stopped the other workers
+            # torch saw the failure first and has stopped the remaining workers
             first = frozenset(failure.local_rank for failure in result.failures.values())
             worker_exits = [death for death in self.workers.get_exits() if death.local_rank in first]
             self._broadcast_failure({}, worker_exits)
@@ -249,7 +249,7 @@ class NodeRound:
         return self.restarts.ask and self._restarts_left > 0
 
     def may_restart(self) -> bool:
-        """Decide with the other agents whether the workers are restarted."""
+        """Decide with its peers whether the workers are restarted."""
         broadcast = self.peers.broadcast if self.peers is not None else None
         allowed = True
         with suppress_internal_errors_in_main("deciding on a restart"):

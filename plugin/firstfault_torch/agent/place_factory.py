@@ -19,7 +19,7 @@ class PlaceFactory:
         self._base = replace(get_node_place(node_context), incarnation=node_context.incarnation)
 
     def begin_round(self, number: int, restarts_used: int) -> None:
-        """Set what torch's group does not know."""
+        """Set what torch's group doesn't know."""
         self._base = replace(self._base, round=number, restart_count=restarts_used)
 
     def of(self, local_rank: int | None = None) -> Place:
@@ -44,7 +44,7 @@ class PlaceFactory:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The global ranks of all workers of this node; -1 in torch: the rendezvous has not given one."""
+        """The global ranks of all workers of this node; -1 in torch: the rendezvous hasn't given one."""
         return tuple(worker.global_rank for worker in self._group.workers if worker.global_rank >= 0)
 
     @property

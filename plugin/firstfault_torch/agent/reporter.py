@@ -239,7 +239,7 @@ class Reporter:
             self.report.receipts.append(model.Receipt(document.name, durable=document.is_durable, withdrawn=True))
 
     def _keep_log(self, death: WorkerExit, own: model.WorkerError) -> None:
-        """Keep the end of a worker's stderr for this node's roster entry: its own document cannot have it."""
+        """Keep the end of a worker's stderr for this node's roster entry: its own document can't have it."""
         rank, log = self._place_of(death.local_rank).rank, self._log_of(death)
         if own.exception is not None:
             log = remove_traceback(log, own.exception)
@@ -252,7 +252,7 @@ class Reporter:
     def _own_documents(self, death: WorkerExit) -> list[model.WorkerError]:
         """Return the failures that the worker wrote itself; upload those that it could not upload.
 
-        A document that cannot be read gets a receipt with that error; it hides neither the others nor the agent's own.
+        A document that can't be read gets a receipt with that error; it hides neither the others nor the agent's own.
         """
         error_file = self.report.error_files.get(death.local_rank)
         spool = document_writer.spool_of(self.node_context, death.local_rank, error_file)

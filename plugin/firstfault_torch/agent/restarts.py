@@ -1,4 +1,4 @@
-"""Decides with the other agents whether torch restarts the workers."""
+"""Decides with its peers whether torch restarts the workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_AGREEMENT = "the agents reached no decision in time, and torch elastic resta
 
 
 class Restarts:
-    """Decides on the restarts of one attempt, with the other agents, and keeps a record of each."""
+    """Decides on the restarts of one attempt, with its peers, and keeps a record of each."""
 
     def __init__(self, settings: AgentSettings, reporter: Reporter) -> None:
         self._decide = settings.decide_restart
@@ -48,9 +48,9 @@ class Restarts:
     def decide_restart(
         self, place: Place, restarts_left: int, peers: Peers | None, first: FailureNotice
     ) -> RestartRecord | None:
-        """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
+        """Return what the agents have decided about the round, and keep it; None if a node failed permanently meanwhile.
 
-        Waits for the other nodes, as `VerdictElection.settle` does. Without `peers` there are no other nodes, or the
+        Waits for other nodes, as `VerdictElection.settle` does. Without `peers` there are no other nodes, or the
         agents aren't connected.
         """
         nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
@@ -74,7 +74,7 @@ class Restarts:
             self._reporter.put(path, restart_to_json(record))
         self.restart_refusal = None if record.restart else record
         if not record.restart and peers is not None:
-            peers.mark_fatal(first, tell=is_mine)
+            peers.mark_fatal(first, broadcast=is_mine)
         return record
 
     def began_again(self, world_size: int) -> None:
@@ -90,7 +90,7 @@ class Restarts:
     def _agreed(
         self, peers: Peers, judge: Callable[[CollectedReports], RestartRecord | None]
     ) -> tuple[RestartRecord, bool] | None:
-        """Return the decision of all agents, and whether this one took it; None if they have not agreed."""
+        """Return the decision of all agents, and whether this one took it; None if they haven't agreed."""
         own = document = b""
         for step in peers.agree(self._reporter.report.copies, self._seconds):
             if isinstance(step, ElectedVerdict):
@@ -98,8 +98,8 @@ class Restarts:
                 break
             judged = judge(step)
             own = restart_to_json(judged) if judged is not None else b""
-            if own and peers.agreement.claim():
-                document = peers.agreement.hand_over(own, durable=True).document
+            if own and peers.agreement.announce_publishing():
+                document = peers.agreement.publish(own, durable=True).document
                 break
         record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
         return (record, own == document) if record is not None else None

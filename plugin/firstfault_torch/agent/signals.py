@@ -2,7 +2,7 @@
 
 Python runs a signal's handler in the main thread, so an agent that waits in a store would handle SIGTERM after minutes.
 The interpreter's C handler writes a byte into the wakeup descriptor at once; a thread reads it, reports the signal, and
-ends the process if the main thread does not handle the signal.
+ends the process if the main thread doesn't handle the signal.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SignalWatch:
                 self._before = {number: signal.getsignal(number) for number in self._handled}
                 self.install()
                 self._wakeup_before = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-                # a forked worker inherits descriptor and handlers, but its signals are not the agent's
+                # a forked worker inherits descriptor and handlers, but its signals aren't the agent's
                 os.register_at_fork(after_in_child=self._forget_in_child)
                 read = partial(self._read_signals, reader)
                 threading.Thread(target=read, name="firstfault-signals", daemon=True).start()
@@ -130,7 +130,7 @@ class SignalWatch:
             self._before = dict.fromkeys(self._before, signal.SIG_IGN)
 
     def acknowledge(self) -> None:
-        """Confirm that the main thread handles the signal, so that it is not interrupted again."""
+        """Confirm that the main thread handles the signal, so that it isn't interrupted again."""
         self._noticed.set()
 
     def begin_shutdown(self) -> None:
@@ -175,7 +175,7 @@ class SignalWatch:
                             self._answer(self.received)
 
     def _answer(self, received: SignalReceived) -> None:
-        """Report the signal, and end the pod if the main thread does not handle it."""
+        """Report the signal, and end the pod if the main thread doesn't handle it."""
         with suppress_internal_errors("reporting that this pod is terminated"):
             if self.on_received is not None:
                 self.on_received(received)

@@ -27,7 +27,7 @@ def collect_snapshots(
 ) -> dict[int, WorkerSnapshot]:
     """Return stacks and state of living workers by local rank, within a fraction of a second.
 
-    An exception that is still inside the task function is not included: the worker documents it itself. Stacks and
+    An exception that is still inside the task function isn't included: the worker documents it itself. Stacks and
     state are asked for one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
     a worker in which another thread runs meanwhile.
     """
@@ -72,7 +72,7 @@ def stop_processes(
 def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
     """Wait for processes to end, and kill those that still run at the deadline.
 
-    SIGKILL does not end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
+    SIGKILL doesn't end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
     """
 
     def wait(until: float) -> list[Any]:

@@ -34,7 +34,7 @@ _ANCESTORS = 8
 def watchdog_of(
     asked: watchdog.Watchdog | None, environment: Mapping[str, str] = os.environ
 ) -> watchdog.Watchdog | None:
-    """Return the watchdog of this agent: what the user asked for, also by torch's variable; None: there is none."""
+    """Return the watchdog of this agent: what the user asked for, also by torch's variable; None: none."""
     if asked is None and environment.get(watchdog.TORCH_ENABLED_VARIABLE) == "1":
         return watchdog.Watchdog()
     return asked
@@ -65,7 +65,7 @@ class TimerServer:
     """Reads the deadlines of one round's workers from a FIFO, which replaces an earlier one and is removed by `stop`.
 
     Raises:
-        OSError: the FIFO cannot be made, or another kind of file is there.
+        OSError: the FIFO can't be made, or another kind of file is there.
     """
 
     def __init__(self, path: Path) -> None:

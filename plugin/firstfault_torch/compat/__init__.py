@@ -5,7 +5,7 @@ torch's agent.
 
 Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0, 2.13.0 and 2.15.0. Where a name is missing, there is one warning
 and torch's own behaviour: without an agent hook the plain LocalElasticAgent runs, without another name one kind of
-evidence is not collected.
+evidence isn't collected.
 
 | name | used for |
 |---|---|

@@ -72,7 +72,7 @@ class _Subprocess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program and what it has started, as torch does: torch gives it a session of its own."""
+        """Send a signal to the program and what it has started, as torch does: torch gives it its own session."""
         os.killpg(self.pid, number)
 
 
@@ -95,7 +95,7 @@ def master_address(group: WorkerGroup) -> tuple[str, int]:
 def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
     """Return the hooks that this torch's agent lacks, and the attributes that `agent` lacks.
 
-    Without one of them our agent cannot stand in for torch's.
+    Without one of them our agent can't stand in for torch's.
     """
     hooks = [name for name in _HOOKS if not callable(getattr(LocalElasticAgent, name, None))]
     attributes = [name for name in _ATTRIBUTES if agent is not None and not hasattr(agent, name)]
@@ -123,7 +123,7 @@ def forget_shared_store(handler: Any) -> None:
 def job_store(handler: Any) -> Any:
     """Return the store that the nodes of a job share before their first round; None if this rendezvous has none.
 
-    A static one meets the other nodes here; if that fails, its first round fails with the same error.
+    A static one meets other nodes here; if that fails, its first round fails with the same error.
     """
     backend = handler.get_backend()
     if backend == "static":
@@ -138,7 +138,7 @@ def job_store(handler: Any) -> Any:
 
 
 def worker_processes(context: Any) -> Sequence[Any]:
-    """Return the worker processes of torch's process context in the order of local ranks; empty if they are not found.
+    """Return the worker processes of torch's process context in the order of local ranks; empty if they aren't found.
 
     Each has multiprocessing's `pid`, `exitcode` and `sentinel`.
     """
@@ -163,7 +163,7 @@ def traceback_files(context: Any) -> dict[int, str]:
 
 
 def unfinished(context: Any) -> frozenset[int]:
-    """Return the local ranks that have not handed over a result yet.
+    """Return the local ranks that haven't handed over a result yet.
 
     A worker hands over its result before it may end: one that has ended without it never will. A worker that runs a
     binary hands over nothing, and its exit code tells.

@@ -40,7 +40,7 @@ def flight_recorders() -> list[Callable[..., Any]]:
 
     ProcessGroupNCCL has a recorder of its own, in builds with NCCL since torch 2.5. All other backends share one since
     2.8; since 2.15 each has its own. A torch built without distributed support, or before it had a recorder, lacks it:
-    there is no warning. Nor does a program have it that has not imported torch.
+    there is no warning. Nor does a program have it that hasn't imported torch.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     of_nccl, of_others = (getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("nccl", "fr"))
@@ -52,14 +52,14 @@ def flight_recorders() -> list[Callable[..., Any]]:
 
 
 def collective_counts() -> tuple[int, int]:
-    """Return how many collectives of all groups have begun and ended in this process; -1: it is not known.
+    """Return how many collectives of all groups have begun and ended in this process; -1: it isn't known.
 
     The recorders are asked for their counters alone, which takes some microseconds. Without a recorder (gloo before
     torch 2.8) only the beginnings are known.
     """
     states: list[Mapping[str, Any]] = []
     for dump in flight_recorders():
-        with contextlib.suppress(RuntimeError, ValueError, TypeError):  # TypeError: it cannot leave out the entries
+        with contextlib.suppress(RuntimeError, ValueError, TypeError):  # TypeError: it can't leave out the entries
             states += (json.loads(dump(includeCollectives=False)).get("pg_status") or {}).values()
     if states:
         ends = ("last_enqueued_collective", "last_completed_collective")
@@ -85,7 +85,7 @@ def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _called(backend: Any) -> int | None:
-    """Return how many collectives of a backend have begun; None: it does not tell."""
+    """Return how many collectives of a backend have begun; None: it doesn't tell."""
     with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
         return int(backend._get_sequence_number_for_group())  # noqa: SLF001 - see __init__
     return None
@@ -97,7 +97,7 @@ def _backends() -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for group in list(getattr(world, "pg_map", None) or ()):
         for device in getattr(group, "_device_types", ()):
-            # a group has no backend for a device that it has not used, or is one itself
+            # a group has no backend for a device that it hasn't used, or is one itself
             with contextlib.suppress(RuntimeError, AttributeError):
                 backend = group._get_backend(device)  # noqa: SLF001 - see __init__
                 # before it had a name: "ProcessGroupNCCL"
@@ -108,7 +108,7 @@ def _backends() -> dict[str, list[Any]]:
 
 
 def group_teardown() -> types.FunctionType | None:
-    """Return ``torch.distributed.destroy_process_group``, whose code is replaced; None if that is not possible."""
+    """Return ``torch.distributed.destroy_process_group``, whose code is replaced; None if that isn't possible."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return None  # a program that has no group
@@ -134,7 +134,7 @@ def rank_in_group() -> tuple[int, int] | None:
 
 
 def backends_that_abort() -> list[Callable[[], None]]:
-    """Return the functions that abort the communicators of this process's groups; that of gloo does not work."""
+    """Return the functions that abort the communicators of this process's groups; that of gloo doesn't work."""
     found = []
     for name, backends in _backends().items():
         for backend in backends if name != _GLOO else ():
@@ -202,7 +202,7 @@ def shut_down_gloo_connections() -> int:
     """Shut down gloo's connections to other ranks, so that collectives in which a peer waits for this process fail.
 
     Listening sockets stay, and so do the connections of everything else in the process. Return how many connections
-    there were: 0 without gloo, or where ``/proc`` does not tell.
+    there were: 0 without gloo, or where ``/proc`` doesn't tell.
     """
     count = 0
     for epoll in {epoll for task in _loop_threads() if (epoll := _waited_for(task)) is not None}:

@@ -40,7 +40,7 @@ class Wait:
     is_hurried: bool = False
     """The process is about to end: nothing but the wait for the nodes may take long."""
     complete: bool = True
-    """False: it is known that a node that lives has not reported."""
+    """False: it is known that a node that lives hasn't reported."""
     shutdown_requested: threading.Event | None = None
     """Once set, ends the wait."""
 
@@ -56,7 +56,7 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
 ) -> NodeConclusion:
     """Return the verdict on the attempt and the decision.
 
-    The copies count in any case, also if the storage cannot be listed. A policy that raises is replaced by
+    The copies count in any case, also if the storage can't be listed. A policy that raises is replaced by
     the default policy, a strategy that raises by `earliest`; if they take too long, both are. Each with a warning.
 
     `copies` are documents and roster entries that this node has, by path below the output prefix; `wait` is for the
@@ -86,7 +86,7 @@ def import_conclusion_modules() -> None:
 
 
 class _TooLateError(Exception):
-    """A strategy or a policy did not end in time."""
+    """A strategy or a policy didn't end in time."""
 
 
 def _first_conclusion(
@@ -122,7 +122,7 @@ def _first_conclusion(
             )
         logged = str(error)
         if isinstance(error, _TooLateError):
-            break  # it is not known which of the two takes so long
+            break  # it isn't known which of the two takes so long
     return _concluded(job, *last, context)
 
 
@@ -192,7 +192,7 @@ def _job(node_context: NodeContext, copies: Mapping[str, bytes], wait: Wait) -> 
 def _all_but_one(began: float, roster: Sequence[NodePresence]) -> bool:
     """Whether every node but one has reported, a while after this one began to read.
 
-    Nodes that cannot settle on a verdict through their store have lost its host.
+    Nodes that can't settle on a verdict through their store have lost its host.
     """
     if time.monotonic() - began < time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS:
         return False

@@ -45,9 +45,9 @@ def find_previous_verdict(
 
 
 def count_retries_left(attempt: int, retries: int | None, previous: Decision | None) -> int | None:
-    """Return how many of the task's retries are left after the previous attempt's decision; None if it is not known.
+    """Return how many of the task's retries are left after the previous attempt's decision; None if unknown.
 
-    The attempt's number, from 0, is not enough: attempts that the platform lost do not use up the task's retries.
+    The attempt's number, from 0, isn't enough: attempts that the platform lost don't use up the task's retries.
     """
     if not retries or attempt == 0:
         return retries

@@ -56,7 +56,7 @@ def adopt_sealed_verdict(document: bytes, node_context: NodeContext, *, durable:
     """Return the verdict that another node, or another attempt, sealed in this ``error.pb``.
 
     Raises:
-        BadDocumentError: the document is not a sealed verdict of a version that can be read.
+        BadDocumentError: the document isn't a sealed verdict of a version that can be read.
     """
     seal = decode(document, DocumentRef(ERROR_FILE))
     if not isinstance(seal, Seal):

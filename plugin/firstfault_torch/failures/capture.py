@@ -95,7 +95,7 @@ def qualified_name(kind: type) -> str:
 
 
 def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionInfo:
-    """Return an exception that has not left the task function with the frames that it has still to leave.
+    """Return an exception that hasn't left the task function with the frames that it has still to leave.
 
     They are in its traceback when it has left, and two ranks' same fault is to have the same frames.
     """
@@ -239,7 +239,7 @@ def _causes(error: BaseException, done: list[BaseException], depth: int) -> tupl
 
 
 def _chain(error: BaseException) -> list[tuple[BaseException, str]]:
-    """Return the causes: an explicit cause, else the context. After ``raise ... from None`` that is not printed."""
+    """Return the causes: an explicit cause, else the context. After ``raise ... from None`` that isn't printed."""
     seen = {id(error)}
     links: list[tuple[BaseException, str]] = []
     while len(links) < _MAX_LINKS:

@@ -79,7 +79,7 @@ def error_class_of(error: BaseException) -> ErrorClass:
     if names & {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}:
         return ErrorClass.RENDEZVOUS_ERROR
     if isinstance(error, ValueError | TypeError | AttributeError | ImportError | pickle.PicklingError):
-        return ErrorClass.INPUT_ERROR  # a setting, or a function or argument that cannot be pickled
+        return ErrorClass.INPUT_ERROR  # a setting, or a function or argument that can't be pickled
     if isinstance(error, OSError) and error.errno in _WRONG_PATHS:
         return ErrorClass.INPUT_ERROR
     if isinstance(error, OSError | MemoryError):

@@ -50,7 +50,7 @@ class _TextUnpickler(pickle.Unpickler):
 def read_traceback(path: str | Path) -> str:
     """Return the traceback that torch.multiprocessing keeps of an exception outside of torch elastic's wrapper.
 
-    It keeps one if a result cannot be pickled or arguments cannot be unpickled. Empty if there is none.
+    It keeps one if a result can't be pickled or arguments can't be unpickled. Empty if there is none.
     """
     try:
         with Path(path).open("rb") as stream:

@@ -2,7 +2,7 @@
 
 An optional part: the entry point ``firstfault.hang`` brings it to the agent. `watch` has the thread of a node, `looks`
 what it sees of its workers, `told` what the node that concludes says of all. The judgement is that of `evidence`: each
-worker is given to it as at a deadline that it did not keep.
+worker is given to it as at a deadline that it didn't keep.
 """
 
 from firstfault_torch.hang.watch import StallWatch

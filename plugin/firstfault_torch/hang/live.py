@@ -48,9 +48,9 @@ class LiveView:
             peers.liveness.state = self.line
         if self._node.places.of().group_rank or not self._is_watched():
             return
-        others = dict(peers.liveness.told) if peers is not None else {}
+        others = dict(peers.liveness.states) if peers is not None else {}
         if peers is not None:
-            peers.liveness.ask()  # for the next look
+            peers.liveness.request_states()  # for the next look
         nodes = [self._state, *(parsed for _, line in sorted(others.items()) if (parsed := _parsed(line)))]
         view = {"round": self._node.reporter.node_context.round, "time": time.time(), "nodes": nodes}
         if self._put is None or self._put.done():  # else the storage is slow

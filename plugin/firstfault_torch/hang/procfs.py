@@ -23,7 +23,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Return what a process and its descendants have used; zero where /proc does not tell."""
+    """Return what a process and its descendants have used; zero where /proc doesn't tell."""
     cpu = read = 0
     for each in (pid, *_descendants(pid)):
         fields = _stat(each)
@@ -33,7 +33,7 @@ def usage(pid: int) -> Usage:
 
 
 def read_kernel_state(pid: int) -> list[str]:
-    """Return what the kernel tells of a worker that does not run, and of the processes that it started."""
+    """Return what the kernel tells of a worker that doesn't run, and of the processes that it started."""
     found = [_state(pid)]
     tracer = next((line.split()[1] for line in _lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")
     found += ["is held by a debugger"] if tracer != b"0" and not found[0] else []

@@ -34,11 +34,11 @@ class ProgressTracker:
     """Whether there was progress at the last look."""
 
     def look(self, now: float, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take the workers' answers to `PULSE`, by local rank; one that does not answer makes no progress."""
+        """Take the workers' answers to `PULSE`, by local rank; one that doesn't answer makes no progress."""
         self.has_moved = False
         for rank, answer in answers.items():
             counts = int(answer.get("begun", -1)), int(answer.get("ended", -1))
-            if counts[0] >= 0 and self._counts.get(rank) != counts:  # below 0: its recorder did not answer
+            if counts[0] >= 0 and self._counts.get(rank) != counts:  # below 0: its recorder didn't answer
                 self.has_moved |= self._counts.get(rank, (0, 0)) != counts
                 self._counts[rank], self.moved[rank] = counts, now
             self._answered[rank] = now
@@ -50,7 +50,7 @@ class ProgressTracker:
             self.first = now if self.first is None else self.first
 
     def skip(self, seconds: float) -> None:
-        """Leave out a time in which this agent did not run: the pod or the machine was frozen."""
+        """Leave out a time in which this agent didn't run: the pod or the machine was frozen."""
         self.since += seconds
         self.first = None if self.first is None else self.first + seconds
         self._places = {rank: (at, since + seconds) for rank, (at, since) in self._places.items()}
@@ -70,10 +70,10 @@ class ProgressTracker:
         return {rank: begun for rank, (begun, _) in self._counts.items()}
 
     def silent(self, local_rank: int, now: float) -> float:
-        """Return how long a worker has not answered."""
+        """Return how long a worker hasn't answered."""
         return now - self._answered.get(local_rank, self.since)
 
     def stood(self, local_rank: int, now: float) -> float | None:
-        """Return how long a worker's main thread has been at the same place at least; None: it does not answer."""
+        """Return how long a worker's main thread has been at the same place at least; None: it doesn't answer."""
         place = self._places.get(local_rank)
         return now - place[1] if place is not None else None

@@ -16,7 +16,7 @@ from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.utils.text import one_line
 from firstfault.wire.documents import decode, encode
 
-_DOCUMENT, _FACTS = ".pb", ".json"
+DOCUMENT_FILE, _FACTS = ".pb", ".json"
 _MOST = 3
 """Ranks of which a place is told."""
 _LONGEST = 400
@@ -31,7 +31,7 @@ class WorkerObservation:
     group_rank: int
     local_rank: int
     stood_seconds: float | None = None
-    """How long its main thread has been at the same place; None: it does not answer."""
+    """How long its main thread has been at the same place; None: it doesn't answer."""
     says: tuple[str, ...] = ()
     """Sentences without a subject: "is stopped by a signal (SIGSTOP)"."""
     works: bool = False
@@ -63,16 +63,16 @@ def to_files(workers: Iterable[tuple[WorkerError, WorkerObservation]]) -> dict[s
     """Return what a node hands in."""
     files: dict[str, bytes] = {}
     for failure, facts in workers:
-        files[f"{failure.rank}{_DOCUMENT}"] = encode(failure)
+        files[f"{failure.rank}{DOCUMENT_FILE}"] = encode(failure)
         files[f"{failure.rank}{_FACTS}"] = json.dumps(asdict(facts)).encode()
     return files
 
 
 def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int, WorkerObservation]]:
     """Return what all nodes handed in: documents, and facts by rank."""
-    names = [name.removesuffix(_DOCUMENT) for name in files if name.endswith(_DOCUMENT)]
+    names = [name.removesuffix(DOCUMENT_FILE) for name in files if name.endswith(DOCUMENT_FILE)]
     ranks = sorted(int(name) for name in names if name.isdecimal())
-    found = (decode(files[f"{rank}{_DOCUMENT}"], DocumentRef(f"{rank}{_DOCUMENT}")) for rank in ranks)
+    found = (decode(files[f"{rank}{DOCUMENT_FILE}"], DocumentRef(f"{rank}{DOCUMENT_FILE}")) for rank in ranks)
     facts = {rank: json.loads(files[f"{rank}{_FACTS}"]) for rank in ranks}
     return [failure for failure in found if isinstance(failure, WorkerError)], {
         rank: WorkerObservation(**{**each, "says": tuple(each["says"])}) for rank, each in facts.items()
@@ -150,7 +150,7 @@ def _with(told: StallReport, line: str, ends: tuple[tuple[int, int], ...] = ()) 
 
 
 def _outstanding(failure: WorkerError) -> list[_Call]:
-    """Return the collectives that a rank has called and that have not ended."""
+    """Return the collectives that a rank has called and that haven't ended."""
     return [
         (entry.operation.rpartition(":")[2], entry.sequence, progress.group)
         for progress in map(without_messages, failure.collectives)

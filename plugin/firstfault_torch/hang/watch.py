@@ -1,4 +1,4 @@
-"""An agent's thread that looks whether its workers make progress, and with the other agents tells for whom they wait.
+"""An agent's thread that looks whether its workers make progress, and with its peers tells for whom they wait.
 
 As long as one worker of the node makes progress it sends nothing to other nodes. When all have stood still for long
 enough, the node hands what it sees to the round's store, as for a verdict: one agent compares it, and tells all.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _LOOKS = 6
 """In the shortest time that is told."""
 _FROZEN = 3
-"""So many times longer between two looks: the agent did not run."""
+"""So many times longer between two looks: the agent didn't run."""
 _USUAL = 3
 """So often a stall at one place after which the job went on is told; later ones only if they take longer."""
 _LONGER = 4
@@ -58,7 +58,7 @@ _LONGER = 4
 _MOST_OPEN = 3
 """Collectives of one group in what a node hands in."""
 _MOST_USUAL = 100
-"""Stalls of one round after which those at a usual place are not kept: each is a name in the roster's listing."""
+"""Stalls of one round after which those at a usual place aren't kept: each is a name in the roster's listing."""
 _CPU_SHARE = 0.1
 _IO_BYTES = 1 << 20
 """Between two looks; below that, a process that waits uses the CPU and reads as well."""
@@ -119,7 +119,7 @@ class StallWatch:
             settlement.interrupt("the round ends")
             if connections is not None:
                 call_with_timeout(
-                    partial(settlement.abandon, connections[0]),
+                    partial(settlement.cancel, connections[0]),
                     STORE_TIMEOUT_SECONDS,
                     "ending the comparison of a stall",
                 )
@@ -176,7 +176,7 @@ class StallWatch:
                 self._notify(record)
 
     def _compare(self, alive: dict[int, int], now: float, *, ends: bool) -> None:
-        """Compare what this node sees with the other nodes, and tell of it."""
+        """Compare what this node sees with other nodes, and tell of it."""
         began, group_rank = self._still.since, self._node.places.of().group_rank or 0
         seen = self._seen(alive, now)
         stacks = [dump.text for failure, _ in seen for dump in failure.stack_dumps]
@@ -241,15 +241,15 @@ class StallWatch:
             document = step.document if isinstance(step, ElectedVerdict) else b""
             own = b""
             if (
-                isinstance(step, CollectedReports) and settlement.claim()
+                isinstance(step, CollectedReports) and settlement.announce_publishing()
             ):  # first: of thousands of ranks it may take seconds
                 own = json.dumps(asdict(self._concluded(conclude, step))).encode()
-                document = settlement.hand_over(own, durable=True).document
+                document = settlement.publish(own, durable=True).document
                 call_with_timeout(lambda: store.add(_COUNT, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
             if document:
                 found = _Stall(_from_bytes(document), number, self._still.since, is_mine=document == own)
                 break
-        if found is None and (settled := settlement.abandon(store)) is not None:  # it also ends the thread that waits
+        if found is None and (settled := settlement.cancel(store)) is not None:  # it also ends the thread that waits
             if settled.document:
                 found = _Stall(_from_bytes(settled.document), number, self._still.since, is_mine=False)
             else:
@@ -268,7 +268,7 @@ class StallWatch:
     def _seen(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, WorkerObservation]]:
         workers, places = self._node.workers, self._node.places
         answers = workers.ask(SNAPSHOT, alive, SNAPSHOT_TIMEOUT_SECONDS)
-        # one that has not answered for long: a thread holds Python's lock, or the process does not run
+        # one that hasn't answered for long: a thread holds Python's lock, or the process doesn't run
         half = (now - self._still.since) / 2
         missing = {rank: pid for rank, pid in alive.items() if rank not in answers}
         silent = {rank: pid for rank, pid in missing.items() if self._still.silent(rank, now) > half}
@@ -350,7 +350,7 @@ class StallWatch:
 
 
 def _open(progress: CollectiveProgress) -> tuple[Collective, ...]:
-    """Return the first collectives of a group that have not ended: with those of 10,000 ranks one agent has to deal."""
+    """Return the first collectives of a group that haven't ended: with those of 10,000 ranks one agent has to deal."""
     last = [entry for entry in progress.last if entry.sequence > (progress.completed or 0)]
     return tuple(last[:_MOST_OPEN] or progress.last[-1:])
 

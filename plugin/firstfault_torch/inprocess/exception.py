@@ -34,13 +34,13 @@ class InternalError(RestartError):
 
 
 class TimeoutError(RestartError):  # noqa: A001 - the name is part of the shared vocabulary
-    """A bounded step, such as a health check or a barrier, did not end in time."""
+    """A bounded step, such as a health check or a barrier, didn't end in time."""
 
 
 class RankShouldRestart(BaseException):
     """Interrupts the wrapped function in the main thread, because a rank failed and all ranks restart.
 
-    It is not an `Exception`, so that ``except Exception`` in the function does not catch it.
+    It isn't an `Exception`, so that ``except Exception`` in the function doesn't catch it.
     """
 
 

@@ -51,7 +51,7 @@ class Compose:
 
     Raises:
         ValueError: there are no parts.
-        TypeError: a part cannot be called.
+        TypeError: a part can't be called.
     """
 
     def __init__(self, *instances: Callable[..., Any]) -> None:
@@ -194,10 +194,10 @@ class ThreadedFinalize(Finalize):
     """Calls a function in a thread, with a time limit.
 
     If the process uses CUDA, the thread has the same current device as the thread that starts it. What the function
-    returns is not used.
+    returns isn't used.
 
     Raises:
-        ValueError: the timeout is not positive.
+        ValueError: the timeout isn't positive.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class ThreadedFinalize(Finalize):
         """Call the function and wait for its end.
 
         Raises:
-            TimeoutError: the one of in-process restart: it did not end in time. Its thread is left running.
+            TimeoutError: the one of in-process restart: it didn't end in time. Its thread is left running.
             BaseException: whatever the function raised.
         """
         device = _current_cuda_device()
@@ -236,7 +236,7 @@ def call_in_thread(call: Callable[[], object], timeout: dt.timedelta, doing: Cal
     """Raise what `call` raises in a daemon thread; meanwhile signal handlers run in this one.
 
     Raises:
-        TimeoutError: the one of in-process restart: it did not end in time, and is left running. The message has what
+        TimeoutError: the one of in-process restart: it didn't end in time, and is left running. The message has what
             `doing` returns then, such as "the cleanup".
     """
     errors: list[BaseException | None] = []
@@ -255,13 +255,13 @@ def call_in_thread(call: Callable[[], object], timeout: dt.timedelta, doing: Cal
 
 
 def _check_timeout(timeout: dt.timedelta) -> None:
-    """Raise a ValueError if a time limit is not positive."""
+    """Raise a ValueError if a time limit isn't positive."""
     if timeout.total_seconds() <= 0:
         raise ValueError(f"timeout is {timeout.total_seconds():g} s; it must be more than 0 s")
 
 
 def _current_cuda_device() -> int | None:
-    """Return the current CUDA device of this thread; None if this process has not used CUDA."""
+    """Return the current CUDA device of this thread; None if this process hasn't used CUDA."""
     is_used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.cuda.current_device() if is_used else None
 
@@ -279,11 +279,11 @@ class HealthCheck(Hook):
 class CudaHealthCheck(HealthCheck):
     """Checks that the CUDA devices of this process still answer: waits for all their pending work.
 
-    A process that has not used CUDA passes. The timeout is for all devices together: kernels that were launched before
+    A process that hasn't used CUDA passes. The timeout is for all devices together: kernels that were launched before
     the fault must end within this time.
 
     Raises:
-        ValueError: the timeout is not positive.
+        ValueError: the timeout isn't positive.
     """
 
     def __init__(self, timeout: dt.timedelta = dt.timedelta(seconds=30)) -> None:
@@ -294,7 +294,7 @@ class CudaHealthCheck(HealthCheck):
         """Synchronize each device.
 
         Raises:
-            TimeoutError: the one of in-process restart: a device did not answer in time.
+            TimeoutError: the one of in-process restart: a device didn't answer in time.
             RuntimeError: torch's error: a kernel failed, and the CUDA context is unusable.
         """
         current = _current_cuda_device()
@@ -322,7 +322,7 @@ class FaultCounterExceeded(RestartError):  # noqa: N818 - the name is part of th
 class FaultCounter(HealthCheck):
     """Counts how often the function raised on this rank, and fails if that is too often.
 
-    Iterations that ended because of another rank do not count. `max_rank_faults` may be None, for no limit.
+    Iterations that ended because of another rank don't count. `max_rank_faults` may be None, for no limit.
 
     Raises:
         ValueError: `max_rank_faults` is negative.

@@ -55,7 +55,7 @@ class InProcessRestart(InProcessOptions):
         """Call a function with restarts in a worker that already records, until all ranks have completed.
 
         Raises:
-            BaseException: what the function raised last, if the ranks do not continue; a RestartAbort or RestartError
+            BaseException: what the function raised last, if the ranks don't continue; a RestartAbort or RestartError
                 on a rank whose function raised nothing of itself.
         """
 
@@ -153,7 +153,7 @@ def root_of(faults: Sequence[Fault]) -> Fault | None:
 
     A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of ranks that made no
     progress, one that waited in no collective is the cause, and of several the one that had begun the fewest. If there
-    is one, exceptions after the first report of no progress do not count: these ranks were torn out of a collective.
+    is one, exceptions after the first report of no progress don't count: these ranks were torn out of a collective.
     """
     stalls = [fault for fault in faults if fault.kind is FaultKind.SOFT_TIMEOUT]
     if any(not fault.waits for fault in stalls):

@@ -49,7 +49,7 @@ class Meeting:
     was counted before is in another job's, and waits until that store is gone.
 
     Raises:
-        firstfault_torch.inprocess.exception.RestartError: it is not said where to meet, or another job's store stays
+        firstfault_torch.inprocess.exception.RestartError: it isn't said where to meet, or another job's store stays
             there longer than `barrier_timeout`.
     """
 
@@ -96,7 +96,7 @@ class Meeting:
                 return
 
     def _is_other_there(self) -> bool:
-        """Whether a store is there that is not one of an earlier job."""
+        """Whether a store is there that isn't one of an earlier job."""
         try:
             socket.create_connection(self._address, timeout=1).close()  # torch would try again for seconds
             store = self._open(timeout=_SHORT)
@@ -119,7 +119,7 @@ class Meeting:
                 del store
                 error: Exception = RestartError(_ENDED.format(*self._address))
             except _LOST as lost:
-                error = lost  # it has ended in between, or is not there yet
+                error = lost  # it has ended in between, or isn't there yet
             if time.monotonic() > deadline:
                 raise error
             time.sleep(SIGNAL_HANDLER_INTERVAL_SECONDS)
@@ -172,7 +172,7 @@ class _Host:
 
 
 class Connections:
-    """Connections to a store, each with the socket that torch does not show, so that a wait on it can be ended."""
+    """Connections to a store, each with the socket that torch doesn't show, so that a wait on it can be ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -45,7 +45,7 @@ _STAYS = (
     "if it has not left the function within %g s (hard_timeout), its monitor process ends it"
 )
 _kept: list[object] = []
-"""Memory into which a call that Python has not made yet may still write; a few dozen bytes each."""
+"""Memory into which a call that Python hasn't made yet may still write; a few dozen bytes each."""
 _SEMAPHORE_SIZE = 64
 """Bytes, at least those of a ``sem_t``: 32 on 64-bit Linux."""
 
@@ -68,7 +68,7 @@ class Phase(enum.IntEnum):
     RUNNING = 1
     """In the wrapped function, or in a hook before it."""
     ENDING = 2
-    """The iteration was interrupted, and the worker has not arrived at the barrier."""
+    """The iteration was interrupted, and the worker hasn't arrived at the barrier."""
     ARRIVED = 3
     COMPLETED = 4
     """The function has returned, and the worker waits for the others."""
@@ -333,7 +333,7 @@ class MonitorThread:
 
     When the iteration is interrupted it waits for `last_call_wait`, aborts the collectives, and raises
     RankShouldRestart in the thread that made it, every `monitor_thread_interval` until that has left the function,
-    whose code may catch everything. The iteration is over a connection of its own. `abort` unblocks the main thread;
+    whose code may catch everything. The iteration is over a separate connection. `abort` unblocks the main thread;
     `atomic` is held while the program must not be interrupted. `progress` gets the time of the interruption.
     """
 
@@ -358,7 +358,7 @@ class MonitorThread:
         self._has_raised = False
         self._left = threading.Event()
         self.outcome: Outcome | None = None
-        """How the iteration ended; None while it has not."""
+        """How the iteration ended; None while it hasn't."""
         self.known = threading.Event()
         """Set when the outcome is known."""
         self.aborted = threading.Event()
@@ -394,7 +394,7 @@ class MonitorThread:
             while not self._left.is_set():
                 if time.monotonic() > late:
                     late = float("inf")
-                    # in a thread of its own: the main thread may hold a log's lock
+                    # in a separate thread: the main thread may hold a log's lock
                     start_in_thread(self._tell_that_it_stays, "telling that a rank stays")
                 with self._lock:
                     if self._may_raise:
@@ -406,7 +406,7 @@ class MonitorThread:
                 self._atomic.release()
 
     def _tell_that_it_stays(self) -> None:
-        """Log where the main thread stands: if it does not leave, the monitor process ends this one from outside."""
+        """Log where the main thread stands: if it doesn't leave, the monitor process ends this one from outside."""
         position, faults = position_of(self._main), "; ".join(map(str, self._iteration.faults()[:3]))
         logger.warning(_STAYS, position and position.text, faults, self._hard_timeout)
 

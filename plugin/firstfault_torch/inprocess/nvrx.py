@@ -63,7 +63,7 @@ class Wrapper(inprocess.Wrapper):
         )
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with restarts; the function itself if they are not enabled."""
+        """Return the function with restarts; the function itself if they aren't enabled."""
         if not self.enabled:
             return fn
         call = self._call
@@ -105,7 +105,7 @@ class _Call:
         self._world_before = 0
 
     def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function; its exceptions are recorded before the wrapper tells the other ranks."""
+        """Return the function; its exceptions are recorded before the wrapper tells the remaining ranks."""
 
         @functools.wraps(function)
         def noted(*args: Any, **kwargs: Any) -> Any:

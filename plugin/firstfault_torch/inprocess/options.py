@@ -36,7 +36,7 @@ class InProcessOptions:
     Durations are ``timedelta`` or seconds.
 
     Raises:
-        firstfault.errors.UsageError: an option has a value that is not valid, or two are in the wrong order.
+        firstfault.errors.UsageError: an option has a value that isn't valid, or two are in the wrong order.
     """
 
     store_factory: Callable[..., Any] | None = None
@@ -51,7 +51,7 @@ class InProcessOptions:
     finalize: Callable[[State], Any] | None = None
     """Called on each rank that continues, when it has left the function."""
     health_check: Callable[[State], Any] | None = None
-    """Called on each rank before each iteration and after each fault. A rank whose check raises does not continue."""
+    """Called on each rank before each iteration and after each fault. A rank whose check raises doesn't continue."""
     rank_assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx] = _ALL_SHIFTED
     """Gives the ranks that continue their new ranks, the world size, and whether they are active."""
     rank_filter: Callable[[RankAssignmentCtx], RankAssignmentCtx] | None = None
@@ -97,7 +97,7 @@ class InProcessOptions:
                 raise UsageError(f"{name} must be an instance of {kind.__name__}, not {value!r}")
         for name in _fields_of("Callable"):
             value = getattr(self, name)
-            # RetryController without parentheses can be called, but is not a hook
+            # RetryController without parentheses can be called, but isn't a hook
             is_class = isinstance(value, type) and name != "store_factory"
             if value is not None and (is_class or not callable(value)):
                 raise UsageError(f"{name} must be callable, not {value!r}")

@@ -38,7 +38,7 @@ class State:
     Attributes:
         rank: this rank among all ranks that are left.
         world_size: number of ranks that are left, active or not.
-        active_rank: the rank that the wrapped function sees; None if the rank is not active.
+        active_rank: the rank that the wrapped function sees; None if the rank isn't active.
         active_world_size: the world size that the wrapped function sees; None before the first rank assignment.
         initial_rank: the rank when the wrapped function was called; `rank` if not given.
         initial_world_size: the world size when the wrapped function was called; `world_size` if not given.
@@ -71,7 +71,7 @@ class State:
             environment: has ``RANK`` (0 if absent) and ``WORLD_SIZE`` (1 if absent).
 
         Raises:
-            ValueError: one of them is not a number, or the rank is not below the world size.
+            ValueError: one of them isn't a number, or the rank isn't below the world size.
         """
         rank = _number("RANK", environment.get("RANK", "0"))
         world_size = _number("WORLD_SIZE", environment.get("WORLD_SIZE", "1"))
@@ -80,7 +80,7 @@ class State:
         return cls(rank=rank, world_size=world_size)
 
     def distributed_variables(self) -> dict[str, str]:
-        """Return the environment variables with which an active rank calls the function; none if it is not active."""
+        """Return the environment variables with which an active rank calls the function; none if it isn't active."""
         if self.active_rank is None or self.active_world_size is None:
             return {}
         return {"RANK": str(self.active_rank), "WORLD_SIZE": str(self.active_world_size)}
@@ -111,7 +111,7 @@ class RankAssignmentCtx:
         terminated_ranks: ranks that are gone, numbered as `state.rank`, so each is below `state.world_size`. A rank
             assignment that removes them returns an empty set.
         exchange: takes this rank, a short text, and the ranks that take part, this one included; returns the text of
-            each. All of them call it equally often. It raises a `BarrierTimeout` if one of them does not within
+            each. All of them call it equally often. It raises a `BarrierTimeout` if one of them doesn't within
             `barrier_timeout`. By default no other rank takes part.
     """
 
@@ -267,7 +267,7 @@ class FilterCountGroupedByKey(RankAssignment):
         key_or_fn: the key of this rank's group: a text, or a function that returns it for the state of this rank.
         condition: returns True if a group with this number of healthy ranks is kept. It must return the same on all
             ranks.
-        timeout: has no effect: the wrapper's barrier timeout bounds the wait for the other ranks.
+        timeout: has no effect: the wrapper's barrier timeout bounds the wait for the remaining ranks.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class FilterCountGroupedByKey(RankAssignment):
         self.timeout = timeout
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Exchange keys, and return the terminated ranks with those of the groups that are not kept.
+        """Exchange keys, and return the terminated ranks with those of the groups that aren't kept.
 
         A rank that is terminated takes no part; for it, the terminated ranks stay as they are.
 

@@ -83,7 +83,7 @@ class Outcome(enum.Enum):
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
     LOST = "lost"
-    """The store cannot be reached: never set in it."""
+    """The store can't be reached: never set in it."""
 
 
 class FaultKind(enum.Enum):
@@ -92,7 +92,7 @@ class FaultKind(enum.Enum):
     EXCEPTION = "exception"
     """The function raised."""
     LEFT = "left"
-    """The function raised what no restart handles, such as SystemExit, or the rank was not healthy."""
+    """The function raised what no restart handles, such as SystemExit, or the rank wasn't healthy."""
     SOFT_TIMEOUT = "soft timeout"
     """It made no progress; it continues if it can be interrupted."""
     HARD_TIMEOUT = "hard timeout"
@@ -109,7 +109,7 @@ GONE = frozenset({FaultKind.LEFT, FaultKind.HARD_TIMEOUT, FaultKind.TERMINATED, 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of an iteration, as the other ranks learn of it."""
+    """One fault of an iteration, as the remaining ranks learn of it."""
 
     rank: int
     """As of the iteration."""
@@ -122,7 +122,7 @@ class Fault:
     waits: bool = False
     """Whether the rank waited in a collective, and so perhaps for another rank."""
     begun: int | None = None
-    """Collectives that it had begun; None: not known."""
+    """Collectives that it had begun; None: unknown."""
 
     def __str__(self) -> str:
         return f"rank {self.initial_rank}: {self.kind.value}{f', {self.what}' if self.what else ''}"
@@ -137,7 +137,7 @@ class Position:
     waits: bool
     """Whether it is inside a collective, and so may wait for another rank."""
     begun: int | None = None
-    """Collectives that this rank has begun in this iteration; None: torch does not tell."""
+    """Collectives that this rank has begun in this iteration; None: torch doesn't tell."""
 
 
 class Iteration:
@@ -180,12 +180,12 @@ class Iteration:
 
     def _end(self, outcome: Outcome) -> Outcome:
         ended = Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
-        # waiting ranks wait for this key: without libuv, torch's store does not wake them after a compare-and-set
+        # waiting ranks wait for this key: without libuv, torch's store doesn't wake them after a compare-and-set
         self._store.set(_ENDED, "1")
         return ended
 
     def outcome(self) -> Outcome | None:
-        """Return how the iteration has ended; None while it has not."""
+        """Return how the iteration has ended; None while it hasn't."""
         return Outcome(self._store.get(_OUTCOME).decode()) if self._store.check([_OUTCOME]) else None
 
     def await_outcome(self, timeout: dt.timedelta) -> Outcome:
@@ -222,7 +222,7 @@ class Iteration:
     # --- who continues --------------------------------------------------------------------------------------------
 
     def leave(self, rank: int) -> None:
-        """Record that a rank does not take part in the next iteration, unless that is decided."""
+        """Record that a rank doesn't take part in the next iteration, unless that is decided."""
         self._store.append(_GONE, f"{rank},")
 
     def arrive(self) -> None:
@@ -232,10 +232,10 @@ class Iteration:
             self._store.set(_ALL, "1")
 
     def await_all(self, timeout: dt.timedelta) -> frozenset[int]:
-        """Wait for all ranks; return those that do not take part in the next iteration, the same for every rank.
+        """Wait for all ranks; return those that don't take part in the next iteration, the same for every rank.
 
         Raises:
-            BarrierTimeout: some did not arrive.
+            BarrierTimeout: some didn't arrive.
         """
         if not self._await([_ALL], timeout):
             arrived = self._store.add(_ARRIVED, 0)
@@ -246,16 +246,16 @@ class Iteration:
         return frozenset(json.loads(self._store.get(_AGREED)))
 
     def agreed(self) -> frozenset[int] | None:
-        """Return the ranks that do not continue; None until that is decided."""
+        """Return the ranks that don't continue; None until that is decided."""
         return frozenset(json.loads(self._store.get(_AGREED))) if self._store.check([_AGREED]) else None
 
     def gone(self) -> set[int]:
-        """Return the ranks of which it is known so far that they do not continue."""
+        """Return the ranks of which it is known so far that they don't continue."""
         self._store.append(_GONE, "")
         return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
 
     def exchange(self, timeout: dt.timedelta, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
-        """Give a short text to the other ranks, and return theirs by rank; all of them call it equally often.
+        """Give a short text to the remaining ranks, and return theirs by rank; all of them call it equally often.
 
         Raises:
             BarrierTimeout: one of them gave none.
@@ -288,7 +288,7 @@ class Iteration:
             self._store.set(f"{_INITIAL}{rank}", str(initial_rank))
 
     def initial_rank(self, rank: int) -> int:
-        """Return what a rank was in the beginning, as its monitor process says; -1: it has not."""
+        """Return what a rank was in the beginning, as its monitor process says; -1: it hasn't."""
         key = f"{_INITIAL}{rank}"
         return int(self._store.get(key)) if self._store.check([key]) else -1
 

@@ -90,7 +90,7 @@ class Survivors:
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
     def _without_workers(self, group: WorkerGroup, local: range) -> RunResult | None:
-        """Wait for the other nodes, on which workers may continue; a failure there reaches the agent as always.
+        """Wait for other nodes, on which workers may continue; a failure there reaches the agent as always.
 
         The node counts as finished when all others have: its documents of what it lost may still be needed.
         """
@@ -135,7 +135,7 @@ class Survivors:
         self._workers.discard_exits(frozenset(self._recovered(group) or ()))
 
     def _recovered(self, group: WorkerGroup) -> set[int] | None:
-        """Return the local ranks without which the others have continued; None if the store does not answer."""
+        """Return the local ranks without which the others have continued; None if the store doesn't answer."""
         ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
         round_ = str(self._reporter.node_context.round)
 

@@ -50,7 +50,7 @@ _LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
 _current: list[CallWrapper] = []
 _lost: set[int] = set()
-"""Ranks that were lost in calls of this process; a further call cannot number the others."""
+"""Ranks that were lost in calls of this process; a further call can't number the others."""
 
 
 def current_call() -> CallWrapper | None:
@@ -78,20 +78,20 @@ class Observer(Protocol):
     """Learns of this rank's faults while they happen."""
 
     def raised(self, error: BaseException) -> None:
-        """The function raised of itself; the other ranks have been told."""
+        """The function raised of itself; the remaining ranks have been told."""
 
     def recovered(self, interruption: Interruption) -> None:
         """All ranks that are left call the function again."""
 
     def collectives_begun(self) -> int | None:
-        """Return how many collectives this rank has begun; None: not known. Runs in another thread."""
+        """Return how many collectives this rank has begun; None: unknown. Runs in another thread."""
 
 
 class CallWrapper:
     """One call of a wrapped function; a parameter annotated with this class receives it.
 
     Raises:
-        firstfault_torch.inprocess.exception.RestartError: the call cannot begin here.
+        firstfault_torch.inprocess.exception.RestartError: the call can't begin here.
     """
 
     def __init__(self, options: InProcessOptions, observer: Observer | None = None) -> None:
@@ -172,10 +172,10 @@ class CallWrapper:
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
         """Do not interrupt this block: the restart waits until it is left, at most `hard_timeout`."""
-        if os.getpid() != self._process:  # a forked child, in which the thread that may hold the lock is not there
+        if os.getpid() != self._process:  # a forked child, in which the thread that may hold the lock isn't there
             yield
             return
-        # in short waits, because an interruption cannot reach a thread that waits for a lock
+        # in short waits, because an interruption can't reach a thread that waits for a lock
         while not self._atomic.acquire(timeout=0.01):
             pass
         try:
@@ -202,7 +202,7 @@ class CallWrapper:
 
         Raises:
             RestartAbort: a limit was met, or the store was lost; its cause is the last exception of this rank.
-            HealthCheckError: this rank is not healthy.
+            HealthCheckError: this rank isn't healthy.
             BaseException: what the function raised, if no restart handles it, such as SystemExit.
         """
         self._assign(frozenset())
@@ -306,7 +306,7 @@ class CallWrapper:
             raise HealthCheckError(f"rank {self.state.initial_rank} is not healthy: {error}") from error
 
     def _await_completion(self, monitor: MonitorThread, iteration: Iteration) -> BaseException | None:
-        """Wait for the other ranks; return an error if they take too long. A reserve waits without a limit."""
+        """Wait for the remaining ranks; return an error if they take too long. A reserve waits without a limit."""
         limit = self._options.seconds("completion_timeout") if self.state.mode is Mode.ACTIVE else float("inf")
         deadline = time.monotonic() + limit
         while not monitor.known.wait(SIGNAL_HANDLER_INTERVAL_SECONDS):
@@ -356,7 +356,7 @@ class CallWrapper:
             try:
                 options.finalize(self.state)
             except (dist.DistNetworkError, dist.DistStoreError) as store_error:
-                # it is not this call's own store
+                # it isn't this call's own store
                 raise RuntimeError(f"`finalize` failed: {one_line(store_error)}") from store_error
         self._check_health()
         if state.rank in iteration.gone():
@@ -502,11 +502,11 @@ class Wrapper(InProcessOptions):
     the call.
 
     Raises:
-        firstfault.errors.UsageError: an option is not valid.
+        firstfault.errors.UsageError: an option isn't valid.
     """
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with restarts; the function itself if they are not enabled.
+        """Return the function with restarts; the function itself if they aren't enabled.
 
         It may be called again, but not within a call, nor after a rank was lost.
         """
@@ -529,7 +529,7 @@ def _parameters_for_the_call(function: Callable[..., Any]) -> list[str]:
     annotations = getattr(function, "__annotations__", {})
     if any(isinstance(annotation, str) for annotation in annotations.values()):
         hints, _ = try_call(lambda: typing.get_type_hints(function), Exception)
-        if hints is None:  # the annotations name what is not there
+        if hints is None:  # the annotations name what isn't there
             return [name for name, annotation in annotations.items() if "CallWrapper" in annotation]
         annotations = hints
     found = [name for name, kind in annotations.items() if kind is CallWrapper or CallWrapper in typing.get_args(kind)]

@@ -86,7 +86,7 @@ class AgentChannel:
     def ask(self, local_ranks: Iterable[int], seconds: float, question: str = STATE) -> dict[int, dict[str, Any]]:
         """Ask workers a question; return the answers that come in time, by local rank.
 
-        A worker that does not tell its state in time keeps its earlier answer of the round.
+        A worker that doesn't tell its state in time keeps its earlier answer of the round.
         """
         began = time.monotonic()
         message = {"kind": question}
@@ -121,7 +121,7 @@ class AgentChannel:
 
 
 class WorkerChannel:
-    """A worker's end; a thread of its own calls `answer` with the agent's question, and sends what that returns."""
+    """A worker's end; a separate thread calls `answer` with the agent's question, and sends what that returns."""
 
     def __init__(
         self, files: NodeFolder, round_: int, local_rank: int, answer: Callable[[str], dict[str, Any]]
@@ -147,7 +147,7 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
     """Send a message; return False if no process receives there."""
     data = json.dumps(message).encode()
     while len(data) > _LARGEST:
-        # a cut text is not JSON: leave out the largest part
+        # a cut text isn't JSON: leave out the largest part
         message = dict(sorted(message.items(), key=lambda item: len(json.dumps(item[1])))[:-1])
         data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ def to_message(
 def from_message(
     message: Mapping[str, Any],
 ) -> tuple[tuple[CollectiveProgress, ...], tuple[ThreadFailure, ...], FrameInfo | None]:
-    """Return the state that `to_message` wrote; empty where the worker did not answer."""
+    """Return the state that `to_message` wrote; empty where the worker didn't answer."""
     collectives = tuple(
         CollectiveProgress(
             **{**item, "last": tuple(Collective(**entry) for entry in item["last"]), "members": tuple(item["members"])}

@@ -140,7 +140,7 @@ def get_file(output_prefix: str, path: str) -> bytes | None:
     """Return a document below the output prefix; None if there is none.
 
     Raises:
-        firstfault.errors.StoreError: it cannot be read.
+        firstfault.errors.StoreError: it can't be read.
     """
 
     async def get() -> bytes:

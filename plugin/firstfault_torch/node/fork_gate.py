@@ -13,7 +13,7 @@ from firstfault_torch import time_limits
 @contextlib.contextmanager
 def hold_forked_workers(files: NodeFolder | None) -> Iterator[None]:
     """Start the workers in this block: those that are forked wait until it ends."""
-    with contextlib.suppress(OSError):  # such as a full disk: they do not wait
+    with contextlib.suppress(OSError):  # such as a full disk: they don't wait
         if files is not None:
             files.hold_forked_workers.touch()
     try:

@@ -71,7 +71,7 @@ def _signalled(files: WorkerFiles, pid: int) -> bool:
 
 
 def _handles_signal(pid: int) -> bool:
-    """Whether a process has a handler for the signal now; False if /proc cannot tell."""
+    """Whether a process has a handler for the signal now; False if /proc can't tell."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -132,7 +132,7 @@ class StderrRelay:
             return _whole_lines(bytes(self._tails.get(local_rank, b"")))
 
     def write(self, local_rank: int, text: str) -> None:
-        """Write a text where the worker's stderr goes; it is not kept."""
+        """Write a text where the worker's stderr goes; it isn't kept."""
         if local_rank in self._written:
             with contextlib.suppress(OSError), Path(self._written[local_rank]).open("a", encoding="utf-8") as file:
                 file.write(text)
@@ -165,7 +165,7 @@ class StderrRelay:
             with suppress_internal_errors("passing on what the workers write to stderr"):
                 self._pass_on()
         finally:
-            # in any case: a worker must neither block on a FIFO that is not read, nor get SIGPIPE
+            # in any case: a worker must neither block on a FIFO that isn't read, nor get SIGPIPE
             self._end()
 
     def _pass_on(self) -> None:
@@ -243,7 +243,7 @@ class StderrRelay:
 
 
 def _end_of(file: str) -> bytes:
-    """Return the end of a file; empty if it cannot be read."""
+    """Return the end of a file; empty if it can't be read."""
     try:
         with Path(file).open("rb") as stream:
             stream.seek(max(os.fstat(stream.fileno()).st_size - _KEPT_BYTES, 0))

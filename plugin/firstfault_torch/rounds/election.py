@@ -14,47 +14,63 @@ from typing import Any, TypeVar
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, try_call
-from firstfault_torch.rounds.report_packing import ElectedVerdict, _framed, _frames, _packed, _unpacked
+from firstfault_torch.rounds.report_packing import (
+    ElectedVerdict,
+    frame_report,
+    pack_verdict,
+    parse_frames,
+    unpack_verdict,
+)
 from firstfault_torch.rounds.round_store import set_once
 
 _T = TypeVar("_T")
-_JOINED = "firstfault/joined"
-"""What each agent handed in when its workers started: frames, one behind the other."""
-_MAX_TURNS = 4
-_FOREVER = dt.timedelta(days=30)
+JOINED_KEY = "firstfault/joined"
+"""What each agent stored when its workers started: concatenated frames."""
+MAX_LEADERS = 4
+UNBOUNDED_WAIT = dt.timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedReports:
-    """What the agents handed in."""
+    """The reports of all nodes, as the leader gets them."""
 
     copies: dict[str, bytes] = field(default_factory=dict)
     """Documents and roster entries of all nodes, by path below the output prefix."""
     complete: bool = True
-    """Every agent that lives has reported."""
+    """Every live agent has reported."""
     lost: frozenset[int] = frozenset()
-    """Group ranks of the agents that leave, and of those that had joined and are dead."""
+    """Group ranks of the agents that leave, and of joined agents that are dead."""
 
 
 class VerdictElection:
-    """One agent's part in the settlement of a round, on the verdict or on another topic, one after the other."""
+    """One agent's part in an election: who concludes on the round's verdict, a restart, or a stall.
+
+        join            workers have started: store what its peers need if this node dies
+        acknowledge     a failure notice arrived: this agent is alive and will report
+        settle          report; wait until all live agents have reported; the last one publishes the order of leaders
+          leader        gets `CollectedReports`, concludes, `announce_publishing`, publishes to the engine, `publish`
+          follower      waits for the verdict; takes over if the leader doesn't publish in time
+        cancel          no conclusion: wake everybody with an empty verdict
+
+    The key "leader" holds the group rank of the leader; "!" behind it means that the leader is publishing.
+    """
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
         self._own = group_rank
         self._nodes = nodes
         self._prefix = f"firstfault/{topic}/" if topic else "firstfault/"
         self._store: Any = None
-        """The connection of `settle`."""
+        """The connection that `settle` was given."""
         self._results: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
-        self._arrived_as = 0
-        """How many had arrived when this one had; 0: it has not."""
+        self._arrival_number = 0
+        """1 for the first agent that reported, and so on; 0: not reported yet."""
 
     def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
-        """Hand in what this node knows when its workers start; the others need it if the node dies."""
-        store.append(_JOINED, _framed(self._own, self._nodes, copies))
+        """Store this node's roster entry when its workers start; the leader needs it if the node dies."""
+        store.append(JOINED_KEY, frame_report(self._own, self._nodes, copies))
 
-    def heard(self, store: Any) -> None:
-        """Tell the others that this node knows of a fatal failure: its agent lives."""
+    def acknowledge(self, store: Any) -> None:
+        """Record that this node has received the failure notice, so its agent is alive."""
         store.append(self._key("heard"), f"{self._own} ")
 
     def settle(
@@ -64,84 +80,91 @@ class VerdictElection:
         seconds: float,
         shutdown_requested: threading.Event,
     ) -> Iterator[CollectedReports | ElectedVerdict]:
-        """Yield the nodes' reports when it is this agent's turn to conclude; the verdict of another agent as the last.
+        """Yield the nodes' reports if this agent is the leader, and another leader's verdict as the last value.
 
-        In its turn the caller concludes, calls `claim`, publishes the verdict, and calls `hand_over`. If it cannot, it
+        A leader concludes, calls `announce_publishing`, publishes the verdict, and calls `publish`; if that fails, it
         takes the next value. The values end without a verdict if the store or too many agents are lost.
 
-        Of the two connections to the store the second one only waits, at most `seconds` for the other nodes' reports.
-        `shutdown_requested`, once set, shortens the waits; if it is set already, this process was terminated, and other
-        nodes conclude.
+        The second of the two connections to the store only waits, at most `seconds` for other nodes' reports.
+        `shutdown_requested` shortens the waits; if it is already set, this process was terminated, and other nodes
+        conclude.
         """
         self._store, waiting = connections
-        arrive = partial(self._arrive, self._store, copies, leaving=shutdown_requested.is_set())
-        if not self._bounded(arrive, "handing in this node's report"):
+        arrive = partial(self._report, self._store, copies, leaving=shutdown_requested.is_set())
+        if not self._call_store(arrive, "handing in this node's report"):
             return
-        wait = partial(self._wait_for_both, waiting)
+        # a second connection, because a wait blocks its connection for as long as it takes
+        wait = partial(self._wait_for_order_and_verdict, waiting)
         threading.Thread(target=wait, name="firstfault-settlement", daemon=True).start()
-        order = self._await_order(seconds, shutdown_requested) or {"sealers": []}
+        order = self._wait_for_leader_order(seconds, shutdown_requested) or {"sealers": []}
+        # Turn-taking without a coordinator: all agents walk the same list. While it is another agent's turn, this agent
+        # waits for that agent's verdict; if none comes, the turn passes to the next agent, perhaps this one.
         for group_rank in order["sealers"]:
             if group_rank == self._own:
-                turn = self._bounded(partial(self._begin_turn, order), "collecting the nodes' reports")
+                turn = self._call_store(partial(self._take_leadership, order), "collecting the nodes' reports")
                 if turn is not None:
                     yield turn
                 if isinstance(turn, ElectedVerdict):
                     return
             patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
-            found = self._next_result(patience, shutdown_requested, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS)
-            sealer = b"" if found is not None else self._bounded(self._sealer, "asking whose turn it is")
+            found = self._get_next_result(
+                patience, shutdown_requested, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
+            )
+            sealer = b"" if found is not None else self._call_store(self._read_leader, "asking whose turn it is")
+            # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict.
             if sealer and sealer.endswith(b"!"):
-                found = self._next_result(
+                found = self._get_next_result(
                     time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
                     shutdown_requested,
                     time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS,
                 )
             if isinstance(found, bytes):
-                yield _unpacked(found)
+                yield unpack_verdict(found)
             if found is not None or shutdown_requested.is_set():
                 return
 
-    def claim(self) -> bool:
-        """Announce that this agent publishes what it has concluded; False if another agent has taken over."""
+    def announce_publishing(self) -> bool:
+        """Announce that this agent is about to publish its conclusion; False if another agent has taken over."""
         mine = str(self._own).encode()
-        claim = partial(self._store.compare_set, self._key("sealer"), mine, mine + b"!")
-        return self._bounded(claim, "announcing that this node publishes") in {None, mine + b"!"}
+        announce_publishing = partial(self._store.compare_set, self._key("sealer"), mine, mine + b"!")
+        return self._call_store(announce_publishing, "announcing that this node publishes") in {None, mine + b"!"}
 
-    def hand_over(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> ElectedVerdict:
-        """Hand a published verdict to the other agents; return theirs if another agent has been faster."""
+    def publish(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> ElectedVerdict:
+        """Send a published verdict to its peers; return theirs if another leader was faster."""
         settled = ElectedVerdict(document, durable, bundle)
-        value = _packed(settled)
-        found = self._bounded(
-            lambda: _unpacked(set_once(self._store, self._key("seal"), value)), "handing the verdict to the other nodes"
+        value = pack_verdict(settled)
+        found = self._call_store(
+            lambda: unpack_verdict(set_once(self._store, self._key("seal"), value)),
+            "handing the verdict to the other nodes",
         )
         return found if found is not None else settled
 
     def leave(self, store: Any, copies: Mapping[str, bytes]) -> None:
-        """Hand in this node's report and announce that it leaves, so that the others do not wait for it."""
-        if not self._arrived_as:
-            self._bounded(partial(self._arrive, store, copies, leaving=True), "handing in this node's report")
+        """Store this node's report and announce that its process exits, so that no agent waits for it."""
+        if not self._arrival_number:
+            self._call_store(partial(self._report, store, copies, leaving=True), "handing in this node's report")
 
     def interrupt(self, reason: str) -> None:
-        """End `settle` at once, from any thread: there is nothing left to settle on."""
+        """End `settle` at once, from any thread: the election is pointless."""
         self._results.put(InterruptedError(reason))
 
-    def abandon(self, store: Any) -> ElectedVerdict | None:
-        """Publish an empty document, unless there is one, so that no agent waits any longer; return what counts.
+    def cancel(self, store: Any) -> ElectedVerdict | None:
+        """Publish an empty verdict unless there is one, so that no agent waits; return the verdict that counts.
 
         None: the store is lost.
         """
 
         def end() -> ElectedVerdict:
             set_once(store, self._key("order"), json.dumps({"sealers": [], "complete": False}))
-            return _unpacked(set_once(store, self._key("seal"), _packed(ElectedVerdict(b"", durable=False))))
+            return unpack_verdict(set_once(store, self._key("seal"), pack_verdict(ElectedVerdict(b"", durable=False))))
 
-        return self._bounded(end, "telling the other agents that there is no conclusion")
+        return self._call_store(end, "telling the other agents that there is no conclusion")
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"
 
-    def _bounded(self, call: Callable[[], _T], doing: str) -> _T | None:
-        """Return what the store answers; None if it does not in time: all agents may ask at the same moment."""
+    def _call_store(self, call: Callable[[], _T], doing: str) -> _T | None:
+        """Return the result of a store operation; None on timeout. All agents may call at the same moment."""
         return call_with_timeout(
             call,
             time_limits.ELECTION_STEP_TIMEOUT_SECONDS
@@ -151,34 +174,34 @@ class VerdictElection:
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
-    def _arrive(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
-        store.append(self._key("reports"), _framed(self._own, self._nodes, copies))
+    def _report(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
+        store.append(self._key("reports"), frame_report(self._own, self._nodes, copies))
         store.append(self._key("arrived"), f"{self._own}{'!' if leaving else ''} ")
-        self._arrived_as = int(store.add(self._key("arrivals"), 1))
-        if self._arrived_as == self._nodes:
-            self._set_order(store, complete=True)
+        self._arrival_number = int(store.add(self._key("arrivals"), 1))
+        if self._arrival_number == self._nodes:
+            self._publish_leader_order(store, complete=True)
         return True
 
-    def _await_order(self, seconds: float, shutdown_requested: threading.Event) -> dict[str, Any] | None:
-        """Wait until all agents that live have arrived; look now and then whether those who have not are dead.
-
-        The agents look one after the other, each two seconds after the one that arrived before it: the first one is
-        enough, unless it dies.
-        """
+    def _wait_for_leader_order(self, seconds: float, shutdown_requested: threading.Event) -> dict[str, Any] | None:
+        """Wait until all live agents have reported; check repeatedly whether the missing ones are dead."""
+        # A dead agent never reports, so somebody must close the arrivals without it: as soon as every agent that
+        # acknowledged the failure has reported. Checks are staggered by two seconds in the order of arrival: the first
+        # agent's check is enough unless it dies, and 1,000 agents don't read the same keys at once.
         now = time.monotonic()
         deadline = now + seconds
-        look_at = min(now + time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS + 2 * (self._arrived_as - 1), deadline)
+        look_at = min(now + time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS + 2 * (self._arrival_number - 1), deadline)
         pause: float = time_limits.ARRIVALS_POLL_SECONDS
         while True:
-            found = self._next_result(
+            found = self._get_next_result(
                 look_at - time.monotonic(), shutdown_requested, time_limits.TERMINATED_SETTLE_SECONDS
             )
             if found is not None:
                 return json.loads(found) if isinstance(found, bytes) else None
             is_over = time.monotonic() >= deadline or shutdown_requested.is_set()
-            if self._bounded(partial(self._close, is_over), "looking which nodes live") is None:
+            if self._call_store(partial(self._close_arrivals, is_over), "looking which nodes live") is None:
                 return None
             if is_over:
+                # this agent has just published the order; allow the store the time to wake the waiting thread
                 deadline = look_at = (
                     time.monotonic()
                     + time_limits.ELECTION_STEP_TIMEOUT_SECONDS
@@ -188,7 +211,7 @@ class VerdictElection:
             look_at = min(time.monotonic() + pause, deadline)
             pause = min(2 * pause, time_limits.MAX_ARRIVALS_POLL_SECONDS)
 
-    def _next_result(
+    def _get_next_result(
         self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
     ) -> bytes | BaseException | None:
         """Return the waiting thread's next result; None if none comes in time, or soon once a shutdown is requested."""
@@ -204,12 +227,12 @@ class VerdictElection:
                 if time.monotonic() >= deadline:
                     return None
 
-    def _wait_for_both(self, waiting: Any) -> None:
-        """Put the order, then the verdict into the queue; the error if the store is lost."""
+    def _wait_for_order_and_verdict(self, waiting: Any) -> None:
+        """Put the leader order, then the verdict into the queue; the error if the store is lost."""
 
         def wait() -> None:
             for key in (self._key("order"), self._key("seal")):
-                waiting.wait([key], _FOREVER)
+                waiting.wait([key], UNBOUNDED_WAIT)
                 self._results.put(bytes(waiting.get(key)))
 
         _, error = try_call(wait, Exception)
@@ -217,62 +240,63 @@ class VerdictElection:
             self._results.put(error)
             logger.info("lost the store that the agents share: %s", error)
 
-    def _close(self, is_over: bool) -> bool:
-        """Set the order if every agent that lives has arrived, or if the wait is over."""
+    def _close_arrivals(self, is_over: bool) -> bool:
+        """Publish the leader order if every live agent has reported, or if the wait is over."""
         store = self._store
-        arrived = {group_rank for group_rank, _ in self._arrivals(store)}
+        arrived = {group_rank for group_rank, _ in self._read_arrivals(store)}
         key = self._key("heard")
-        heard = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
-        complete = bool(heard) and heard <= arrived
+        acknowledge = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
+        complete = bool(acknowledge) and acknowledge <= arrived
         if complete or is_over:
-            self._set_order(store, complete=complete or len(arrived) >= self._nodes)
+            self._publish_leader_order(store, complete=complete or len(arrived) >= self._nodes)
         return True
 
     # --- concluding ---------------------------------------------------------------------------------------------
 
-    def _begin_turn(self, order: dict[str, Any]) -> CollectedReports | ElectedVerdict | None:
-        """Return what to conclude from, or another agent's verdict; None if another agent has taken over."""
+    def _take_leadership(self, order: dict[str, Any]) -> CollectedReports | ElectedVerdict | None:
+        """Return the reports to conclude from, or another agent's verdict; None if another agent has taken over."""
         store, mine = self._store, str(self._own).encode()
-        # set before the order was
-        before = self._sealer()
+        # never unset: `_publish_leader_order` sets it before the order
+        before = self._read_leader()
         if before.endswith(b"!") or bytes(store.compare_set(self._key("sealer"), before, mine)) != mine:
             return None
         if store.check([self._key("seal")]):
-            return _unpacked(bytes(store.get(self._key("seal"))))
-        return self._reports(bool(order["complete"]))
+            return unpack_verdict(bytes(store.get(self._key("seal"))))
+        return self._collect_reports(bool(order["complete"]))
 
-    def _reports(self, complete: bool) -> CollectedReports:
-        """Return the nodes' reports; of a node that has not reported, what it handed in when its workers started."""
+    def _collect_reports(self, complete: bool) -> CollectedReports:
+        """Return the nodes' reports; for an unreported node, what it stored when its workers started."""
         store = self._store
-        arrivals = self._arrivals(store)
+        arrivals = self._read_arrivals(store)
         arrived = {group_rank for group_rank, _ in arrivals}
         lost = {group_rank for group_rank, leaves in arrivals if leaves}
         copies: dict[str, bytes] = {}
-        if len(arrived) < self._nodes and store.check([_JOINED]):
-            for group_rank, files in _frames(bytes(store.get(_JOINED))):
+        if len(arrived) < self._nodes and store.check([JOINED_KEY]):
+            for group_rank, files in parse_frames(bytes(store.get(JOINED_KEY))):
                 if group_rank not in arrived:
                     copies.update(files)
                     lost |= {group_rank} if complete else set()
-        for _, files in _frames(bytes(store.get(self._key("reports")))):
+        for _, files in parse_frames(bytes(store.get(self._key("reports")))):
             copies.update(files)
         return CollectedReports(copies, complete, frozenset(lost))
 
-    def _sealer(self) -> bytes:
+    def _read_leader(self) -> bytes:
         return bytes(self._store.get(self._key("sealer")))
 
-    def _set_order(self, store: Any, *, complete: bool) -> None:
-        """Name the agents that conclude: by group rank, as rank 0's node also writes what a person sees."""
-        candidates = sorted(self._arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
-        sealers = [group_rank for group_rank, _ in candidates[:_MAX_TURNS]]
+    def _publish_leader_order(self, store: Any, *, complete: bool) -> None:
+        """Publish the agents that may lead, by group rank: rank 0's node also prints what a person sees."""
+        # leaving agents come last: their processes may be gone before they have concluded
+        candidates = sorted(self._read_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
+        sealers = [group_rank for group_rank, _ in candidates[:MAX_LEADERS]]
         store.compare_set(self._key("sealer"), "", str(sealers[0]))
         set_once(store, self._key("order"), json.dumps({"sealers": sealers, "complete": complete}))
 
-    def _arrivals(self, store: Any) -> list[tuple[int, bool]]:
-        """Return the group rank of each agent that has arrived, and whether it leaves."""
+    def _read_arrivals(self, store: Any) -> list[tuple[int, bool]]:
+        """Return the group rank of each agent that has reported, and whether its process exits."""
         words = bytes(store.get(self._key("arrived"))).split()
         return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in words]
 
 
-def have_joined(store: Any) -> int:
-    """Return how many agents of a round have called `VerdictElection.join`: torch's own do not."""
-    return len(dict(_frames(bytes(store.get(_JOINED))))) if store.check([_JOINED]) else 0
+def count_joined(store: Any) -> int:
+    """Return the number of agents in the round that run firstfault: torch's own agents don't join."""
+    return len(dict(parse_frames(bytes(store.get(JOINED_KEY))))) if store.check([JOINED_KEY]) else 0

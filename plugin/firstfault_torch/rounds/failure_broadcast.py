@@ -15,62 +15,68 @@ import torch.distributed as dist
 from firstfault.model import CausedBy
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors, try_call
-from firstfault_torch.rounds.round_store import connected, is_host_listening, set_once
+from firstfault_torch.rounds.round_store import connect_to_store, is_host_listening, set_once
 
-_OUTCOME = "firstfault/outcome"
-"""Set once a round: which node failed, or that all have finished. Every agent waits for it."""
-_FATAL = "firstfault/fatal"
-"""Set by a node that fails for good, also when `_OUTCOME` already holds a failure after which workers restart."""
-_WAIT = dt.timedelta(days=30)
-"""Longer than any round: every end of a round sets the outcome, and a lost store ends the wait."""
+OUTCOME_KEY = "firstfault/outcome"
+"""Set once per round: which node failed, or that all have finished. Every agent waits for it."""
+FATAL_KEY = "firstfault/fatal"
+"""Set by a node that can't restart, even if `OUTCOME_KEY` already has a failure after which workers restart."""
+MAX_ROUND_DURATION = dt.timedelta(days=30)
+"""Longer than any round: every round ends by setting the outcome, and a lost store ends the wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureNotice:
-    """What a node tells the others about its failure."""
+    """A node's failure, as its peers receive it. Its fields are keys of JSON in the store."""
 
     what: str
     """One line."""
     node: str
     group_rank: int | None = None
     rank: int | None = None
-    """The worker's global rank, None if it was the agent."""
+    """The worker's global rank; None: the agent failed."""
     document: str = ""
-    """Name of the error document, empty if there is none yet."""
+    """Name of the error document; empty: not written yet."""
     fatal: bool = True
-    """False: the node starts its workers again."""
+    """False: the node can restart its workers."""
     asks: bool = False
-    """The agents decide together whether it does; until then all of them stop their workers and report."""
+    """The agents vote on the restart: all of them stop their workers, report, and elect a leader that decides."""
 
     @property
     def reason(self) -> str:
-        """The reason for stopping another node's workers; it may name a victim."""
+        """Why other nodes stop their workers; the first report, so it may name a victim."""
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
         return f"{who} failed: {self.what}"
 
     @property
     def cause(self) -> CausedBy:
-        """The rank and node that failed, as documents name them."""
+        """The failed rank and node, in the form that documents use."""
         return CausedBy(self.rank, self.node, self.document)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """How a round ended."""
+    """The end of a round, as this agent learned it."""
 
     failure: FailureNotice | None = None
     finished: bool = False
     """All nodes' workers have succeeded."""
     lost: str = ""
-    """Why the store cannot be reached; empty if it can."""
+    """Why the store can't be reached; empty if it can."""
 
 
 class FailureBroadcast:
-    """Waits for a round's outcome, and sends one.
+    """Sends a round's outcome to its peers, and waits for theirs.
 
-    The round's store is cloned, so that a wait here does not block the agent's own use of it. The waiting thread calls
-    `wake` when the outcome is known, and `heard` with a connection to the store and a failure that is fatal or that
-    restarts the workers.
+        waiting     a thread blocks in the store until OUTCOME_KEY is set
+        finished    all nodes succeeded: the thread ends
+        restart     a node failed but can restart: `on_failure` and `wake` are called; the thread now polls FATAL_KEY,
+                    because a third node may fail permanently while the first two vote on a restart
+        fatal       a node can't restart: `on_failure` and `wake` are called, and the thread ends
+        lost        the store is gone: `outcome.lost` says why
+
+    A restart must not hide a fatal failure: OUTCOME_KEY is set only once, so a fatal failure has a key of its own.
+    The thread uses its own connection to the store, so that its wait doesn't block the agent.
     """
 
     def __init__(
@@ -78,90 +84,90 @@ class FailureBroadcast:
         store: Any,
         group_rank: int,
         wake: Callable[[], None],
-        heard: Callable[[Any, FailureNotice], None] = lambda _connection, _failure: None,
+        on_failure: Callable[[Any, FailureNotice], None] = lambda _connection, _failure: None,
     ) -> None:
         self._store = store
-        self._acknowledge = heard
+        self._acknowledge = on_failure
         self._group_rank = group_rank
         self._wake = wake
         self.outcome: RoundOutcome | None = None
-        """How the round ended; None while it is not known."""
+        """How the round ended; None: unknown yet."""
         self._is_known = threading.Event()
         self._ended = threading.Event()
         self._sent: FailureNotice | None = None
         self._connection: Any = None
-        """Opened before there is anything to send: a slow name service must not delay a failure notice."""
+        """Opened in advance: a slow name service must not delay a failure notice."""
         self._waiting: Any = None
-        """The waiting thread's own."""
-        self._thread = threading.Thread(target=self._wait, name="firstfault-outcome", daemon=True)
+        """The waiting thread's connection."""
+        self._thread = threading.Thread(target=self._wait_for_outcome, name="firstfault-outcome", daemon=True)
         self._thread.start()
 
     @property
     def failure(self) -> FailureNotice | None:
-        """Another node's fatal failure; None if there is none."""
-        failure = self._received
+        """Another node's fatal failure, if any."""
+        failure = self._received_failure
         return failure if failure and failure.fatal and failure.group_rank != self._group_rank else None
 
     @property
     def restart_request(self) -> FailureNotice | None:
-        """Another node's failure after which the agents decide whether to restart; None if there is none."""
-        failure = self._received
+        """Another node's failure that the agents must vote on, if any."""
+        failure = self._received_failure
         if failure is None or failure.fatal or not failure.asks or failure.group_rank == self._group_rank:
             return None
         return failure
 
     @property
     def is_fatal(self) -> bool:
-        """Whether a node, also this one, has failed for good."""
-        failure = self._received
+        """Whether a node, perhaps this one, failed and can't restart."""
+        failure = self._received_failure
         return failure is not None and failure.fatal
 
     @property
     def first_failure(self) -> FailureNotice | None:
-        """The failure that ended the round, another node's or this one's own; None if none is known."""
-        known = self._received or self._sent
+        """The failure that ended the round, of this or another node; None: unknown."""
+        known = self._received_failure or self._sent
         return known if known is not None and (known.fatal or known.asks) else None
 
     @property
-    def _received(self) -> FailureNotice | None:
+    def _received_failure(self) -> FailureNotice | None:
         return self.outcome.failure if self.outcome is not None else None
 
     def send(self, failure: FailureNotice) -> None:
-        """Tell the other agents; the first failure counts, but a restart never hides a fatal one."""
+        """Broadcast a failure. Only the first counts, except that a fatal one replaces a restart."""
         if self._sent is not None and (self._sent.fatal or not failure.fatal):
             return
         self._sent = failure
-        self._set_outcome(json.dumps(asdict(failure)), fatal=failure.fatal)
+        self._store_outcome(json.dumps(asdict(failure)), fatal=failure.fatal)
 
     def send_finished(self) -> None:
-        """Tell the other agents that every node's workers have succeeded."""
-        self._set_outcome(json.dumps({"finished": True}), fatal=False)
+        """Broadcast that every node's workers have succeeded."""
+        self._store_outcome(json.dumps({"finished": True}), fatal=False)
 
-    def _set_outcome(self, text: str, *, fatal: bool) -> None:
+    def _store_outcome(self, text: str, *, fatal: bool) -> None:
         def put() -> None:
-            store = self._connection or connected(self._store)
+            store = self._connection or connect_to_store(self._store)
             if fatal:
-                store.compare_set(_FATAL, "", text)
-            set_once(store, _OUTCOME, text)
+                store.compare_set(FATAL_KEY, "", text)
+            set_once(store, OUTCOME_KEY, text)
 
-        # a lost store is what `_next_outcome` reports
+        # errors are ignored: `_receive_outcome` reports a lost store
         call_with_timeout(
             lambda: try_call(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "telling the other agents"
         )
 
     def accept(self, failure: FailureNotice) -> None:
-        """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
+        """Accept another node's failure from the roster or a vote, unless the outcome is already known."""
         known = self.outcome
         if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
             self.outcome = RoundOutcome(failure=failure)
             self._wake()
 
-    def fatal_failure(self) -> FailureNotice | None:
-        """Ask the store for another node's fatal failure, after the round has ended."""
+    def find_fatal_failure(self) -> FailureNotice | None:
+        """Read another node's fatal failure from the store, after the round has ended."""
 
         def ask() -> FailureNotice | None:
-            store = self._connection or connected(self._store)
-            return _failure_from(store.get(_FATAL)) if store.check([_FATAL]) else None
+            store = self._connection or connect_to_store(self._store)
+            return _parse_notice(store.get(FATAL_KEY)) if store.check([FATAL_KEY]) else None
 
         failure = self.failure
         if failure is None and not self._is_lost():
@@ -169,9 +175,9 @@ class FailureBroadcast:
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
-        """Return two connections to the store after a failure: one to use, one to wait with; None if it is lost.
+        """Return two connections to the store after a failure, one to use, one to wait with; None if it is lost.
 
-        If the failure asks, it is `to_agree`: None also if a node failed for good.
+        `to_agree`: for a vote on a restart; then None also after a fatal failure.
         """
         if to_agree:
             self._is_known.wait(time_limits.STORE_TIMEOUT_SECONDS)
@@ -184,7 +190,7 @@ class FailureBroadcast:
         return self._connection, self._waiting
 
     def mark_fatal(self, failure: FailureNotice) -> None:
-        """Take a failure that asked for fatal: the agents have decided against a restart."""
+        """Treat a failure as fatal because the agents have voted against a restart."""
         self._ended.set()
         self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
         if not self._is_lost() and not self.is_fatal:
@@ -208,24 +214,24 @@ class FailureBroadcast:
     def _is_lost(self) -> bool:
         return self.outcome is not None and bool(self.outcome.lost)
 
-    def _wait(self) -> None:
+    def _wait_for_outcome(self) -> None:
         with suppress_internal_errors("waiting for the round's outcome"):
-            outcome = self._next_outcome()
-            # `accept` may have set it meanwhile
+            outcome = self._receive_outcome()
+            # `accept` may have set the outcome while this thread was waiting
             self.outcome = self.outcome or outcome
             self._is_known.set()
             self._wake()
             failure = self.outcome.failure
             if failure is not None and not failure.fatal:
-                self._await_a_fatal_failure()
+                self._wait_for_fatal_failure()
         self._wake()
 
-    def _await_a_fatal_failure(self) -> None:
-        """Look for the failure of a third node, before this one enters the next round."""
+    def _wait_for_fatal_failure(self) -> None:
+        """Poll for the fatal failure of a third node until this node enters the next round."""
         try:
             while not self._ended.wait(time_limits.FATAL_FAILURE_POLL_SECONDS):
-                if self._connection.check([_FATAL]):
-                    failure = _failure_from(self._connection.get(_FATAL))
+                if self._connection.check([FATAL_KEY]):
+                    failure = _parse_notice(self._connection.get(FATAL_KEY))
                     self.outcome = RoundOutcome(failure=failure)
                     if failure is not None:
                         self._acknowledge(self._connection, failure)
@@ -233,19 +239,20 @@ class FailureBroadcast:
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             self.outcome = RoundOutcome(lost=str(error).splitlines()[0])
 
-    def _next_outcome(self) -> RoundOutcome:
+    def _receive_outcome(self) -> RoundOutcome:
         while True:
             try:
-                self._connection = connected(self._store)
-                self._waiting = store = connected(self._store)
-                store.wait([_OUTCOME], _WAIT)
-                failure = _failure_from(store.get(_OUTCOME))
+                self._connection = connect_to_store(self._store)
+                self._waiting = store = connect_to_store(self._store)
+                store.wait([OUTCOME_KEY], MAX_ROUND_DURATION)
+                failure = _parse_notice(store.get(OUTCOME_KEY))
                 if failure is None:
                     return RoundOutcome(finished=True)
                 self._acknowledge(store, failure)
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
-                # a connection can also break while the host lives; one that dies closes its port a moment later
+                # A connection may break although the host is alive, so reconnect. But a dying host closes its port only
+                # a moment after its connections: check the port twice before concluding that the host is alive.
                 if is_host_listening(self._store):
                     time.sleep(time_limits.LOST_STORE_GRACE_SECONDS)
                     if is_host_listening(self._store):
@@ -254,7 +261,7 @@ class FailureBroadcast:
                 return RoundOutcome(lost=str(error).splitlines()[0])
 
 
-def _failure_from(text: bytes) -> FailureNotice | None:
+def _parse_notice(text: bytes) -> FailureNotice | None:
     content = json.loads(text)
     known = {item.name for item in fields(FailureNotice)}
     return (

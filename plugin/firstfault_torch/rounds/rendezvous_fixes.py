@@ -9,14 +9,13 @@ from firstfault_torch.guard import BackgroundCall
 
 
 class PatchedRendezvous:
-    """torch's rendezvous handler, or another one, without two faults.
+    """A rendezvous handler, torch's or another, with two faults worked around.
 
-    It never blocks the agent's main loop. After each look at its workers torch's agent asks the store's host how many
-    nodes wait to join. If that machine is frozen, the question blocks for minutes. Here the answer is 0 until then.
-
-    It gives the workers of each round a store of their own. torch 2.6 to 2.13 keep that of the first round, so that
-    workers who are started again find the addresses of those before them, and gloo and NCCL cannot connect
-    (pytorch#135712).
+    1. It blocks the agent's main loop. After each poll of its workers, torch's agent asks the store's host how many
+       nodes wait to join; if that machine is frozen, the call blocks for minutes. Here it runs in the background, and
+       the answer is 0 until it returns.
+    2. Restarted workers find stale addresses. torch 2.6 to 2.13 keep the store of the first round, so gloo and NCCL
+       connect to the addresses of the previous workers (pytorch#135712). Here each round gets a new store.
     """
 
     def __init__(self, handler: Any) -> None:
@@ -24,7 +23,7 @@ class PatchedRendezvous:
         self.num_nodes_waiting = BackgroundCall[int](handler.num_nodes_waiting, 0)
 
     def next_rendezvous(self) -> Any:
-        """Return torch's answer; see `torch.distributed.elastic.rendezvous.RendezvousHandler`."""
+        """See `torch.distributed.elastic.rendezvous.RendezvousHandler`."""
         forget_shared_store(self._handler)
         return self._handler.next_rendezvous()
 

@@ -1,4 +1,4 @@
-"""Packs what nodes wrote for the store: reports on the way to the leader, a verdict on the way back."""
+"""Packs files for the round's store: each node's report for the leader, and the leader's verdict."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from firstfault.errors import BadDocumentError
 from firstfault.wire.documents import pack, pack_within, unpack
 from firstfault_torch.guard import logger
 
-_DOCUMENT = "error.pb"
-_DURABLE = "durable"
-_BUNDLE = "bundle"
-_FRAME = struct.Struct(">II")
+DOCUMENT_FILE = "error.pb"
+DURABLE_FILE = "durable"
+BUNDLE_FILE = "bundle"
+FRAME_HEADER = struct.Struct(">II")
 """Group rank and length, before each bundle."""
-_MAX_VALUE = 4 * 1024 * 1024
-"""Bytes that an agent hands over at once; torch's store refuses 8 MiB. What does not fit is read from the storage."""
-_MAX_SENT = 256 * 1024 * 1024
-"""Bytes of all agents together, which may hand over and ask at the same moment."""
+MAX_REPORT_BYTES = 4 * 1024 * 1024
+"""For one agent; torch's store rejects 8 MiB. Files that don't fit are read from the storage."""
+MAX_ALL_REPORTS_BYTES = 256 * 1024 * 1024
+"""For all agents together, which may write and read at the same moment."""
 
 
 class ElectedVerdict(NamedTuple):
-    """The sealed verdict, as its agent hands it to the others."""
+    """The sealed verdict, as the leader sends it to its peers."""
 
     document: bytes
     """The ``error.pb``."""
     durable: bool
     """Whether it is in the storage."""
     bundle: bytes = b""
-    """Copies of what all nodes wrote, if they share no folder."""
+    """Copies of all nodes' files, if the nodes have no shared folder."""
 
 
-def packed_for(nodes: int, copies: Mapping[str, bytes], first: Mapping[str, bytes] | None = None) -> bytes:
-    """Return files, without the largest if they are too large to be handed over; `first`: to keep before others."""
+def pack_copies(nodes: int, copies: Mapping[str, bytes], first: Mapping[str, bytes] | None = None) -> bytes:
+    """Pack files, dropping the largest ones above the limits; those in `first` have priority."""
     by_size = dict(sorted(copies.items(), key=lambda item: len(item[1])))
-    return pack_within({**(first or {}), **by_size}, min(_MAX_VALUE, _MAX_SENT // nodes))
+    return pack_within({**(first or {}), **by_size}, min(MAX_REPORT_BYTES, MAX_ALL_REPORTS_BYTES // nodes))
 
 
-def _framed(group_rank: int, nodes: int, copies: Mapping[str, bytes]) -> bytes:
-    """Return one node's files."""
-    bundle = packed_for(nodes, copies)
-    return _FRAME.pack(group_rank, len(bundle)) + bundle
+def frame_report(group_rank: int, nodes: int, copies: Mapping[str, bytes]) -> bytes:
+    """Pack one node's files with a header."""
+    bundle = pack_copies(nodes, copies)
+    return FRAME_HEADER.pack(group_rank, len(bundle)) + bundle
 
 
-def _frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
-    """Yield each node's files."""
+def parse_frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
+    """Yield each node's group rank and files."""
     start = 0
-    while start + _FRAME.size <= len(value):
-        group_rank, length = _FRAME.unpack_from(value, start)
-        start += _FRAME.size
+    while start + FRAME_HEADER.size <= len(value):
+        group_rank, length = FRAME_HEADER.unpack_from(value, start)
+        start += FRAME_HEADER.size
         try:
             yield group_rank, unpack(value[start : start + length])
         except BadDocumentError as error:
@@ -57,11 +57,13 @@ def _frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
         start += length
 
 
-def _packed(settled: ElectedVerdict) -> bytes:
+def pack_verdict(settled: ElectedVerdict) -> bytes:
+    """Pack a verdict for the store."""
     durable = b"1" if settled.durable else b""
-    return pack({_DOCUMENT: settled.document, _DURABLE: durable, _BUNDLE: settled.bundle})
+    return pack({DOCUMENT_FILE: settled.document, DURABLE_FILE: durable, BUNDLE_FILE: settled.bundle})
 
 
-def _unpacked(value: bytes) -> ElectedVerdict:
+def unpack_verdict(value: bytes) -> ElectedVerdict:
+    """Unpack what `pack_verdict` packed."""
     files = unpack(value)
-    return ElectedVerdict(files[_DOCUMENT], bool(files[_DURABLE]), files.get(_BUNDLE, b""))
+    return ElectedVerdict(files[DOCUMENT_FILE], bool(files[DURABLE_FILE]), files.get(BUNDLE_FILE, b""))

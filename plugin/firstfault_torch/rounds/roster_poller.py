@@ -16,14 +16,15 @@ from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import NodeContext
 
 _POLLS_PER_SECOND = 2.8
-"""Of all nodes of a job together but the first: the nodes of a large job poll less often."""
+"""For all nodes of a job together, except the first: nodes of a large job poll less often."""
 
 
 class RosterPoller:
-    """Polls the roster every few seconds. Make it after the workers were forked.
+    """Polls the roster every few seconds; create it after forking the workers, because it starts a thread.
 
-    When another node's failure has been in the roster for `patience_seconds`, a thread calls `on_failure` once, with
-    that node's group rank.
+    The failure broadcast goes through the store. If the store's host is frozen or gone, the roster in the storage still
+    shows the failure. When another node's failure has been there for `patience_seconds`, a thread calls `on_failure`
+    once with that node's group rank: until then the node may be restarting.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class RosterPoller:
         self._before: frozenset[RosterKey] | None = None
         self._own = group_rank
         self.names: list[str] = []
-        """Of the last listing."""
+        """File names in the last listing."""
         many = node_context.group_world_size / _POLLS_PER_SECOND if group_rank else 0.0
         self._every_s = max(time_limits.ROSTER_POLL_SECONDS, many)
         self._patience_s = patience_seconds
@@ -50,7 +51,7 @@ class RosterPoller:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop polling, and end the thread unless it waits for the storage."""
+        """Stop polling and join the thread, unless it is waiting for the storage."""
         self._ended.set()
         self._thread.join(time_limits.ROSTER_JOIN_TIMEOUT_SECONDS)
 
@@ -77,12 +78,10 @@ class RosterPoller:
         return sorted(group_rank for group_rank in failed if group_rank is not None and group_rank != self._own)
 
     def _of_this_run(self, keys: Sequence[RosterKey]) -> list[RosterKey]:
-        """Return the keys without those of an earlier run in the same output prefix.
-
-        A newer incarnation of the same group rank tells them, except if the nodes' clocks differ and the group ranks
-        are now those of other nodes. So if this node finds another incarnation in its own place, it also leaves out
-        what the first listing has.
-        """
+        """Return the keys except those of an earlier run with the same output prefix."""
+        # A newer incarnation of the same group rank shows which keys are old, unless clocks differ and the group ranks
+        # belong to other nodes now. So if a different incarnation has this node's own group rank, all keys of the first
+        # listing count as old.
         newest: dict[int | None, int] = {}
         for key in keys:
             newest[key.group_rank] = max(newest.get(key.group_rank, 0), key.incarnation)

@@ -15,10 +15,11 @@ from firstfault_torch.guard import logger
 
 
 def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int = 0) -> int:
-    """Return the number of this rendezvous, the same on all nodes; `fallback` if the first node does not set one.
+    """Return the number of this round, the same on all nodes; `fallback` if the first node doesn't set one.
 
-    Each rendezvous has its own store on top of one that all rounds share, in which the first node counts the rounds.
-    A static rendezvous has one store for all rounds: there the nodes, which began together, count by themselves.
+    Each rendezvous has its own store, a prefix of the store that all rounds share; the first node counts rounds in the
+    shared one. A static rendezvous has one store for all rounds; its nodes start together, and each counts rounds
+    (`counted`).
     """
     key = f"firstfault/round/{counted}" if counted else "firstfault/round"
     if group_rank == 0:
@@ -34,13 +35,14 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
     return int(store.get(key))
 
 
-def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
+def open_agents_store(group: WorkerGroup, number: int, host: str) -> Any:
     """Return the store of a round on which the agents wait for each other.
 
-    Only a connection to a server can wait beside others, so with files or etcd the first agent serves one, at `host`.
+    A wait needs a separate connection, which only a server offers; so with files or etcd the first agent starts a
+    server at `host`.
     """
     store: Any = group.store
-    if hasattr(lowest(store), "port"):
+    if hasattr(find_base_store(store), "port"):
         if not hasattr(store, "clone"):
             return RoundStore(store, number)
         return dist.PrefixStore(f"firstfault/{number}", store) if has_shared_store(group) else store  # type: ignore[attr-defined]
@@ -56,26 +58,26 @@ def store_of_agents(group: WorkerGroup, number: int, host: str) -> Any:
 
 
 def has_shared_store(group: WorkerGroup) -> bool:
-    """Whether the rounds of a job share one store, as a static rendezvous lets them."""
+    """Whether the rounds of a job share one store, as with a static rendezvous."""
     backend = getattr(group.spec.rdzv_handler, "get_backend", None)
     return callable(backend) and backend() == "static"
 
 
 class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
-    """The store of one round, of which another connection can be opened; its number is the same on all nodes.
+    """A round's store that can be cloned: before torch 2.8, stores lack ``clone`` and hide a round's prefix.
 
-    The stores of torch before 2.8 have no ``clone``, and cannot tell under which prefix they keep a round.
+    `number` is the round's, the same on all nodes.
     """
 
     def __init__(self, store: Any, number: int) -> None:
-        super().__init__(f"firstfault/round-{number}", lowest(store))
+        super().__init__(f"firstfault/round-{number}", find_base_store(store))
         self._number = number
 
     def clone(self) -> Self:
-        """Return the same store on a connection of its own.
+        """Return the same store on a new connection.
 
         Raises:
-            torch.distributed.DistNetworkError: the store's host does not answer.
+            torch.distributed.DistNetworkError: the store's host doesn't respond.
         """
         shared = self.underlying_store
         connected = dist.TCPStore(  # type: ignore[attr-defined]
@@ -84,25 +86,23 @@ class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
         return type(self)(connected, self._number)
 
 
-def lowest(store: Any) -> Any:
-    """Return the store below all prefixes, which knows its host."""
+def find_base_store(store: Any) -> Any:
+    """Return the store below all prefixes, which has the host and port."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
 def set_once(store: Any, key: str, value: str | bytes) -> bytes:
-    """Set a key unless it is set, wake those who wait for it, and return its value.
-
-    torch's store without libuv, the default before torch 2.4, wakes no waiting thread at a ``compare_set``.
-    """
+    """Set a key unless it is set, wake the waiting threads, and return its value."""
+    # without libuv, the default before torch 2.4, torch's store wakes no thread on compare_set, but does on append
     found = bytes(store.compare_set(key, "", value))
     if found == (value.encode() if isinstance(value, str) else value):
         store.append(key, "")
     return found
 
 
-def connected(store: Any) -> Any:
+def connect_to_store(store: Any) -> Any:
     """Return a new connection to the store; torch would retry for minutes if the store's host is gone.
 
     Raises:
@@ -115,7 +115,7 @@ def connected(store: Any) -> Any:
 
 def is_host_listening(store: Any) -> bool:
     """Whether the store's host accepts connections; cloning the store would retry for minutes."""
-    host = lowest(store)
+    host = find_base_store(store)
     try:
         with socket.create_connection((host.host, host.port), time_limits.STORE_TIMEOUT_SECONDS):
             return True

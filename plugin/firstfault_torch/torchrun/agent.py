@@ -152,7 +152,7 @@ class TorchrunEngine(PlainEngine):
     """`PlainEngine` for a job of programs: a few lines at the end of the output tell what failed."""
 
     def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
-        """Write the verdict into the attempt's folder, or, if that cannot be written, into one for temporary files."""
+        """Write the verdict into the attempt's folder, or, if that can't be written, into one for temporary files."""
         published = PlainEngine.publish(self, verdict, **how)
         if not published.durable:
             call_with_timeout(

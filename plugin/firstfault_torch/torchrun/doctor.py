@@ -32,7 +32,7 @@ from firstfault_torch.time_limits import (
 )
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
-"""The file that the doctor writes. A storage keeps it: an object cannot be removed everywhere."""
+"""The file that the doctor writes. A storage keeps it: an object can't be removed everywhere."""
 _PACKAGES = {"torch": "torch", "flytekit": "flytekit", "extra s3": "s3fs", "extra gcs": "gcsfs", "extra azure": "adlfs"}
 TRIED = {
     "Python": ((3, 10), (3, 13)),
@@ -57,7 +57,7 @@ def doctor(as_json: bool) -> None:
     the folder of the documents, lists the folder, and reads the file.
 
     \b
-    Exit codes: 0 a job would be recorded, 1 it would not.
+    Exit codes: 0 a job would be recorded, 1 it wouldn't.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def doctor(as_json: bool) -> None:
         lines = [json.dumps({"schema": "firstfault.doctor/v1", "recorded": not refused, "checks": rows})]
     click.echo("\n".join(lines))
     sys.stdout.flush()
-    os._exit(EXIT.TOOL_FAILED if refused else EXIT.OK)  # a thread may wait for a folder that does not answer
+    os._exit(EXIT.TOOL_FAILED if refused else EXIT.OK)  # a thread may wait for a folder that doesn't answer
 
 
 def _checks() -> Iterator[_Check]:
@@ -156,7 +156,7 @@ def _torch() -> _Check:
 
 
 def _missing_in_torch() -> list[str]:
-    """Return what firstfault does not find in this torch, which loads the entry points when it is imported."""
+    """Return what firstfault doesn't find in this torch, which loads the entry points when it is imported."""
     from firstfault_torch.compat.torch_agent import has_handler, missing_names  # noqa: PLC0415 - may not be installed
 
     launcher = importlib.import_module("torch.distributed.launcher.api")

@@ -109,7 +109,7 @@ def set_variables(arguments: Namespace) -> None:
 
 
 def drop_invalid() -> None:
-    """Take away each variable that has no valid value, and say so: a training is not refused for it."""
+    """Take away each variable that has no valid value, and say so: a training isn't refused for it."""
     for setting in _SETTINGS:
         text = os.environ.get(setting.variable)
         if text:
@@ -171,7 +171,7 @@ SOURCES = (
     Source("namespace", ("FIRSTFAULT_NAMESPACE",), "all"),
     Source("namespace", ("POD_NAMESPACE",), "Kubernetes, if the pod's template sets it"),
 )
-"""In this order: the first whose variables are set is taken; `HOST` is not HOSTNAME, which a shell may pass on."""
+"""In this order: the first whose variables are set is taken; `HOST` isn't HOSTNAME, which a shell may pass on."""
 
 
 class Name(NamedTuple):
@@ -260,7 +260,7 @@ def root_folder() -> str:
 
 
 def fallback_folder() -> str:
-    """Return the folder of runs for a node that cannot write the one above."""
+    """Return the folder of runs for a node that can't write the one above."""
     return str(Path(tempfile.gettempdir()) / FOLDERS[0])
 
 
@@ -314,7 +314,7 @@ def _fresh(who: Who) -> str:
 def _claimed(root: str, who: Who) -> str:
     """Return "<run>/<attempt>", by a name that no run before has taken below `root`.
 
-    A storage cannot be asked in no time: there a folder on this node tells, and if it may be another node's turn, the
+    A storage can't be asked in no time: there a folder on this node tells, and if it may be another node's turn, the
     time of the start makes a new name.
     """
     name = f"{who.job.value}/{who.number}"

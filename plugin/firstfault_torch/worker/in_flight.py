@@ -55,7 +55,7 @@ def moment_of(error: BaseException) -> Moment:
     """Return when `error` or one of its causes was first seen in flight, at a process group's end; else now.
 
     The time of its cause counts, because a handler may have cleaned up before it raised `error` from that. A context
-    does not count: it may have been handled long ago.
+    doesn't count: it may have been handled long ago.
     """
     noted = None
     seen: set[int] = set()
@@ -95,7 +95,7 @@ class InFlight:
     def seen(self, error: BaseException) -> None:
         """Record an exception whose clean-up is about to close the sockets; once, and only in the main thread.
 
-        One that began after the agent asked is what the training makes of the agent's signal, and is not recorded.
+        One that began after the agent asked is what the training makes of the agent's signal, and isn't recorded.
         """
         if threading.get_ident() != self._main or os.getpid() != self._owner or not _may_fail(error):
             return
@@ -212,7 +212,7 @@ def _may_fail(error: BaseException) -> bool:
 
 def is_clean_exit(error: BaseException) -> bool:
     """Whether `error` is a ``sys.exit()`` with success."""
-    # the code may be any object: do not hash or compare it
+    # the code may be any object: don't hash or compare it
     return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
 
 

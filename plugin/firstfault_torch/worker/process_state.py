@@ -59,13 +59,13 @@ _failures: list[ThreadFailure] = []
 def watch_threads() -> Callable[[], None]:
     """Record exceptions that end a thread of this process, and report them as before; return a function that undoes it.
 
-    They do not end the process, but may be why it waits without end.
+    They don't end the process, but may be why it waits without end.
     """
     before = threading.excepthook
 
     def record(args: threading.ExceptHookArgs) -> None:
         with suppress_internal_errors("recording a thread's exception"):
-            # SystemExit ends a thread on purpose; Python does not report it either
+            # SystemExit ends a thread on purpose; Python doesn't report it either
             if args.exc_type is not SystemExit and args.exc_value is not None and len(_failures) < _MAX_THREADS:
                 name = args.thread.name if args.thread is not None else "unknown"
                 _failures.append(ThreadFailure(name, time.time_ns(), capture(args.exc_value)))
@@ -102,9 +102,9 @@ def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tup
 
 
 def gpu_uuid() -> str:
-    """Return the UUID of this process's GPU, "GPU-8f3a..."; empty if it has not used one, or torch does not tell it.
+    """Return the UUID of this process's GPU, "GPU-8f3a..."; empty if it hasn't used one, or torch doesn't tell it.
 
-    CUDA is not initialised for the question. A driver whose GPU is gone may not answer: it has 0.5 s.
+    CUDA isn't initialised for the question. A driver whose GPU is gone may not answer: it has 0.5 s.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -170,7 +170,7 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
 
 
 def _measure(chain: list[BaseException], found: list[FileSystem], *, is_write: bool) -> None:
-    """Add the file systems one by one: those that were measured count, also if a later one does not answer."""
+    """Add the file systems one by one: those that were measured count, also if a later one doesn't answer."""
     names = [name for link in chain if isinstance(link, OSError) for name in (link.filename, link.filename2)]
     named = [os.fsdecode(name) for name in names if isinstance(name, str | bytes) and name]
     usual = (os.curdir, tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp", "/dev/shm")  # noqa: S108 - not written

@@ -22,7 +22,7 @@ from firstfault_torch.worker.process_state import collective_progress, thread_fa
 _LONGEST_STACK = 12 * 1024
 """Bytes of the end of all threads' stacks: the main thread's comes last."""
 _counts = BackgroundCall[tuple[int, int]](collective_counts, (-1, -1), seconds=FLIGHT_RECORDER_TIMEOUT_SECONDS)
-"""A recorder does not answer while a call of CUDA holds its lock."""
+"""A recorder doesn't answer while a call of CUDA holds its lock."""
 
 
 def pulse() -> dict[str, Any]:

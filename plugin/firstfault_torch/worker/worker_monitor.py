@@ -74,8 +74,8 @@ def run_recorded(engine: Engine, function: Callable[..., Any], *args: Any) -> An
 def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     """Make the exception that leaves this block durable, then let it pass unchanged; yield the process's monitor.
 
-    It waits for at most the upload deadline. A clean ``sys.exit()`` is not a failure. What leaves the block in a
-    process that it has forked is not this worker's, and is not recorded.
+    It waits for at most the upload deadline. A clean ``sys.exit()`` isn't a failure. What leaves the block in a
+    process that it has forked isn't this worker's, and isn't recorded.
     """
     worker, agent = os.getpid(), os.getppid()
     monitor = monitor_of(engine)
@@ -147,7 +147,7 @@ class WorkerMonitor:
         self._asked = threading.Event()
         self._answered = threading.Event()
         self.others_continue = False
-        """Whether the other ranks continue without this one when its exception leaves the task function."""
+        """Whether the remaining ranks continue without this one when its exception leaves the task function."""
         self.in_flight = InFlight(partial(self._write, in_flight=True), self._withdraw)
 
     def open(self, *, is_program: bool = False) -> None:
@@ -199,7 +199,7 @@ class WorkerMonitor:
         if not self.others_continue and error_file and self._engine.name_error(error, bare(error)).recoverable:
             with suppress_internal_errors("marking an exception as recoverable"):  # also if recording is off
                 mark_recoverable(error_file)
-        # if the others continue, it counts only if they do not: the node's success withdraws a document in flight
+        # if the others continue, it counts only if they don't: the node's success withdraws a document in flight
         name = self._write(error, in_flight=self.others_continue)
         if self._channel is not None and name:
             what = type(before_exit(error)).__name__
@@ -218,7 +218,7 @@ class WorkerMonitor:
             threading.Thread(target=_leave_later, name="firstfault-leave", daemon=True).start()
 
     def loses_agent(self, agent_pid: int) -> None:
-        """Write a document about the agent's death in its place."""
+        """Write a document about the agent's death instead."""
         if self.node_context is None:
             return
         moment = Moment.now()
@@ -282,7 +282,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     """Write a document about `error`, and torch's error.json; return the document and its receipt.
 
     Bounded by the upload deadline, of which half may go into reading the exception: its ``__str__`` is the user's code
-    and may block. An exception that is `in_flight` has not left the task function yet; torch's error.json is left
+    and may block. An exception that is `in_flight` hasn't left the task function yet; torch's error.json is left
     alone. A document that is `held` stays on the node; the agent uploads it if the node fails.
     """
     began = time.monotonic_ns()

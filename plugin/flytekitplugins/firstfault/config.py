@@ -89,7 +89,7 @@ class _Recorded:
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause: a built-in one, or one that is registered."""
     settle_seconds: float = 10.0
-    """Seconds that a failed pod waits, at most, for the other pods' reports."""
+    """Seconds that a failed pod waits, at most, for other pods' reports."""
     upload_deadline_seconds: float = 5.0
     """Seconds that a failing process waits, at most, until the storage has confirmed its error document."""
     retry_policy: RetryPolicy | None = None
@@ -114,7 +114,7 @@ class PyTorch(_Recorded):
     """A PyTorchJob of one master pod and several worker pods; each pod runs one process, without an elastic agent.
 
     Raises:
-        firstfault.errors.UsageError: a field has a value that is not valid.
+        firstfault.errors.UsageError: a field has a value that isn't valid.
     """
 
     master: Master = field(default_factory=Master)
@@ -130,10 +130,10 @@ class PyTorch(_Recorded):
 class Elastic(_Recorded):
     """Torch elastic training on one node (``nnodes=1``, a plain pod) or several nodes (a PyTorchJob).
 
-    Like ``torchrun``, it sets ``OMP_NUM_THREADS`` to 1 if a node runs several processes and the variable is not set.
+    Like ``torchrun``, it sets ``OMP_NUM_THREADS`` to 1 if a node runs several processes and the variable isn't set.
 
     Raises:
-        firstfault.errors.UsageError: a field has a value that is not valid.
+        firstfault.errors.UsageError: a field has a value that isn't valid.
     """
 
     nnodes: int | str = 1
@@ -155,11 +155,11 @@ class Elastic(_Recorded):
     """Seconds that the agent waits for its workers to stop before it kills them; torch waits 30. The agent stops them
     when another worker failed or the pod is terminated. A worker that failed has 8 s for its exit handlers."""
     restarts_follow_policy: bool = True
-    """Whether the retry policy also decides on each of `max_restarts`: a fault that is not worth
+    """Whether the retry policy also decides on each of `max_restarts`: a fault that isn't worth
     another try ends the attempt. False: torch elastic restarts the workers after any failure."""
     in_process_restart: options.RestartsInProcess | None = None
     """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
-    None: they do not."""
+    None: they don't."""
     watchdog: Watchdog | None = None
     """Deadlines for blocks and loops of the training (``firstfault_torch.watchdog``). None: off."""
     hang: options.Hang | None = field(default_factory=options.Hang)

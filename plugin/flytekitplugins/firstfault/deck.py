@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from firstfault.report.data import AttemptSummary, Report
 
 _LOOK_SHARE = 20
-"""The pause after a slow check is this many times its duration, so that large decks do not slow the training."""
+"""The pause after a slow check is this many times its duration, so that large decks don't slow the training."""
 _MAX_BYTES = 20 * 1024 * 1024
 """Limit for all decks together."""
 TAB = "firstfault"
 """Name of the report's tab."""
 _MARK = "<!-- firstfault: why this attempt failed -->"
-"""Tells the other pods that this is the deck with the report: a task may have published one before it failed."""
+"""Tells other pods that this is the deck with the report: a task may have published one before it failed."""
 _ENDED = (Phase.FAILED, Phase.SUCCEEDED)
 
 
@@ -105,7 +105,7 @@ class DeckKeeper:
         left_out: list[str] = []
         room = _MAX_BYTES
         for deck in decks:
-            # UTF-8 cannot encode a lone surrogate
+            # UTF-8 can't encode a lone surrogate
             data = json.dumps(deck, ensure_ascii=False).encode("utf-8", "replace")
             if len(data) <= room:
                 entries.append(data)

@@ -43,7 +43,7 @@ _ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "v
 
 
 class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
-    """A local call failed for a reason that is not recoverable: torch's ChildFailedError, or the agent's own error.
+    """A local call failed for a reason that isn't recoverable: torch's ChildFailedError, or the agent's own error.
 
     kfpytorch documents a RuntimeError and raises a FlyteUserRuntimeException; this is both.
     """
@@ -125,7 +125,7 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
     """Return the options that differ from torch's defaults.
 
     Raises:
-        firstfault.errors.UsageError: this torch does not have one of them.
+        firstfault.errors.UsageError: this torch doesn't have one of them.
     """
     values = {
         "role": config.role,

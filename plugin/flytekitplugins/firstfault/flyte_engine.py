@@ -58,8 +58,8 @@ class FlyteEngine:
         output_prefix: the folder (URI) of the attempt's documents.
         in_pod: False for a local call: its caller gets an exception, and no file is written.
         strategy: value of `STRATEGY_VARIABLE` in the workers.
-        raw_prefix: this attempt's raw output prefix, which Flyte gives to the next attempt; empty: not known.
-        previous_raw_prefix: the previous attempt's; empty: there was none, or it is not known.
+        raw_prefix: this attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown.
+        previous_raw_prefix: the previous attempt's; empty: there was none, or it isn't known.
         leave_deck: writes the deck of a failed attempt, or waits for the pod that does; returns
             `Published.writes_deck`.
     """
@@ -159,7 +159,7 @@ class FlyteEngine:
         logger.error("%s", verdict.seal.message)
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether Flyte reads the error files: it does not after a whole pod died."""
+        """Whether Flyte reads the error files: it doesn't after a whole pod died."""
         return pods_live(job)
 
 
@@ -226,7 +226,7 @@ def await_outputs(
     """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
 
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
-    The wait is a minute at most if the storage does not let this pod look.
+    The wait is a minute at most if the storage doesn't let this pod look.
     """
     return _await(
         partial(outputs_are_there, output_prefix), "rank 0's pod has written no outputs", shutdown_requested, seconds
@@ -237,7 +237,7 @@ def outputs_are_there(output_prefix: str) -> bool:
     """Whether there are outputs or an error file.
 
     Raises:
-        firstfault.errors.StoreError: the storage does not tell.
+        firstfault.errors.StoreError: the storage doesn't tell.
     """
 
     async def look() -> bool:
@@ -263,7 +263,7 @@ def await_deck(output_prefix: str, mark: bytes, shutdown_requested: threading.Ev
     """
 
     async def look() -> bool:
-        with contextlib.suppress(StoreError):  # there is no deck yet, or it cannot be read
+        with contextlib.suppress(StoreError):  # there is no deck yet, or it can't be read
             async with open_store(output_prefix) as store:
                 return mark in await store.get(DECK)
         return False

@@ -1,7 +1,7 @@
 """Lets firstfault run the tasks of ``flytekitplugins.kfpytorch``: import this module, and leave the tasks as they are.
 
 The import takes the place of kfpytorch's task types in this process. It may come before, while or after the tasks'
-modules import kfpytorch, but before they define a task. It does nothing if kfpytorch is not installed.
+modules import kfpytorch, but before they define a task. It does nothing if kfpytorch isn't installed.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _tell(verdict: SealedVerdict) -> None:
 def _announce(
     node_context: NodeContext, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = (), *, wait: bool = True
 ) -> threading.Event:
-    """Write a roster entry; without `wait` in the background, so that the training does not wait for it.
+    """Write a roster entry; without `wait` in the background, so that the training doesn't wait for it.
 
     Return an event that is set when the entry has been written or given up.
     """

@@ -205,7 +205,7 @@ class ElasticFunctionTask(_ReportingTask):
             IgnoreOutputs: rank 0 is on another node, or the pod was terminated (SIGTERM).
             VerdictSealedError: the training failed; the exception carries the verdict.
             FlyteRecoverableException: in a local call, if the root cause is recoverable.
-            FlyteUserRuntimeException: in a local call, if it is not recoverable; the exception is also a RuntimeError.
+            FlyteUserRuntimeException: in a local call, if it isn't recoverable; the exception is also a RuntimeError.
         """
         from flytekitplugins.firstfault.elastic import run_training  # noqa: PLC0415 - it imports torch
 
@@ -285,7 +285,7 @@ def _output_prefix() -> str:
     """Return the folder (URI) of this attempt's documents: the output prefix that the stock entrypoint got.
 
     A local call has no entrypoint and gets a new folder below the raw output prefix, so that two calls in one process
-    do not read each other's documents.
+    don't read each other's documents.
     """
     command = click.get_current_context(silent=True)
     prefix = command.params.get("output_prefix") if command is not None else None

@@ -61,7 +61,7 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
 
 
 async def _view(store: ReadableStore, name: str) -> tuple[float, str]:
-    """Return when the agents told something by their clock, and a line about it; 0: they have not, or it is damaged."""
+    """Return when the agents told something by their clock, and a line about it; 0: they haven't, or it is damaged."""
     try:
         view = json.loads(await store.get(name, limit=_LONGEST))
         return float(view["time"]), line_of(view["nodes"])
@@ -72,7 +72,7 @@ async def _view(store: ReadableStore, name: str) -> tuple[float, str]:
 def line_of(nodes: Sequence[Mapping[str, Any]]) -> str:
     """Return a line about how far the nodes are, how fast they advance, and once all stand still who is behind.
 
-    While they advance, the numbers of two nodes are not of one moment.
+    While they advance, the numbers of two nodes aren't of one moment.
     """
     rates = {printable(str(node["node"])): float(node["per_second"]) for node in nodes}
     by_rate = sorted(rates, key=lambda name: rates[name])

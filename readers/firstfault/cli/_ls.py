@@ -45,7 +45,7 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
     """List the failed attempts below a folder, newest first.
 
     URI is a folder with many executions, such as Flyte's metadata prefix or .firstfault/runs. Attempts that succeeded
-    are not listed. With --group the group that cost the most rank-hours comes first.
+    aren't listed. With --group the group that cost the most rank-hours comes first.
 
     \b
     Exit codes: 0 listed, 3 there is no attempt below the folder, 2 usage, 1 the tool failed.

@@ -57,7 +57,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
-    import importlib.metadata  # noqa: PLC0415 - slow, and built-in commands do not need it
+    import importlib.metadata  # noqa: PLC0415 - slow, and built-in commands don't need it
 
     return tuple(importlib.metadata.entry_points(group=COMMANDS_GROUP))
 
@@ -234,7 +234,7 @@ def prune(folder: Path, keep: int) -> int:
 
 
 def _kept(run: Path) -> str:
-    """Return why a run is not removed; empty if it is."""
+    """Return why a run isn't removed; empty if it is."""
     from firstfault.run_folder import may_go_on  # noqa: PLC0415 - as above
 
     foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())

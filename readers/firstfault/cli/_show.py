@@ -33,7 +33,7 @@ class Forms:
     as_json: bool = False
     as_markdown: bool = False
     html: str | None = None
-    """File of the page; None: there is none."""
+    """File of the page; None: none."""
 
 
 def _writable(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -89,7 +89,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     with all ranks, a folder of logs, torchrun's log folder, dumps of torch's flight recorder.
 
     \b
-    Exit codes: 0 the attempt did not fail, 10 root cause, not to be retried,
+    Exit codes: 0 the attempt didn't fail, 10 root cause, not to be retried,
     11 root cause, retryable, 3 nothing found, 5 no readable document,
     2 usage, 1 the tool failed.
 

@@ -137,12 +137,12 @@ def resolved(uri: str) -> str:
     """Return the output prefix that a URI stands for; `uri` itself if no distribution knows its scheme.
 
     Raises:
-        UsageError: the package that knows the scheme is not complete.
+        UsageError: the package that knows the scheme isn't complete.
     """
     scheme = get_scheme(uri)
     if scheme in _STORAGES:
         return uri
-    import importlib.metadata  # noqa: PLC0415 - slow, and storages do not need it
+    import importlib.metadata  # noqa: PLC0415 - slow, and storages don't need it
 
     for point in importlib.metadata.entry_points(group=SCHEMES_GROUP):
         if point.name == scheme:
@@ -185,7 +185,7 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
 
 def echo(text: str) -> None:
-    """Print to stdout; escape characters that its encoding does not have."""
+    """Print to stdout; escape characters that its encoding doesn't have."""
     from firstfault.render.plain_lines import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
@@ -225,7 +225,7 @@ def write_file(path: str | Path, text: str) -> None:
     """Write a UTF-8 text file atomically.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file can't be written.
     """
     target = Path(path)
     data = text.encode("utf-8", "backslashreplace")

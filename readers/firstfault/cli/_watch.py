@@ -69,7 +69,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     """Follow a running attempt and print its root cause as soon as it is known.
 
     URI is the attempt's output prefix or its errors/ folder. While documents may still arrive, each new answer is one
-    line that says that it is not decided yet. When every node has reported, or at the timeout, the command prints what
+    line that says that it isn't decided yet. When every node has reported, or at the timeout, the command prints what
     show prints, and ends.
 
     \b
@@ -152,7 +152,7 @@ async def _live(progress: _Progress) -> None:
     from firstfault.errors import StoreError  # noqa: PLC0415
 
     try:
-        await progress.has_begun.wait()  # a wrong URI is not written to
+        await progress.has_begun.wait()  # a wrong URI isn't written to
         await live(progress.reader.errors_uri, progress.note)
     except StoreError as error:
         progress.note(f"the agents cannot be asked how fast the nodes advance: {error}")
@@ -190,7 +190,7 @@ async def _begun(reader: MultiErrorFileOutputReader | None, interval: float) -> 
 
 
 async def _job_of(reader: MultiErrorFileOutputReader) -> JobErrors | None:
-    """Return what an attempt has left; None if the storage does not answer."""
+    """Return what an attempt has left; None if the storage doesn't answer."""
     from firstfault.errors import StoreUnavailableError  # noqa: PLC0415 - as above
 
     try:
@@ -206,7 +206,7 @@ class _Progress:
     def __init__(self, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
         self.reader = reader
         self.last: Conclusion | None = None
-        """The last answer; None: the attempt has not failed."""
+        """The last answer; None: the attempt hasn't failed."""
         self.is_superseded = False
         """Whether the task's next attempt has begun."""
         self.has_begun = asyncio.Event()

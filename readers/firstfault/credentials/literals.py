@@ -116,7 +116,7 @@ def is_key(text: str) -> bool:
 
 
 def is_text(text: str) -> bool:
-    """Whether a text is not a placeholder, a number or a path."""
+    """Whether a text isn't a placeholder, a number or a path."""
     return not (is_placeholder(text) or PATTERNS["number"].fullmatch(text) or PATTERNS["path"].fullmatch(text))
 
 

@@ -33,7 +33,7 @@ _GENERAL = {"program", "missing-file", ""}
 OF_A_FIRST_TRY = "failed by itself, and tried the step again"
 """Why a rank counts that is judged by its first try."""
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
-"""Signatures that do not tell whose connection it was."""
+"""Signatures that don't tell whose connection it was."""
 OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
 """Categories of faults that no peer causes."""
 _GROUP = "torch/distributed/"
@@ -53,7 +53,7 @@ MISMATCH = "gloo-size-mismatch"
 _UNHANDLED = "nccl-unhandled"
 """Signature of an error that NCCL reports without its cause."""
 BARRIER_REPORT = "monitored-barrier-report"
-"""Signature of rank 0's report of the first rank that did not come to a monitored barrier."""
+"""Signature of rank 0's report of the first rank that didn't come to a monitored barrier."""
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
 _SPREAD = "checkpoint-of-ranks"
@@ -83,7 +83,7 @@ _INTERRUPT = "KeyboardInterrupt"
 _ANSWERS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
 _ENDS = CRASHES | {"SIGKILL"}
-"""Signals that a handler cannot, or hardly ever does, turn into something else."""
+"""Signals that a handler can't, or hardly ever does, turn into something else."""
 _IN_PYTHON = "Current thread 0x"
 """In faulthandler's stacks if a thread of Python's met the fatal signal."""
 _NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
@@ -100,7 +100,7 @@ class FailureClass(enum.IntEnum):
     OWN_FAULT = 0
     """An exception of its own, or local evidence of a fault."""
     OWN_EXIT = 1
-    """An exit, or an end by a signal, that its agent did not cause."""
+    """An exit, or an end by a signal, that its agent didn't cause."""
     LOST = 2
     """An agent and its node are gone."""
     EXTERNAL = 3
@@ -130,7 +130,7 @@ class ClassifiedFailure:
     waited: bool = False
     """It timed out waiting."""
     signature: str = ""
-    """Id of the signature that fits its text; empty: none does, or its text does not count."""
+    """Id of the signature that fits its text; empty: none does, or its text doesn't count."""
 
     @property
     def node(self) -> str | None:
@@ -212,7 +212,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
 def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
     """Classify a worker that its agent stopped."""
     sent = failure.sent_signals[0]
-    # SIGKILL comes from the agent too, if the process does not end
+    # SIGKILL comes from the agent too, if the process doesn't end
     if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
         ended = _of_exit(failure, set())
         if ended.signature:  # its last words tell why
@@ -223,7 +223,7 @@ def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
         return printed
     log = _classified(failure.printed)
     signature = log.signature if log.signature in _OF_WATCHDOGS else ""
-    # a rank without a collective outstanding did not wait, though another rank's timeout reached it
+    # a rank without a collective outstanding didn't wait, though another rank's timeout reached it
     waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log.role is Role.SECONDARY)
     waited = waited or _left_after_a_wait(failure)
     why = f"was stopped by its agent: {sent.reason}"
@@ -231,7 +231,7 @@ def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
 
 
 def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
-    """Classify a process that tried again by its first try; None: it did not, or the last try tells as much."""
+    """Classify a process that tried again by its first try; None: it didn't, or the last try tells as much."""
     raised = failure.exception
     is_second = raised is not None and is_double_init_error(raised)
     exception = find_ending_exception(failure) if is_second else find_original_failure(failure)
@@ -276,7 +276,7 @@ def _of_agent(failure: WorkerError) -> ClassifiedFailure:
     found = _chain(failure.exception)
     if found.role is Role.PRIMARY:
         return _by_role(failure, found, f"failed: {found.why}")
-    # an agent does not take part in collectives
+    # an agent doesn't take part in collectives
     return replace(_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False)
 
 
@@ -465,7 +465,7 @@ def _log_of_death(failure: WorkerError, signal: str) -> Classification:
 
 
 def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal: str) -> ClassifiedFailure | None:
-    """Classify an end by what the process printed last, if that may tell of another process; None: it does not."""
+    """Classify an end by what the process printed last, if that may tell of another process; None: it doesn't."""
     if log.signature == MISMATCH:
         why = f"received a message longer than it expects: {log.why}"
     elif log.role is Role.SECONDARY:
@@ -494,7 +494,7 @@ def _left_after_a_wait(failure: WorkerError) -> bool:
 
 
 def prints_a_peers_error(stderr: str) -> bool:
-    """Whether what a process printed tells of a peer that had gone; notices about the job's store do not."""
+    """Whether what a process printed tells of a peer that had gone; notices about the job's store don't."""
     told = "\n".join(line for line in stderr.splitlines() if not _NOTICE.search(line))
     return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
@@ -537,7 +537,7 @@ def is_own_fault(exception: ExceptionInfo) -> bool:
 def _chain(exception: ExceptionInfo) -> Classification:
     """Classify an exception by its first cause, through causes, contexts and groups.
 
-    What was raised because of it counts where the first cause does not tell which process is at fault: a program may
+    What was raised because of it counts where the first cause doesn't tell which process is at fault: a program may
     raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts wherever it stands.
     """
     causes = find_causes(exception)
@@ -555,7 +555,7 @@ def _chain(exception: ExceptionInfo) -> Classification:
 
 
 def _tells_nothing(root: Classification, exception: ExceptionInfo) -> bool:
-    """Whether a first cause does not tell for which process or service it failed."""
+    """Whether a first cause doesn't tell for which process or service it failed."""
     if root.signature in _OF_ANY_CONNECTION:
         return not _is_of_a_group(exception)
     return root.signature in {"", "unread", "bare-timeout"}

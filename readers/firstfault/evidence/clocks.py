@@ -36,7 +36,7 @@ class Interval:
     high: int
 
     def ahead_ns(self, other: Interval) -> int:
-        """Return by how much this moment certainly was before the other; 0 if that is not certain."""
+        """Return by how much this moment certainly was before the other; 0 if that isn't certain."""
         return max(other.low - self.high, 0)
 
 
@@ -70,7 +70,7 @@ class Clocks:
         return self.gap_ns(first, second) > 0
 
     def gap_ns(self, first: WorkerError, second: WorkerError) -> int:
-        """Return by how much one failure certainly happened before another, nanoseconds; 0 if that is not certain."""
+        """Return by how much one failure certainly happened before another, nanoseconds; 0 if that isn't certain."""
         if _share_a_clock(first, second):
             return _around(first.monotonic_ns or 0, first).ahead_ns(_around(second.monotonic_ns or 0, second))
         one, other = self._on_storage(first), self._on_storage(second)
@@ -79,7 +79,7 @@ class Clocks:
     def later(self, first: WorkerError, second: WorkerError) -> Interval | None:
         """Return between which bounds a failure was recorded after another, nanoseconds; negative: before.
 
-        None if that is not known: a failure has no recorded time, or a clock is not known.
+        None if that isn't known: a failure has no recorded time, or a clock isn't known.
         """
         if _share_a_clock(first, second):
             apart = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
@@ -171,7 +171,7 @@ class _Earliest:
         self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
 
     def elsewhere(self, clock: str) -> int | None:
-        """Return the earliest time by the storage's clock of the moments that `clock` cannot compare; None: no such."""
+        """Return the earliest time by the storage's clock of the moments that `clock` can't compare; None: no such."""
         return next((moment for moment, other in self._stored if not clock or other != clock), None)
 
 
@@ -234,7 +234,7 @@ def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef
     """Yield each stored document's node, reference, recorded time, and how long after that its upload began at least.
 
     A failure merged from several documents has the time of the earliest; the name of each document has its own. How
-    long one of them took does not tell how long the others did: a process may write of one moment twice, in flight and
+    long one of them took doesn't tell how long the others did: a process may write of one moment twice, in flight and
     at its end.
     """
     for failure in failures:

@@ -21,7 +21,7 @@ _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError",
 _ERROR = 200
 """Characters of another rank's error."""
 _MANY = 3
-"""More ranks than this are not one fault."""
+"""More ranks than this aren't one fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Candidate:
     rank: int | None = None
     node: str = ""
     failure: model.WorkerError | None = None
-    """Its agent's document about stopping it; None: there is none."""
+    """Its agent's document about stopping it; None: none."""
     category: str = "hang"
     weight: int = 1
     """Number of independent reasons."""
@@ -93,7 +93,7 @@ class Diagnosis:
     first: FirstFault | None = None
     """The first of `faults`."""
     late: tuple[ClassifiedFailure, ...] = ()
-    """Faults that cannot be the root cause: a rank had timed out before any of them; set by `with_faults`."""
+    """Faults that can't be the root cause: a rank had timed out before any of them; set by `with_faults`."""
 
     @property
     def workers(self) -> list[ClassifiedFailure]:
@@ -114,7 +114,7 @@ class Diagnosis:
 
     @property
     def exits(self) -> list[ClassifiedFailure]:
-        """Those of `unclear` that did not wait, and were not stopped because others had timed out."""
+        """Those of `unclear` that didn't wait, and weren't stopped because others had timed out."""
         has_waits = bool(self.waits)
         return [item for item in self.unclear if not item.waited and not (has_waits and item.failure.stopped_by_agent)]
 
@@ -131,7 +131,7 @@ def names_it(count: int) -> str:
 
 
 def _accusations(job: model.JobErrors, classified: Iterable[ClassifiedFailure]) -> Accusations:
-    """Return how often each rank and node is named; a failure that names itself does not count."""
+    """Return how often each rank and node is named; a failure that names itself doesn't count."""
     nodes_at: dict[str, set[str]] = defaultdict(set)  # an address that several nodes share names none
     for place in job.places:
         for name in (place.ip, place.host, place.host.partition(".")[0], place.node):
@@ -187,7 +187,7 @@ def _pod_of(place: model.Place) -> tuple[str, int | None, int]:
 def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks that are known to have failed and whose documents could not be read.
 
-    A document whose name has a fingerprint of victims does not count, nor does a rank without a receipt on a node that
+    A document whose name has a fingerprint of victims doesn't count, nor does a rank without a receipt on a node that
     has receipts: it had not failed. If there are many ranks, only those that others name are returned.
     """
     job = diagnosis.job
@@ -220,7 +220,7 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
 def without_failure(job: model.JobErrors) -> dict[int, str]:
     """Return the ranks without a failure, with their nodes: those of finished nodes, and of nodes that reported others.
 
-    Ranks without an agent are not among them.
+    Ranks without an agent aren't among them.
     """
     known = {failure.rank for failure in job.failures} | {rank for group in job.unopened for rank in group.ranks}
     failed = [entry for entry in job.roster if entry.phase is model.Phase.FAILED and entry.receipts]
@@ -277,7 +277,7 @@ def spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
 def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank or node whose failure the agents broadcast most often, if it left no document.
 
-    If a rank timed out waiting, the failure that was noticed first may be such a timeout, and does not count.
+    If a rank timed out waiting, the failure that was noticed first may be such a timeout, and doesn't count.
     """
     job, broadcast = diagnosis.job, diagnosis.accusations.broadcast
     most = max(broadcast.values(), default=0)

@@ -36,14 +36,14 @@ AFTER_A_PRINTED_ERROR = "raised an exception after it had printed a peer's error
 _LONG_WAIT_NS = 60_000_000_000
 """Shorter than any timeout of NCCL's in use, longer than clocks are wrong."""
 _LONG_AFTER_NS = 10_000_000_000
-"""An accusation that is this much older than a fault is not about that fault."""
+"""An accusation that is this much older than a fault isn't about that fault."""
 _RANK = re.compile(r"\branks?\W{1,4}(\d{1,6})\b", re.IGNORECASE)
 
 
 def with_faults(diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis with its faults, in which ranks that failed after a peer's error are victims.
 
-    An exception that was still inside the task function when its process was stopped is not a fault if another rank may
+    An exception that was still inside the task function when its process was stopped isn't a fault if another rank may
     have timed out before it was raised.
     """
     diagnosis = without_leavers(_without_retries(diagnosis))
@@ -74,7 +74,7 @@ def gave_up(failure: WorkerError) -> bool:
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:
-    """Whether a worker exited by itself, did not wait, and nothing tells why."""
+    """Whether a worker exited by itself, didn't wait, and nothing tells why."""
     failure = judged.failure
     is_exit = failure.exception is None and failure.subject is Subject.WORKER and not failure.stopped_by_agent
     return judged.failure_class is FailureClass.UNCLEAR and is_exit and not failure.is_silent and not judged.waited
@@ -83,7 +83,7 @@ def is_unclear_exit(judged: ClassifiedFailure) -> bool:
 def came_after_a_long_wait(diagnosis: Diagnosis) -> bool:
     """Whether most ranks had waited in a collective for long before any fault was recorded.
 
-    A watchdog prints how long its rank had waited. A fault that came at the end of that time is not its reason: ranks
+    A watchdog prints how long its rank had waited. A fault that came at the end of that time isn't its reason: ranks
     that an abort has unblocked may raise anything.
     """
     faults = diagnosis.faults
@@ -136,7 +136,7 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], int]) -> str:
-    """Return why a rank counts as one that had met a peer's error before it raised; empty: it does not.
+    """Return why a rank counts as one that had met a peer's error before it raised; empty: it doesn't.
 
     It had called a collective to which not all members came, or had printed one.
     """
@@ -235,7 +235,7 @@ def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> li
 
 
 def _order(fault: ClassifiedFailure, accusations: Accusations) -> tuple[object, ...]:
-    """Return the sort key of faults whose order in time is not known: evidence, then accusations, then time.
+    """Return the sort key of faults whose order in time isn't known: evidence, then accusations, then time.
 
     What no peer's failure causes comes first, a fault of the GPU or a SIGKILL that no agent sent: a clean-up after it
     may fail in any way.
@@ -279,7 +279,7 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return False
     if gave_up(fault.failure) and not gave_up(first.failure):
         return bool(of_first.text) and of_first.text in fault.failure.printed
-    # a worker that calls sys.exit does not know what it printed: the text must agree, too
+    # a worker that calls sys.exit doesn't know what it printed: the text must agree, too
     if text.exception is not fault.failure.exception or of_first.exception is not first.failure.exception:
         return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
     return fault.failure.exception is not None or fault.signature == first.signature
@@ -309,7 +309,7 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
     found = []
     for item in _stopped(first, classified):
         where = locate_main_thread(item.failure)
-        # a process that did not answer stands at the line at which a finaliser ran
+        # a process that didn't answer stands at the line at which a finaliser ran
         if raised_at == (place_of_raise(item.failure) or (where.frame if where.is_finalizing else "")):
             found.append(item)
     return found

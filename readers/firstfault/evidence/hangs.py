@@ -51,9 +51,9 @@ _COMPARED = (
 )
 """Fields of a collective, how a sentence speaks of them, and whether inputs (0) or outputs (1) are compared."""
 _MANY = 3
-"""More ranks than this are not one fault."""
+"""More ranks than this aren't one fault."""
 _SEVERAL = 2
-"""So many ranks must have timed out for each one that did not."""
+"""So many ranks must have timed out for each one that didn't."""
 _WITHIN = re.compile(r":\d+ in (?!main$|<module>$)")
 """In a place in the program: its line, if its function is small."""
 _ANSWERS = {"KeyboardInterrupt", "SignalException", "SystemExit"}
@@ -103,7 +103,7 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
         *_said_nothing(diagnosis.workers),
     ]
     if elsewhere:
-        # a rank that waited itself is not the one that the others waited for, whatever its counters and threads; nor is
+        # a rank that waited itself isn't the one that the others waited for, whatever its counters and threads; nor is
         # one that tries again after its timeout
         met |= {failure.rank for failure in alive if prints_a_timeout(failure)}
         reasons = [(rank, why) for rank, why in reasons if rank not in met]
@@ -121,7 +121,7 @@ def _without_dump(alive: Sequence[WorkerError]) -> set[int]:
 
 
 def _told_by_dumps(alive: Sequence[WorkerError], missing: Collection[int], *, has_late: bool) -> list[tuple[int, str]]:
-    """Return the few ranks without a dump; if all have one and none is behind, the few that did not wait."""
+    """Return the few ranks without a dump; if all have one and none is behind, the few that didn't wait."""
     idle = [
         failure.rank
         for failure in alive
@@ -160,7 +160,7 @@ def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank that passed another size than the others, if one received a message longer than it expects.
 
     The receiver aborts, so the others' flight recorders decide: if one of them differs, it is that rank; if all agree,
-    it is the receiver. Two ranks that differ cannot be told apart.
+    it is the receiver. Two ranks that differ can't be told apart.
     """
     receivers = [judged.failure for judged in diagnosis.classified if judged.signature == MISMATCH]
     if not receivers:
@@ -175,7 +175,7 @@ def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def called_differently(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the few ranks of a group that all waited in different collectives: which of them is wrong is not known."""
+    """Return the few ranks of a group that all waited in different collectives: which of them is wrong isn't known."""
     waited = {judged.failure.rank for judged in diagnosis.waits}
     for progress in progress_by_group(_sorted(diagnosis)):
         for group, members in sorted(progress.items()):
@@ -277,7 +277,7 @@ def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
 def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the node of a job on one node if all ranks timed out in the same collective, with the same sizes.
 
-    Then none of them was missing: the data did not get from one to another.
+    Then none of them was missing: the data didn't get from one to another.
     """
     works: dict[int, list[tuple[str, Collective]]] = {}
     for judged in diagnosis.waits:
@@ -374,7 +374,7 @@ def _elsewhere(
 ) -> list[tuple[int, str]]:
     """Return the few ranks that were outside of any collective while others waited in one.
 
-    If all waits were for keys in the store, a rank in a collective may be the one that did not set them. The main
+    If all waits were for keys in the store, a rank in a collective may be the one that didn't set them. The main
     thread of ranks that `waited` may stand at any wait for the GPU. A rank that stands where those of `waits` did waits
     as well.
     """
@@ -399,7 +399,7 @@ def _elsewhere(
 def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the ranks that have a dead thread, and neither timed out nor stand in a collective.
 
-    A rank that waits for another one does not do so because of its own helper thread.
+    A rank that waits for another one doesn't do so because of its own helper thread.
     """
     return [
         (failure.rank, _why_ended(thread))
@@ -415,7 +415,7 @@ def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
 def _failed_checkpoints(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the ranks with a thread that failed by itself in torch's checkpoint, in which the others' threads wait.
 
-    It does not matter where the main threads stand: each waits for its own thread, or trains on.
+    It doesn't matter where the main threads stand: each waits for its own thread, or trains on.
     """
     return [
         (failure.rank, _why_ended(thread))
@@ -433,10 +433,10 @@ def _why_ended(thread: ThreadFailure) -> str:
 
 
 def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the few ranks that did not time out although most others did.
+    """Return the few ranks that didn't time out although most others did.
 
     A rank that has joined a collective of NCCL times out with the others of its group: their watchdogs wait for each
-    other's dumps before they end the processes. One that has not joined is stopped, or fails when it comes and the
+    other's dumps before they end the processes. One that hasn't joined is stopped, or fails when it comes and the
     others are gone. gloo has no watchdog: there the first timeout ends the others' wait.
     """
     timed_out = (judged for judged in workers if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL})

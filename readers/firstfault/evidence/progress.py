@@ -30,7 +30,7 @@ _RAN = Pattern(
 )
 """How long it ran; torch 2.15's other NCCL backend tells neither the collective nor counters."""
 _UNNAMED = ""
-"""The group of a text that names none, or of a recorder that does not tell its name."""
+"""The group of a text that names none, or of a recorder that doesn't tell its name."""
 _FEW = 8
 """Members of a group that a sentence lists."""
 _UNKNOWN_SIZE = 1 << 30
@@ -69,7 +69,7 @@ def printed_by(failure: WorkerError) -> str:
 
 
 def waited_ns(failure: WorkerError) -> int:
-    """Return how long a rank had waited in a collective when its watchdog gave up, nanoseconds; 0: not known."""
+    """Return how long a rank had waited in a collective when its watchdog gave up, nanoseconds; 0: unknown."""
     found = _RAN.search(printed_by(failure))
     return int(found["ms"]) * 1_000_000 if found is not None else 0
 
@@ -113,7 +113,7 @@ def _comparable(group: str, members: dict[int, CollectiveProgress], known: set[i
 
 
 def members_of(progress: Mapping[int, CollectiveProgress]) -> tuple[int, ...]:
-    """Return the global ranks of a group's members; empty: not known."""
+    """Return the global ranks of a group's members; empty: unknown."""
     return next((item.members for item in progress.values() if item.members), ())
 
 
@@ -160,7 +160,7 @@ def behind(
 ) -> tuple[dict[int, str], bool]:
     """Return the ranks for which the others waited in their collectives, each with the reason, and if all are guilty.
 
-    The smallest groups decide: in larger ones, those are behind, too, that waited for them. A rank that did not see the
+    The smallest groups decide: in larger ones, those are behind, too, that waited for them. A rank that didn't see the
     end of collectives that need its data, and which have ended on the others, is guilty as well: its GPU, or the thread
     that watches it, is stuck. If those are other ranks, or ranks wait for each other, one of them may be a victim.
 
@@ -193,12 +193,12 @@ def message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
 
 
 def _not_called(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]) -> dict[int, _Late]:
-    """Return the ranks that have not called a collective of a group in which most of its members wait.
+    """Return the ranks that haven't called a collective of a group in which most of its members wait.
 
     A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
     tensor, pipeline and data parallel groups the one that is stuck first explains the others.
 
-    After a collective in which ranks differ, one that called the same as most is not behind: it waits in that
+    After a collective in which ranks differ, one that called the same as most isn't behind: it waits in that
     collective, which the others may have completed with less data.
     """
     usual: dict[str, int] = {}
@@ -227,7 +227,7 @@ def _not_called(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]
 
 
 def _not_seen(groups: Progress) -> dict[int, _Late]:
-    """Return the ranks that have not seen the end of any collective in which they wait, though others have.
+    """Return the ranks that haven't seen the end of any collective in which they wait, though others have.
 
     Only in groups whose members all have a recorder: dumps of a job in which one has died may be of different times.
     """
@@ -248,7 +248,7 @@ def _not_seen(groups: Progress) -> dict[int, _Late]:
 
 
 def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
-    """Whether the first collective that has not completed on a rank needs the data of all, and had ended elsewhere."""
+    """Whether the first collective that hasn't completed on a rank needs the data of all, and had ended elsewhere."""
     done = progress.completed
     left = (entry for entry in progress.last if done is not None and entry.sequence > done and not entry.is_p2p)
     first = next(left, None)

@@ -67,7 +67,7 @@ class Pattern:
     __slots__ = ("_regexp", "source")
 
     def __init__(self, source: str) -> None:
-        """Compile a pattern; a SignatureError tells why RE2 does not accept it."""
+        """Compile a pattern; a SignatureError tells why RE2 doesn't accept it."""
         self.source = source
         try:
             self._regexp = re2.compile(_LINES + source, _options())
@@ -80,7 +80,7 @@ class Pattern:
         return frozenset(self._regexp.groupindex)
 
     def search(self, text: str | bytes) -> dict[str, str] | None:
-        """Return the named groups that took part in the first match; None if the pattern is not found."""
+        """Return the named groups that took part in the first match; None if the pattern isn't found."""
         found = self._regexp.search(encoded(text))
         return _groups(found) if found is not None else None
 
@@ -138,14 +138,14 @@ class Signature:
     types: frozenset[str] = frozenset()
     """Names of exceptions, their last part; empty: any text."""
     unless: Pattern | None = None
-    """The signature does not fit a text in which this is found."""
+    """The signature doesn't fit a text in which this is found."""
 
     def fits(self, types: Iterable[str]) -> bool:
         """Whether the signature is for an exception with these names: its own and its bases'."""
         return not self.types or not self.types.isdisjoint(types)
 
     def search(self, text: str | bytes) -> dict[str, str] | None:
-        """Return the match's groups; None if the pattern is not found, or `unless` is found."""
+        """Return the match's groups; None if the pattern isn't found, or `unless` is found."""
         found = self.pattern.search(text)
         if found is None or (self.unless is not None and self.unless.search(text) is not None):
             return None
@@ -206,7 +206,7 @@ def load_signatures(path: str | Path) -> Signatures:
     """Return the signatures of a file like ``signatures.toml``; put them before the built-in ones with ``+``.
 
     Raises:
-        SignatureError: it cannot be read, or is not valid; the text names file, line and reason.
+        SignatureError: it can't be read, or isn't valid; the text names file, line and reason.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -219,7 +219,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
     """Return the signatures in the text of the TOML file `name`.
 
     Raises:
-        SignatureError: it is not valid; the text names line and reason.
+        SignatureError: it isn't valid; the text names line and reason.
     """
     try:
         content = parse_toml(text)
@@ -230,7 +230,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
     unknown = sorted(content.keys() - {"schema", "noise", "signature"})
     if unknown:
         raise SignatureError(f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]")
-    tables_at: dict[str, list[int]] = {"noise": [], "signature": []}  # their lines, which tomllib does not give
+    tables_at: dict[str, list[int]] = {"noise": [], "signature": []}  # their lines, which tomllib doesn't give
     for number, row in enumerate(text.splitlines(), start=1):
         match = _TABLE.match(row)
         if match is not None and match["kind"] in tables_at:

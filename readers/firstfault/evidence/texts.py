@@ -115,7 +115,7 @@ def classify(
     # the first noise that has a role, else the first
     cut = min(noises, key=lambda noise: noise.role is Role.AMBIGUOUS, default=None)
     if cut is not None and ANY_EXCEPTION not in types:
-        # the name of the log is not part of the text
+        # the name of the log isn't part of the text
         left = left.removeprefix(encoded(f"{exception_type}:"))
     if cut is not None and re.fullmatch(r"[\W_]*", left.decode("utf-8")):
         return _by(cut)
@@ -123,7 +123,7 @@ def classify(
     for signature in signatures.filter.possible(left):
         if not signature.fits(types):
             continue
-        # what a process survived is not its fault; that a connection ended may stand only among NCCL's information
+        # what a process survived isn't its fault; that a connection ended may stand only among NCCL's information
         found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
             return _by_size(_by_progress(_by(signature, _pointer(found)), left), left)
@@ -169,7 +169,7 @@ def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
 
 def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
     """Return the text without lines that tell that the program continues."""
-    # an exception's first line is what was raised, and a log's name is not part of the text
+    # an exception's first line is what was raised, and a log's name isn't part of the text
     whole = text.find(b"\n") + 1 or len(text)
     name = encoded(f"{exception_type}:")
     begin = whole if ANY_EXCEPTION in types else len(name) if text.startswith(name) else 0
@@ -214,7 +214,7 @@ class Message:
     wrapper: str = ""
     """What was raised because of it: "raised as TrainingError: training failed"; empty if nothing was."""
     exception: ExceptionInfo | None = None
-    """The exception that it raised or printed, with its wrappers; None: there is none."""
+    """The exception that it raised or printed, with its wrappers; None: none."""
 
     @property
     def with_wrapper(self) -> str:
@@ -257,7 +257,7 @@ def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | No
 
 
 def is_unexplained_write(failure: WorkerError) -> bool:
-    """Whether a process failed because a write did, and its text does not tell why."""
+    """Whether a process failed because a write did, and its text doesn't tell why."""
     exception = find_ending_exception(failure)
     return exception is not None and _classified(exception).signature == "failed-write"
 

@@ -27,7 +27,7 @@ _TELLS = re.compile(
     r"|(?:not|n't) (?:\w+ )?(?:finish|complet|progress|reach|return)[^\n]*(?:\bin time\b|\bwithin\b|\d ?s)",
     re.IGNORECASE,
 )
-"""Found in the last words of a process whose wait did not end."""
+"""Found in the last words of a process whose wait didn't end."""
 _TELLS_ELSE = re.compile(
     r"^(?:Assertion|Attribute|FileNotFound|Import|Index|Key|Lookup|ModuleNotFound|Name|Type|Value)Error\b"
     r"|(?i:\b(?:argument|config\w*|expected|invalid|missing|must|option|unknown|unrecogni[sz]ed)\b)"
@@ -72,7 +72,7 @@ def may_have_waited_for(diagnosis: Diagnosis, left: Collection[ClassifiedFailure
 
 
 def tells_of_a_wait(judged: ClassifiedFailure) -> bool:
-    """Whether a process that ended by itself tells, in words of the program's own, that its wait did not end."""
+    """Whether a process that ended by itself tells, in words of the program's own, that its wait didn't end."""
     words, is_victim = _words(judged), judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
     is_open = _is_vague(judged) and not is_victim and not judged.failure.recoverable
     return is_open and _TELLS.search(words) is not None and _TELLS_ELSE.search(words) is None
@@ -81,7 +81,7 @@ def tells_of_a_wait(judged: ClassifiedFailure) -> bool:
 def _may_be_for_a_peer(judged: ClassifiedFailure) -> bool:
     """Whether nothing shows that a rank waited for something of its own, such as a server or a program.
 
-    An exception that is raised outside of collectives is about that, unless its text speaks of the other ranks.
+    An exception that is raised outside of collectives is about that, unless its text speaks of the remaining ranks.
     """
     exception = judged.failure.exception
     if exception is None or any(_GROUP in frame.file for link in iter_exceptions(exception) for frame in link.frames):

@@ -57,7 +57,7 @@ def _before_end(failure: WorkerError) -> ExceptionInfo | None:
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
         return raised
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
-    # a program that is a worker does not know its own exit code
+    # a program that is a worker doesn't know its own exit code
     code = (raised.message if raised is not None else "") or str(failure.exit_code)
     if signal != "SIGABRT" if signal else not code.lstrip("-").isdigit() or code == "0":
         return raised
@@ -69,10 +69,10 @@ def _before_end(failure: WorkerError) -> ExceptionInfo | None:
     printed = find_printed_exception(failure.printed)
     if printed is None or (signal and _is_aborted_elsewhere(failure, printed.exception)):
         return raised
-    # lines without a level or a date cannot be told from the exception's message
+    # lines without a level or a date can't be told from the exception's message
     more = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
     if len(more) + len(printed.after) > LINES_PROVING_SURVIVAL:
-        return raised  # it printed so much later that it cannot have ended because of the exception
+        return raised  # it printed so much later that it can't have ended because of the exception
     # `sys.exit` outside of a handler: the program had dealt with the exception, and may tell why it ends
     later = (*printed.exception.message.splitlines()[1:], *printed.after)
     is_dealt_with = raised is not None and any(map(_FATAL.search, later))

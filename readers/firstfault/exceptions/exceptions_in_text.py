@@ -91,7 +91,7 @@ def _with_lines(found: tuple[ExceptionInfo, ...], exception: ExceptionInfo) -> t
 def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[ExceptionInfo, ...]]:
     """Return the text above a traceback, and the exceptions in it, nearest first; none if there is no traceback.
 
-    At most `depth` tracebacks may be in each other. If the text is not a traceback as a `whole`, what stands below one
+    At most `depth` tracebacks may be in each other. If the text isn't a traceback as a `whole`, what stands below one
     may be something else, so the exception counts only if it is the last line.
     """
     begins = [match for _, match in zip(range(_MAX_BLOCKS), _BEGIN.finditer(text), strict=False)]
@@ -121,7 +121,7 @@ def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[E
 
 
 def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
-    """Return the exception of one traceback; None if it has no frame, or does not end as tracebacks do."""
+    """Return the exception of one traceback; None if it has no frame, or doesn't end as tracebacks do."""
     frames: list[FrameInfo] = []
     lines = body.split("\n")
     margin = 0

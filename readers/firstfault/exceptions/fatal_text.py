@@ -47,7 +47,7 @@ _NOISE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Found in lines that do not tell why a process ended: of libraries, progress bars, and of an end itself."""
+"""Found in lines that don't tell why a process ended: of libraries, progress bars, and of an end itself."""
 _ASIDE = re.compile(
     r"""(?xi)
     ^\s|^[\W_]*$|^[^:]*\b(?:path|options|run):$
@@ -58,7 +58,7 @@ _ASIDE = re.compile(
       |documentation|trace|hint|options|commands|issue)
     """
 )
-"""Found in lines that continue the one above, or tell what to try, and do not tell what failed."""
+"""Found in lines that continue the one above, or tell what to try, and don't tell what failed."""
 _SIDES = re.compile(r"^[╭╰┌└│┃]─* ?|\s*─*[╮╯┐┘│┃]$")
 """Of a box around an error, as click's and tyro's."""
 _LAST_LINES = 5
@@ -88,7 +88,7 @@ def extract_fatal_text(stderr: str, signal: str) -> str:
 def find_telling_line(stderr: str) -> str:
     """Return the last line that may tell why a process ended; empty if none of the last few lines does.
 
-    Warnings, advice, progress bars and what libraries print at the end do not count.
+    Warnings, advice, progress bars and what libraries print at the end don't count.
     """
     lines = [line for line in map(strip_rank_prefix, stderr.splitlines()) if line.strip() and not _DUMP.match(line)]
     own = [line.strip() for line in reversed(_last_lines(lines)) if not _NOISE.search(line)]

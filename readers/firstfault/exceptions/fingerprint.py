@@ -1,12 +1,12 @@
 """Fingerprints: equal for the same fault on another rank, host or attempt, different for another fault.
 
 It hashes the first cause of the exception, not its wrapper: its qualified name, the innermost frames by file name and
-function (without line numbers, so that an edit above the fault does not matter), and the normalized message. An
+function (without line numbers, so that an edit above the fault doesn't matter), and the normalized message. An
 exception that the process printed before it exited is hashed as one that it raised. Without an exception it hashes the
 signal or the exit code, and the last line of an exit. If the agent stopped the process, it adds the stack position, the
 last collective of the default process group, and whether its watchdog had timed out, which tell a hung process from
 those that waited for it. If a deadline expired, it adds the deadline's name and the stack position. The version is part
-of the text, because fingerprints of two versions cannot be compared.
+of the text, because fingerprints of two versions can't be compared.
 """
 
 from __future__ import annotations

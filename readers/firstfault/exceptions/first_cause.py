@@ -70,7 +70,7 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
 
     That is the innermost exception of the chain that came out of the program's code: a library may have caught and
     replaced others, whose texts tell less. A group counts as its first member. A lookup that failed as the program
-    expects it to, in a clause for that, is not the cause of what failed in the handler.
+    expects it to, in a clause for that, isn't the cause of what failed in the handler.
     """
     links = [exception]
     for link in exception.causes:
@@ -195,7 +195,7 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
 
 
 def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
-    """Return where the clause, `except` or `finally`, stands in whose block a line is; None: there is none."""
+    """Return where the clause, `except` or `finally`, stands in whose block a line is; None: none."""
     near = lines[max(at - _LONGEST_HANDLER, 0) : at + 1]
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
     for number in range(at - 1, at - len(margins), -1):

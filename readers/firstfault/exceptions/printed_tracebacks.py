@@ -33,17 +33,17 @@ _NOT_A_DEATH = re.compile(
     r"|\b(?:re-?try(?:ing)?|retried|ignor(?:ed|ing)|recover(?:ed|ing)|skipp(?:ed|ing))\b(?!\s*=)",
     re.IGNORECASE,
 )
-"""Found in the line above the traceback of an exception that did not end its process."""
+"""Found in the line above the traceback of an exception that didn't end its process."""
 _WARNS = re.compile(r"\bWARN(?:ING)?\b")
 """Found there, too; but such a line may also be about something else, if the process printed nothing more."""
 _OF_WARNINGS = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
-"""Lines of Python's warnings; the second one is indented source. They are not about a traceback below."""
+"""Lines of Python's warnings; the second one is indented source. They aren't about a traceback below."""
 _NEXT = re.compile(
     r"^(?:Exception ignored |--- Logging|Traceback \(|\[[EWFI]\d|\[rank\d|terminate called|Fatal Python error)"
     r"|^\S+:\d+: \w*Warning: "
     r"|^[\[(]?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\b(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b *[:|\]-]"
 )
-"""A line that cannot belong to the message of the exception before it."""
+"""A line that can't belong to the message of the exception before it."""
 _SECOND_TRY = "trying to initialize the default process group twice"
 """What torch raises if a program tries again after an error that left the process group behind."""
 STDERR_CHARS_READ = 32 * 1024
@@ -62,14 +62,14 @@ class PrintedException:
 
     exception: ExceptionInfo
     after: tuple[str, ...]
-    """The lines that were printed after it, and are not part of its message."""
+    """The lines that were printed after it, and aren't part of its message."""
 
 
 @lru_cache(maxsize=256)
 def find_printed_exception(stderr: str) -> PrintedException | None:
     """Return the last exception that a process printed, with those that it was raised from; None if there is none.
 
-    Exceptions that Python ignored, that logging could not write, or that the program reports as survived, do not count.
+    Exceptions that Python ignored, that logging could not write, or that the program reports as survived, don't count.
     """
     lines = to_plain_lines(stderr[-STDERR_CHARS_READ:])
     for first, found in _chains(
@@ -107,7 +107,7 @@ def add_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> ExceptionIn
 
 
 def _is_handled(lines: Sequence[str], at: int, tells: re.Pattern[str]) -> bool:
-    """Whether the line above a traceback tells that its exception did not end the process."""
+    """Whether the line above a traceback tells that its exception didn't end the process."""
     above = next((line for line in reversed(lines[max(at - 2, 0) : at]) if line.strip()), "")
     return tells.search(above) is not None and not _OF_WARNINGS.match(above)
 
@@ -205,7 +205,7 @@ def to_plain_lines(stderr: str) -> list[str]:
 
 
 def _of_box(head: str, line: str) -> tuple[str, list[str]]:
-    """Return the line of a frame as far as it is known, which rich may wrap, and the lines that Python prints."""
+    """Return the line of a frame if known, which rich may wrap, and the lines that Python prints."""
     text = line.strip().rstrip("│|").rstrip()
     text = text[2:] if text.startswith(("│ ", "| ")) else ""
     if code := _BOX_CODE.match(text):

@@ -33,7 +33,7 @@ def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception with which a step failed first, if it was tried again and then failed in a collective.
 
     The process had printed it, from the same line of its own code. None: no step was tried again, the first try failed
-    in a collective, too, or it is not known; if the program raised that it gave up, such a first try counts, too.
+    in a collective, too, or it isn't known; if the program raised that it gave up, such a first try counts, too.
     """
     if failure.subject is Subject.AGENT or TRACEBACK_TITLE not in failure.printed:
         return None

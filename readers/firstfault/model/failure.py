@@ -103,20 +103,20 @@ class Place:
     local_rank: int | None = None
     group_rank: int | None = None
     world_size: int = 0
-    """0: not known."""
+    """0: unknown."""
     group_world_size: int = 0
-    """Number of nodes in the round; 0: not known."""
+    """Number of nodes in the round; 0: unknown."""
     role: str = ""
     node: str = ""
     host: str = ""
     ip: str = ""
     pid: int = 0
     namespace: str = ""
-    """Kubernetes' namespace of the pod; empty: not known."""
+    """Kubernetes' namespace of the pod; empty: unknown."""
     engine: str = ""
-    """What ran it: "flyte", "plain", "alone" (no engine, nor an agent), `OF_LOGS`; empty: not known, so "flyte"."""
+    """What ran it: "flyte", "plain", "alone" (no engine, nor an agent), `OF_LOGS`; empty: unknown, so "flyte"."""
     machine: str = ""
-    """Name of the machine; empty: not known. `host` is the name that the machine or the pod gives itself."""
+    """Name of the machine; empty: unknown. `host` is the name that the machine or the pod gives itself."""
     gpu: str = ""
     """UUID of the process's GPU, "GPU-8f3a..."; empty: none, or not known."""
 
@@ -180,7 +180,7 @@ class ThreadFailure:
     thread: str
     """The thread's name."""
     timestamp_ns: int | None
-    """Nanoseconds since the Unix epoch; None: not known."""
+    """Nanoseconds since the Unix epoch; None: unknown."""
     exception: ExceptionInfo
 
 
@@ -220,11 +220,11 @@ class CollectiveProgress:
     """The last enqueued operation, "allreduce"."""
     enqueued: int
     completed: int | None
-    """None: the backend does not report it."""
+    """None: the backend doesn't report it."""
     last: tuple[Collective, ...] = ()
     """The group's last collectives, oldest first."""
     members: tuple[int, ...] = ()
-    """Global ranks of the group's members; empty: not known."""
+    """Global ranks of the group's members; empty: unknown."""
 
     @property
     def is_outstanding(self) -> bool:
@@ -239,12 +239,12 @@ class CausedBy:
     rank: int | None
     node: str
     document: str
-    """Name of the document about it; empty: not known."""
+    """Name of the document about it; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredDeadline:
-    """A deadline of the watchdog that a worker did not keep; its agent killed it for that."""
+    """A deadline of the watchdog that a worker didn't keep; its agent killed it for that."""
 
     scope: str
     """The name that the program gave to the block; empty for a heartbeat, and where the job made no progress."""
@@ -253,7 +253,7 @@ class ExpiredDeadline:
     heartbeat: bool = False
     """Whether it was the heartbeat of the loop, not a block."""
     since: str = ""
-    """Where the block was entered, or the last ping was made: "train.py:50"; empty: not known."""
+    """Where the block was entered, or the last ping was made: "train.py:50"; empty: unknown."""
 
     @property
     def text(self) -> str:
@@ -286,7 +286,7 @@ class FileSystem:
     total_bytes: int
     free_inodes: int = 0
     total_inodes: int = 0
-    """0: the file system does not count them."""
+    """0: the file system doesn't count them."""
 
     @property
     def is_full(self) -> bool:
@@ -312,7 +312,7 @@ class SystemState:
     limits: tuple[tuple[str, int], ...] = ()
     """Soft limits of the process, those that it has: ("RLIMIT_AS", 4294967296)."""
     open_files: int | None = None
-    """None: not known."""
+    """None: unknown."""
 
     @property
     def full(self) -> tuple[FileSystem, ...]:
@@ -347,7 +347,7 @@ class WorkerError:
     kind: Kind
     origin: Origin
     timestamp_ns: int | None = None
-    """When it was recorded, nanoseconds since the Unix epoch by the writer's clock; None: not known."""
+    """When it was recorded, nanoseconds since the Unix epoch by the writer's clock; None: unknown."""
     worker: str = ""
     """ContainerError.worker: the node's name."""
     place: Place = field(default_factory=Place)
@@ -380,7 +380,7 @@ class WorkerError:
     """The deadline for which the agent killed this worker; None: there was none."""
     system: SystemState = field(default_factory=SystemState)
     newer: bool = False
-    """Whether a later version of the format wrote it; what this version does not know was left out."""
+    """Whether a later version of the format wrote it; what this version doesn't know was left out."""
 
     @property
     def rank(self) -> int | None:
@@ -414,7 +414,7 @@ class WorkerError:
 
     @property
     def is_silent(self) -> bool:
-        """True if it is not known how the process ended: no exception, signal, exit code or message."""
+        """True if it isn't known how the process ended: no exception, signal, exit code or message."""
         return self.exception is None and not self.signal and self.exit_code is None and not self.message
 
     @property
@@ -454,7 +454,7 @@ SIGNALS: dict[str, str] = {
     "SIGXCPU": "used up its CPU time limit",
     "SIGXFSZ": "wrote a file larger than its limit",
 }
-"""What happened to a process that a signal ended, if its agent did not send the signal."""
+"""What happened to a process that a signal ended, if its agent didn't send the signal."""
 
 CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"}
 """Signals that the kernel sends for what the process itself did."""
@@ -476,7 +476,7 @@ _FATAL = re.compile(rf"^Fatal Python error: ({'|'.join(_OF_FAULTHANDLER)})", re.
 
 
 def explain_signal(signal: str, resources: Resources) -> str:
-    """Return what happened, for a SIGKILL with what the cgroup counted; empty for a signal that is not in `SIGNALS`."""
+    """Return what happened, for a SIGKILL with what the cgroup counted; empty for a signal that isn't in `SIGNALS`."""
     if signal != "SIGKILL":
         return SIGNALS.get(signal, "")
     if resources.oom_kill:
@@ -486,9 +486,9 @@ def explain_signal(signal: str, resources: Resources) -> str:
 
 
 def explain_end(failure: WorkerError) -> str:
-    """Return what happened to a process that raised no exception and that its agent did not stop.
+    """Return what happened to a process that raised no exception and that its agent didn't stop.
 
-    Its agent may have killed it for a deadline that it did not keep.
+    Its agent may have killed it for a deadline that it didn't keep.
     """
     if failure.expired is not None:
         return failure.expired.text

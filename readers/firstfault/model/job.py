@@ -40,7 +40,7 @@ class LogTail:
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """What a node ran, and on what. Empty fields are not known."""
+    """What a node ran, and on what. Empty fields aren't known."""
 
     task: str = ""
     """The task's full name."""
@@ -60,7 +60,7 @@ class Progress:
     """How far a training came in a round."""
 
     collectives: int = 0
-    """That a rank had begun, in all groups together. 0: not known."""
+    """That a rank had begun, in all groups together. 0: unknown."""
     seconds: float = 0.0
     """From its first collectives to its last ones, within one look of the agent at each end."""
 
@@ -93,7 +93,7 @@ class Coverage:
     """How many nodes were expected, how many reported, and whether everything was read."""
 
     expected: int | None
-    """Nodes that took part in the round; None: not known."""
+    """Nodes that took part in the round; None: unknown."""
     reported: int
     """Nodes with at least one document that was read, or with a final roster entry."""
     unreadable: int = 0
@@ -105,7 +105,7 @@ class Coverage:
     In a large cascade every document was listed, and several of each fault were read.
     """
     notes: tuple[str, ...] = ()
-    """Sentences about what was not read or not understood."""
+    """Sentences about what wasn't read or not understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class RestartKind(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartRecord:
-    """A failure within an attempt, and the decision whether to restart. Empty fields and None are not known."""
+    """A failure within an attempt, and the decision whether to restart. Empty fields and None aren't known."""
 
     kind: RestartKind
     number: int
@@ -222,7 +222,7 @@ class JobErrors:
     document_count: int = 0
     """Documents of the round, opened or not."""
     unopened: tuple[Unopened, ...] = ()
-    """Documents of a large cascade that were not opened, grouped by fault, the largest group first."""
+    """Documents of a large cascade that weren't opened, grouped by fault, the largest group first."""
     restarts: tuple[RestartRecord, ...] = ()
     """What was decided after each failed round of the attempt, oldest first."""
 
@@ -245,7 +245,7 @@ class JobErrors:
 
     @property
     def last_stall(self) -> RestartRecord | None:
-        """The stall of the judged round after which the job did not go on; None: there was none, or it is not known."""
+        """The stall of the judged round after which the job didn't go on; None: there was none, or it isn't known."""
         stalls = [record for record in self.restarts if record.kind is RestartKind.STALL]
         last = stalls[-1] if stalls and stalls[-1].number // STALLS_OF_ROUND == self.round else None
         return last if last is not None and last.lost_seconds is None else None
@@ -298,7 +298,7 @@ def of_newest_incarnations(
 ) -> list[NodePresence]:
     """Return the entries without those of a node's earlier incarnations.
 
-    They are of one round; `newest` has the newest incarnation of each node, as far as it is known from elsewhere.
+    They are of one round; `newest` has the newest incarnation of each node, if known from elsewhere.
     """
     newest = dict(newest or {})
     for entry in entries:
@@ -329,17 +329,17 @@ def nodes_reported(roster: Iterable[NodePresence]) -> set[NodeKey]:
 
 
 def unreported_nodes(job: JobErrors) -> tuple[str, ...]:
-    """Return the nodes that took part in the judged round and have not said that they are done, by name."""
+    """Return the nodes that took part in the judged round and haven't said that they are done, by name."""
     done = nodes_reported(job.roster)
     unreported = {node_key(entry.place) for entry in job.roster} - done
     return tuple(node_label(key) for key in sorted(unreported, key=node_order))
 
 
 def pods_live(job: JobErrors) -> bool:
-    """Whether every pod reported that it is done; if one did not, Flyte reads no file of the attempt.
+    """Whether every pod reported that it is done; if one didn't, Flyte reads no file of the attempt.
 
-    If a node joined and did not report, its pod may be gone. If a node's agent is gone, so is the pod, of which it was
-    the main process: the node's recorder can write its report, but cannot let the pod succeed.
+    If a node joined and didn't report, its pod may be gone. If a node's agent is gone, so is the pod, of which it was
+    the main process: the node's recorder can write its report, but can't let the pod succeed.
     """
     is_lost = any(failure.subject is Subject.AGENT and failure.category == "node_lost" for failure in job.failures)
     return not is_lost and not unreported_nodes(job)
@@ -442,9 +442,9 @@ class Decision:
     """True: stock Flyte carries it out. False: it is advice."""
     reason: str
     retries_left: int | None = None
-    """Of the task's `retries`, before this decision; None: not known."""
+    """Of the task's `retries`, before this decision; None: unknown."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether it is to retry although the retry budget is used up: the task does not run again."""
+        """Whether it is to retry although the retry budget is used up: the task doesn't run again."""
         return self.retry and self.origin is not Origin.SYSTEM and self.retries_left == 0

@@ -60,9 +60,9 @@ class Snapshot:
     roster: tuple[NodePresence, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     foreign: tuple[str, ...] = ()
-    """Names of files that are not documents."""
+    """Names of files that aren't documents."""
     notes: tuple[str, ...] = field(default=())
-    """Sentences about what was not read; any of them makes the coverage incomplete."""
+    """Sentences about what wasn't read; any of them makes the coverage incomplete."""
     unopened: tuple[Unopened, ...] = ()
     """Documents of the judged round that were listed, but not opened because similar ones were."""
     unopened_history: int = 0
@@ -76,7 +76,7 @@ class Snapshot:
 
 
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErrors:
-    """Return the failures, the roster and the coverage of an attempt. The order within `snapshot` does not matter.
+    """Return the failures, the roster and the coverage of an attempt. The order within `snapshot` doesn't matter.
 
     `expected_nodes` overrides the number of nodes in roster and documents.
     """
@@ -182,7 +182,7 @@ class JudgedRound:
         """Whether a document is judged; it is history if its node or the job has restarted since."""
         place = document.place
         if document.writer is Writer.STOCK or place.round > self.number:
-            return True  # Flyte's own files have no round; a later one cannot be history
+            return True  # Flyte's own files have no round; a later one can't be history
         if place.round != self.number:
             return False
         return not place.incarnation or place.incarnation >= self._newest_of(place, default=0)
@@ -212,7 +212,7 @@ def round_of(
 ) -> JudgedRound:
     """Return the judged round of an attempt."""
     entries = {entry.place.round for entry in roster}
-    # a name alone does not count: an unreadable document must not make the readable ones history
+    # a name alone doesn't count: an unreadable document must not make the readable ones history
     ours = [document.place for document in documents if document.writer is not Writer.STOCK]
     number = judged_round(entries, (place.round for place in ours), restarts)
     newest: dict[NodeKey, int] = defaultdict(int)
@@ -239,7 +239,7 @@ def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
             read[name].add(_incarnation(document.place))
 
     def is_of(entry: Place, name: str) -> bool:
-        """Whether a document is of an entry's node, round and incarnation; one that was not read, by its name."""
+        """Whether a document is of an entry's node, round and incarnation; one that wasn't read, by its name."""
         if name in read:
             return read[name] == {_incarnation(entry)}
         key = ErrorKey.parse(name)

@@ -48,7 +48,7 @@ class Patience:
     """How long to wait for the nodes, and what ends the wait earlier."""
 
     seconds: float = 0.0
-    """0: do not wait."""
+    """0: don't wait."""
     expected_nodes: int | None = None
     """How many nodes should report; None: as many as the roster names."""
     enough: Callable[[Sequence[NodePresence]], bool] | None = None
@@ -68,7 +68,7 @@ class Request:
     fresh: bool = False
     """Whether to open every document itself, although the pods left copies of them."""
     notes: tuple[str, ...] = ()
-    """For the coverage: what is not read, and why."""
+    """For the coverage: what isn't read, and why."""
     beside: Snapshot | None = None
     """What logs and flight recorders of the same job tell."""
 
@@ -203,7 +203,7 @@ async def _gave_up(seconds: float, shutdown_requested: threading.Event | None) -
 async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, listings.Listing]:
     """Return the earliest failure of the last round, from the first page of names, and the listing.
 
-    The findings are None if more must be read: the attempt is small or has other files, or the first document cannot be
+    The findings are None if more must be read: the attempt is small or has other files, or the first document can't be
     read, is about a stopped process, or is about an exception in flight.
     """
     early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
@@ -314,7 +314,7 @@ class _Look:
         self._current = [document for document in current if not gone or str(document.key) not in gone]
         self._history = listings.by_time(set(documents).difference(current))
         groups = listings.by_fault(self._current)
-        # a name without a fingerprint does not tell the fault
+        # a name without a fingerprint doesn't tell the fault
         wanted = [*groups.pop("", ()), *self._of_finished(keys)]
         wanted += listings.some_of_each_fault(groups)
         if keys:

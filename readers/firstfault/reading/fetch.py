@@ -61,7 +61,7 @@ async def read_document(store: ReadableStore, path: str) -> WorkerError | Seal:
 
     Raises:
         StoreError: it is missing, or could not be read.
-        BadDocumentError: it is not valid.
+        BadDocumentError: it isn't valid.
     """
     data = await store.get(path, limit=MAX_DOCUMENT_BYTES)
     return decode(data, DocumentRef(path.rpartition("/")[2], join(store.uri, path), size=len(data)))
@@ -70,7 +70,7 @@ async def read_document(store: ReadableStore, path: str) -> WorkerError | Seal:
 async def read_listed(
     store: ReadableStore, item: ObjectInfo, room: Room | None = None
 ) -> WorkerError | Seal | Unreadable:
-    """Return a listed document, or why it cannot be read; `room` counts it."""
+    """Return a listed document, or why it can't be read; `room` counts it."""
     data = await _opened(store, item, room)
     if isinstance(data, Unreadable):
         return data
@@ -110,7 +110,7 @@ async def read_roster(
 
 
 async def _opened(store: ReadableStore, item: ObjectInfo, room: Room | None) -> bytes | Unreadable:
-    """Return the bytes of a listed object, or why it was not read."""
+    """Return the bytes of a listed object, or why it wasn't read."""
     if item.size > MAX_DOCUMENT_BYTES:
         return Unreadable(item.base, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
     if room is not None and not room.admits(item):
@@ -287,7 +287,7 @@ class StoreWithCopies:
         """Return an object's bytes; its copy's, if there is one.
 
         Raises:
-            ObjectNotFoundError: the object does not exist.
+            ObjectNotFoundError: the object doesn't exist.
         """
         data = self._copies.get(path)
         if data is None:

@@ -27,7 +27,7 @@ from firstfault.utils.run_sync import each, gathered
 _STOCK = "error"
 """Flyte's own files sort behind this name, and before our folders."""
 _BEFORE_NAMES = "!"
-"""Sorts before every name that does not begin with a space. Some storages do not accept a trailing slash instead."""
+"""Sorts before every name that doesn't begin with a space. Some storages don't accept a trailing slash instead."""
 _AFTER_KEYS = "e1-:"
 """Sorts behind every key of grammar 1, and before other names with the same beginning."""
 _AT_ONCE = 32
@@ -68,7 +68,7 @@ class Listing:
     others: list[ObjectInfo] = field(default_factory=list)
     """Documents with other names, which all have to be opened."""
     foreign: list[str] = field(default_factory=list)
-    """Names of files that are not documents."""
+    """Names of files that aren't documents."""
     stock: list[ObjectInfo] = field(default_factory=list)
     """Flyte's own error files."""
     roster: list[ObjectInfo] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Listing:
 
     @property
     def of_nodes(self) -> list[ObjectInfo]:
-        """Bundles of what all nodes wrote, where each node has a folder of its own."""
+        """Bundles of what all nodes wrote, where each node has a separate folder."""
         return [item for item in self.bundles if is_of_nodes(item.base)]
 
     def mark(self) -> tuple[object, ...]:
@@ -136,7 +136,7 @@ async def begin(
         store: the store of the layout's root.
         layout: the attempt's folders.
         eager: called with the first document by name, as soon as it is listed.
-        small: `eager` is not called if the page has at most this number of objects.
+        small: `eager` isn't called if the page has at most this number of objects.
     """
     listing = Listing(layout)
     end = _end_of_keys(layout)
@@ -339,7 +339,7 @@ def _some(documents: Sequence[Named], count: int) -> list[Named]:
 
 
 def unopened_by_fault(documents: Iterable[Named], opened: Mapping[Named, object]) -> tuple[Unopened, ...]:
-    """Return what was not opened, by fault."""
+    """Return what wasn't opened, by fault."""
     found = []
     for fingerprint, members in by_fault(documents).items():
         left = [document.key for document in members if document not in opened]

@@ -116,7 +116,7 @@ class Spool:
 
 
 def tail_of(stacks: Path) -> str:
-    """Return the end of a file of stacks; empty if it cannot be read."""
+    """Return the end of a file of stacks; empty if it can't be read."""
     try:
         return stacks.read_bytes()[-_MAX_STACKS:].decode(errors="replace").strip()
     except OSError:
@@ -166,7 +166,7 @@ class NodeFolder:
         return found
 
     def remove(self) -> None:
-        """Remove the folder and its contents. Late writers find no folder, and do not recreate it."""
+        """Remove the folder and its contents. Late writers find no folder, and don't recreate it."""
         # rename first: a file that is added during the removal would keep the folder
         gone = self.path.with_name(f"{self.path.name}.gone")
         with contextlib.suppress(OSError):
@@ -311,7 +311,7 @@ class Recorder:
         """Return the container's memory figures.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
+            RecorderUnavailableError: no recorder is running, or it didn't answer within `timeout_seconds`.
         """
         return Resources(**(self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)))
 
@@ -319,7 +319,7 @@ class Recorder:
         """Return the names of all roster entries in the storage.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
+            RecorderUnavailableError: no recorder is running, or it didn't answer within `timeout_seconds`.
             StoreError: the storage could not be listed.
         """
         answer = self._ask({"op": "roster"}, timeout_seconds) or self._is_silent(timeout_seconds)

@@ -1,6 +1,6 @@
 """Ends the processes that workers of a training leave behind, and passes on what they still write to stderr.
 
-A worker that SIGKILL or ``os._exit`` ends cannot end its own data loaders, pools and programs. They hold memory, GPUs
+A worker that SIGKILL or ``os._exit`` ends can't end its own data loaders, pools and programs. They hold memory, GPUs
 and ports that the next round needs, and outlive the job where no container ends with it. A process that began a session
 of its own, as a daemon does, was started to outlive its worker, and stays. It has the worker's stderr: if that FIFO
 lost its reader, SIGPIPE would end the process. So this module is also a script that reads it in its own session,
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 _RANK = b"FIRSTFAULT_LOCAL_RANK="
-"""Each worker has this variable, and so have the programs that it starts; its agent does not."""
+"""Each worker has this variable, and so have the programs that it starts; its agent doesn't."""
 _RECORDING = b"FIRSTFAULT_RECORDING="
 """The variable of a worker that names its node's folder, in JSON."""
 _STDERR = 2
@@ -31,7 +31,7 @@ def find_orphans(folder: Path, sessions: frozenset[int] = frozenset()) -> set[in
     sessions, real = sessions | {os.getsid(0)}, folder.resolve()
     found = set()
     for entry in Path("/proc").iterdir():
-        # another user's processes, and those that have just ended, cannot be read
+        # another user's processes, and those that have just ended, can't be read
         with contextlib.suppress(OSError):
             is_of_session = entry.name.isdecimal() and os.getsid(int(entry.name)) in sessions
             if is_of_session and (_is_started_by_worker(entry, folder) or _is_forked_from_worker(entry, real)):
@@ -94,7 +94,7 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
 
 
 def relay_late_stderr(shown: dict[int, bool]) -> None:
-    """Let a process of its own pass on what is still written; this process may close its copies then.
+    """Let a separate process pass on what is still written; this process may close its copies then.
 
     `shown` has the FIFOs' descriptors, and whether their content is passed on or dropped.
 

@@ -32,7 +32,7 @@ _MAX_SOCKET_PATH_BYTES = 107
 """Size of sun_path in unix(7), without the final NUL."""
 _LONGEST_NAME = "worker-9999-999.line"
 """The longest name of a socket in the folder."""
-_SHORT_FOLDER = "/tmp"  # noqa: S108 - only as the parent of a folder by mkdtemp, where TMPDIR cannot be used
+_SHORT_FOLDER = "/tmp"  # noqa: S108 - only as the parent of a folder by mkdtemp, where TMPDIR can't be used
 _BACKLOG = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
 

@@ -46,7 +46,7 @@ _END_SHARE = 0.8
 _PARALLEL = 16
 """Uploads at a time."""
 _SPARE_THREADS = 2
-"""Threads for imports, beside those of uploads to a storage that is not asynchronous."""
+"""Threads for imports, beside those of uploads to a storage that isn't asynchronous."""
 
 
 def serve(folder: NodeFolder, settings: Settings) -> None:
@@ -86,7 +86,7 @@ class _Server:
         await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
         agent = asyncio.create_task(_agent_gone(self._settings.agent_pid))
         ends = (agent, asyncio.create_task(self._ended.wait()), asyncio.create_task(self._watch_memory_and_folder()))
-        preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it is not garbage-collected
+        preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it isn't garbage-collected
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._ended.is_set():
             return
@@ -237,7 +237,7 @@ async def _agent_gone(pid: int) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)
     try:
-        # checked after opening: if `pid` is still our parent, the number was not reused for another process
+        # checked after opening: if `pid` is still our parent, the number wasn't reused for another process
         if os.getppid() == pid:
             await ended.wait()
     finally:
@@ -254,7 +254,7 @@ def _read_on(stderr: list[int]) -> None:
 
 
 def _failure(document: SpooledDocument) -> model.WorkerError | None:
-    """Return the decoded document; None if it cannot be read."""
+    """Return the decoded document; None if it can't be read."""
     from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
 
     try:
@@ -328,7 +328,7 @@ class Uploads:
         return [item.name for item in found or ()], error
 
     async def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` for the uploads in progress; name those that did not finish on stderr."""
+        """Wait at most `seconds` for the uploads in progress; name those that didn't finish on stderr."""
         if self._in_progress:
             await asyncio.wait(set(self._in_progress.values()), timeout=seconds)
         for path in self._in_progress:

@@ -159,7 +159,7 @@ class _Scale:
         moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
         found = [Tick(self.x(at), _tick(at)) for at in moments if self._low <= _log(at) <= self._high]
         kept: list[Tick] = []
-        for tick in found:  # zero first, then those whose labels do not overlap
+        for tick in found:  # zero first, then those whose labels don't overlap
             if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004 - the width of "-100 ms"
                 kept.append(tick)
         return tuple(sorted(kept, key=lambda tick: tick.x))

@@ -56,7 +56,7 @@ def flyte_message(report: Report) -> str:
 
 
 def _message_facts(facts: Iterable[Fact]) -> Iterator[str]:
-    """Yield the facts, one a line; of the sentences on what is not known only the first ones."""
+    """Yield the facts, one a line; of the sentences on what isn't known only the first ones."""
     for name, of_name in itertools.groupby(facts, lambda fact: fact.name):
         shown = list(of_name)
         yield from map(_ascii_row, shorten_list([fact.line for fact in shown], _SENTENCES, f"{name}: and {{}} more"))

@@ -84,7 +84,7 @@ def _rendered(template: str, report: Report, *, is_deck: bool) -> str:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assets |= {name: text, f"{name}_hash": f"sha256-{digest}"}
     text = _environment().get_template(template).render(**_shown(report), **assets, is_deck=is_deck)
-    # lone surrogates in quoted texts cannot be encoded
+    # lone surrogates in quoted texts can't be encoded
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -237,7 +237,7 @@ def _data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
 
 
 def _in_script(text: str) -> str:
-    """Return JSON that cannot end a script element; these characters occur only in its strings."""
+    """Return JSON that can't end a script element; these characters occur only in its strings."""
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -369,7 +369,7 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
 
 
 def _address(identity: JobIdentity, frame: FrameInfo) -> str:
-    """Return where a frame's line can be read in its repository; empty: not known."""
+    """Return where a frame's line can be read in its repository; empty: unknown."""
     root = identity.source_root.rstrip("/") + "/"
     # only an ordinary web address is ever a link
     if not (frame.file.startswith(root) and _WEB.fullmatch(identity.source_url) and _PATH.fullmatch(frame.file)):

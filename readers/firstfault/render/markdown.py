@@ -32,7 +32,7 @@ _ESCAPED = str.maketrans(
 def markdown(report: Report) -> str:
     """Return the report as Markdown, in the order of the page: answers, the job, traceback, log, failures, evidence.
 
-    Quoted texts are escaped, or in code blocks that they cannot end.
+    Quoted texts are escaped, or in code blocks that they can't end.
     """
     text = "\n".join(_markdown_lines(report)) + "\n"
     return _HOME.sub("~", text) if report.engine.cites else text

@@ -14,7 +14,7 @@ MAX_GROUPS = 20
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return `text` with escapes for what cannot be written in `encoding`."""
+    """Return `text` with escapes for what can't be written in `encoding`."""
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 

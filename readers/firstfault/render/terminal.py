@@ -72,7 +72,7 @@ _WIDTH = 80
 
 
 def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print a report, folded to the terminal's width, in one screen unless `verbose`; quoted texts cannot steer it."""
+    """Print a report, folded to the terminal's width, in one screen unless `verbose`; quoted texts can't steer it."""
     printer = _Printer(console)
     parts = build_sections(report)
     if verbose:
@@ -237,7 +237,7 @@ def _print_stacks(printer: _Printer, failure: WorkerError, title: str) -> None:
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """Return the head and the tail of a text, and how many lines are not shown."""
+    """Return the head and the tail of a text, and how many lines aren't shown."""
     half = _TEXT_LINES // 2
     left = len(lines) - 2 * half
     shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines

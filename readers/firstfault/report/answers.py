@@ -1,4 +1,4 @@
-"""The five answers of a report: what failed, where, whether it is retried, what to do, and what is not known."""
+"""The five answers of a report: what failed, where, whether it is retried, what to do, and what isn't known."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Answers:
     where: str
     """One line: "rank 3 (local_rank 1) on worker-1"."""
     code: str
-    """"train.py:41 in step"; empty if not known."""
+    """"train.py:41 in step"; empty if unknown."""
     source: str
     """The line of code there; empty if it could not be read."""
     fate: str

@@ -36,7 +36,7 @@ class Event:
     failure: WorkerError
     state: State
     at_ns: int | None
-    """Nanoseconds after the origin, the best estimate; negative: before. None: not known."""
+    """Nanoseconds after the origin, the best estimate; negative: before. None: unknown."""
     bounds: Interval | None
     """Bounds of that time; None: the clocks could not be compared."""
     is_origin: bool = False
@@ -51,7 +51,7 @@ class Event:
 
     @property
     def brief(self) -> str:
-        """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s"; "~ +42 ms" if clocks were not compared."""
+        """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s"; "~ +42 ms" if clocks weren't compared."""
         if self.at_ns is None:
             return ""
         if self.bounds is None:
@@ -62,7 +62,7 @@ class Event:
 
     @property
     def later(self) -> str:
-        """How much later, in words; empty if not known, and for the origin."""
+        """How much later, in words; empty if unknown, and for the origin."""
         if self.at_ns is None or self.is_origin:
             return ""
         text = f"{_moved(self.at_ns)} by its own node's clock" if self.bounds is None else later_text(self.bounds)
@@ -84,7 +84,7 @@ class Group:
     line: str
     """What happened to the first of them, in a line."""
     ranks: tuple[int, ...]
-    """Ascending; with ranks whose documents were not opened."""
+    """Ascending; with ranks whose documents weren't opened."""
     nodes: tuple[str, ...]
     count: int
     """Processes, agents and files; more than `ranks` if some have no rank."""
@@ -155,7 +155,7 @@ class Cascade:
     nodes: tuple[NodeState, ...] = ()
     """By group rank and name."""
     from_root: bool = True
-    """Whether times are counted from the root cause; if its time is not known, from the first failure."""
+    """Whether times are counted from the root cause; if its time isn't known, from the first failure."""
 
     def count(self, state: State) -> int:
         """Return how many ranks are in a state."""
@@ -295,7 +295,7 @@ def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) ->
 def _is_of_the_root(failure: WorkerError, verdict: Verdict) -> bool:
     """Whether a failure is of one of the verdict's ranks, and has its fault, or is of the verdict's node's agent.
 
-    Other ranks with the same fault are not root causes: of several SIGKILLs the verdict may name only the first.
+    Other ranks with the same fault aren't root causes: of several SIGKILLs the verdict may name only the first.
     """
     if verdict.scope in {Scope.RANK, Scope.RANKS}:
         if len(verdict.ranks) > 1 and failure.rank in verdict.ranks:
@@ -316,7 +316,7 @@ def _is_suspect(failure: WorkerError, suspect: Suspect) -> bool:
 
 
 def _groups_of(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> list[Group]:
-    """Return the groups of the events, and of documents that were not opened; neither sorted nor numbered."""
+    """Return the groups of the events, and of documents that weren't opened; neither sorted nor numbered."""
     found: dict[tuple[str, State], list[Event]] = defaultdict(list)
     states: dict[str, set[State]] = defaultdict(set)
     for event in events:
@@ -346,7 +346,7 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
     ranks = {event.failure.rank for event in events if event.failure.rank is not None} | unopened
     what, line = printable(message_of(first.failure).what), summarize_failure(first.failure)
     if first.state is State.ROOT and first.failure.stopped_by_agent:
-        # the reason for stopping it is not its fault
+        # the reason for stopping it isn't its fault
         what, line = headline_parts(verdict)
     elif first.state is State.STOPPED and len({summarize_failure(event.failure) for event in events}) > 1:
         line = f"{first.failure.sent_signals[0].signal}, sent by their agents after the failure"
@@ -411,7 +411,7 @@ def _named_ranks(verdict: Verdict, groups: Sequence[Group]) -> Iterator[tuple[in
 
 
 def world_size(job: JobErrors) -> int:
-    """Return the world size that the documents state; 0 if they do not, or if it is not plausible."""
+    """Return the world size that the documents state; 0 if they don't, or if it isn't plausible."""
     stated = max((failure.place.world_size for failure in job.failures), default=0)
     return stated if stated <= _LARGEST_WORLD else 0
 
@@ -475,10 +475,10 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     bounds = [event.bounds for event in timed if event.bounds is not None]
     name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
     on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
-    if len(bounds) < len(timed):  # the clocks were not compared: the order is a guess
+    if len(bounds) < len(timed):  # the clocks weren't compared: the order is a guess
         said = f"; the first {first.later}" if first.later else ""
         return f"{text}{said}" + (f"; the last {others[-1].later}" if others else "")
-    # the bounds of the first and the last failure are known even if their order is not
+    # the bounds of the first and the last failure are known even if their order isn't
     start = Interval(min(item.low for item in bounds), min(item.high for item in bounds))
     end = Interval(max(item.low for item in bounds), max(item.high for item in bounds))
     is_first = all(clocks.before(first.failure, other.failure) for other in others)

@@ -25,7 +25,7 @@ class Case:
     engine: EngineWords
     """The words for what ran the job."""
     uri: str
-    """Of the attempt's documents; empty: not known."""
+    """Of the attempt's documents; empty: unknown."""
     logs: Mapping[str, str]
     """Local log files by node; they replace the engine's commands."""
 
@@ -36,7 +36,7 @@ class Case:
 
 
 def find_machine(job: JobErrors, verdict: Verdict) -> str:
-    """Return the machine of the verdict's node, from its process or from any entry of that node; empty: not known."""
+    """Return the machine of the verdict's node, from its process or from any entry of that node; empty: unknown."""
     if verdict.root is not None and verdict.root.place.machine:
         return verdict.root.place.machine
     return next((place.machine for place in reversed(job.places) if place.node == verdict.node and place.machine), "")

@@ -43,14 +43,14 @@ class AttemptSummary:
 
     number: int
     verdict: Verdict | None = None
-    """None: it did not fail, or this is not known; see `note`."""
+    """None: it didn't fail, or this isn't known; see `note`."""
     decision: Decision | None = None
     note: str = ""
     """"succeeded", or why nothing is known."""
     nodes: tuple[str, ...] = ()
-    """Names of those that took part, as far as known."""
+    """Names of those that took part, if known."""
     seconds: float | None = None
-    """How long it took; None: not known."""
+    """How long it took; None: unknown."""
 
     @property
     def outcome(self) -> str:
@@ -82,7 +82,7 @@ class Report(Case):
     coverage: str
     """How many nodes reported: "4 of 4"."""
     number: int | None
-    """The attempt's number, from 0; None: not known."""
+    """The attempt's number, from 0; None: unknown."""
     attempts: tuple[AttemptSummary, ...] = ()
     """All known attempts by number, with this one; fewer than two: there is nothing to compare."""
 
@@ -98,7 +98,7 @@ class Report(Case):
 
     @property
     def change(self) -> str:
-        """What changed since the attempt before this one; empty: not known."""
+        """What changed since the attempt before this one; empty: unknown."""
         number = self.number
         pair = [attempt for attempt in self.attempts if number is not None and attempt.number in {number - 1, number}]
         return next(iter(changes_between(pair)), "")
@@ -196,7 +196,7 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str]:
 
 
 def _machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
-    """Yield whether machine and GPU of the root cause are the same; nothing if that is not known.
+    """Yield whether machine and GPU of the root cause are the same; nothing if that isn't known.
 
     A machine is known by the kernel's boot id, which all of its pods share. The names of pods always differ: Flyte puts
     the attempt's number into them.
@@ -245,7 +245,7 @@ class Sections:
     """The parts, in this order."""
 
     answers: tuple[Fact, ...]
-    """What a person asks first: root cause, retry, whose fault, where, when, what to do, what is not known."""
+    """What a person asks first: root cause, retry, whose fault, where, when, what to do, what isn't known."""
     commands: Section
     changes: Section
     """What changed from each attempt to the next."""
@@ -395,7 +395,7 @@ def log_lines(failure: WorkerError) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines that are not empty; of a progress bar's line what is after the last carriage return."""
+    """Return the lines that aren't empty; of a progress bar's line what is after the last carriage return."""
     lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
     return [line if len(line) <= _LINE else line[: _LINE - 3] + "..." for line in lines if line]
 

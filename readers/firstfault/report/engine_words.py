@@ -30,7 +30,7 @@ class EngineWords:
     """The part that carries out decisions; empty: there is none."""
     has_kubectl: bool = False
     reporter: str = ""
-    """What reports for itself, if that is not a node."""
+    """What reports for itself, if that isn't a node."""
     cites: bool = False
     """Whether facts are followed by the files and lines that tell them."""
 
@@ -77,10 +77,10 @@ _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: 
 
 
 def find_engine_words(job: JobErrors, verdict: Verdict) -> EngineWords:
-    """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that is not known."""
+    """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that isn't known."""
     return _ENGINES.get(job.engine or (verdict.root.place.engine if verdict.root is not None else ""), PLAIN)
 
 
 def is_retried(decision: Decision) -> bool:
-    """Whether the decision makes another attempt: it wants one, and the retry budget is not used up."""
+    """Whether the decision makes another attempt: it wants one, and the retry budget isn't used up."""
     return decision.retry and not decision.is_spent

@@ -14,7 +14,7 @@ from firstfault.utils.text import counted, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
 
 _COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}
-"""Limits that are not sizes."""
+"""Limits that aren't sizes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
     room = _ANSWER - len(answer) - len(fate) - 2
     if len(node) > room:  # the end is kept, because pods' names differ there
-        node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less would not identify it
+        node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less wouldn't identify it
     answer = " ".join(part for part in (answer, node, fate) if part)
     detail = one_line(_spaced(_detail(verdict, name, text)), max(_LENGTH - len(answer) - 2, 0))
     return f"{answer}: {detail}" if detail else answer

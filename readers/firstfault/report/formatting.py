@@ -12,7 +12,7 @@ MAX_LISTED_ITEMS = 5
 
 
 def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
-    """Return ascending ranks as ranges, "0-2, 5, 8-63"; those that do not fit in `limit` characters are counted."""
+    """Return ascending ranks as ranges, "0-2, 5, 8-63"; those that don't fit in `limit` characters are counted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """What ran, on what, and for how long. Empty, 0 or None: not known."""
+    """What ran, on what, and for how long. Empty, 0 or None: unknown."""
 
     task: str = ""
     """Its full name."""
@@ -67,7 +67,7 @@ class JobIdentity:
 
     @property
     def trained(self) -> str:
-        """Return how far the last round came: "40,312 collectives, 3 h of training"; empty if it is not known."""
+        """Return how far the last round came: "40,312 collectives, 3 h of training"; empty if unknown."""
         calls, seconds = self.progress.collectives, self.progress.seconds
         return f"{calls:,} collectives, {duration(int(seconds * _NS))} of training" if calls else ""
 
@@ -98,7 +98,7 @@ def identify_job(case: Case) -> JobIdentity:
     job, verdict, places = case.job, case.verdict, case.job.places
     times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
     ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
-    # a clock that was not set yet, or a damaged entry, is not a start
+    # a clock that wasn't set yet, or a damaged entry, isn't a start
     longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
     started = [start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest]
     started_ns = min(started, default=None)

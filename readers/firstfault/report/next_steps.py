@@ -14,7 +14,7 @@ from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
 
 _LOGS = 4
-"""Nodes whose logs are named if the root cause is not known."""
+"""Nodes whose logs are named if the root cause isn't known."""
 _OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
 """Categories whose cause may be the machine."""
 _WITH_EVENTS = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}

@@ -1,4 +1,4 @@
-"""What is not known about a failure."""
+"""What isn't known about a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1",
 
 
 def list_unknowns(case: Case) -> Iterator[str]:
-    """Yield sentences on what is not known, the most important first."""
+    """Yield sentences on what isn't known, the most important first."""
     verdict, cascade, engine = case.verdict, case.cascade, case.engine
     if verdict.scope is Scope.UNDETERMINED and len(case.job.failures) == 1:
         yield "where it failed: its document names no rank and no node"
@@ -61,7 +61,7 @@ def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
 
 
 def _unknown_of_root(case: Case) -> Iterator[str]:
-    """Yield what is not known about this kind of fault, even if the root cause is certain."""
+    """Yield what isn't known about this kind of fault, even if the root cause is certain."""
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
     if verdict.category == "hang" and (root is None or root.expired is None):
         yield "when the hang began: no process recorded it"

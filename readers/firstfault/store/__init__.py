@@ -44,7 +44,7 @@ def open_store(
             parent, a request in the child hangs.
 
     Raises:
-        UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
+        UsageError: the scheme is unknown, its package isn't installed, or a setting is invalid.
     """
     slashes = SCHEME_WITHOUT_SLASHES.match(uri)
     if slashes is not None:

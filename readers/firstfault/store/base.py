@@ -38,7 +38,7 @@ class ReadableStore(Protocol):
         """
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
+        """Return the objects directly in `folder` (relative), by name; empty if it doesn't exist. Never cached."""
 
     async def page(self, after: str = "") -> Page:
         """Return the objects at or below the store's folder with names after `after`, which need not exist.
@@ -50,7 +50,7 @@ class ReadableStore(Protocol):
         """Return an object's bytes.
 
         Raises:
-            ObjectNotFoundError: the object does not exist.
+            ObjectNotFoundError: the object doesn't exist.
             ObjectTooLargeError: it has more than `limit` bytes. A limit may cost a request; leave it out if a listing
                 has given the size.
         """

@@ -54,7 +54,7 @@ class FsspecStore(Store):
         """Make the filesystem.
 
         Raises:
-            UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
+            UsageError: the scheme is unknown, its package isn't installed, or a setting is invalid.
             AccessDeniedError: credentials are missing.
         """
         options: dict[str, Any] = {**build_storage_options(self._protocol, self._options), "skip_instance_cache": True}

@@ -54,7 +54,7 @@ def make_client(uri: str, overrides: Mapping[str, Any] | None) -> Any:
 
 
 def _make_bucket_client(kind: str, bucket: str, endpoint: str, config: Mapping[str, Any]) -> Any:
-    import obstore.store  # noqa: PLC0415 - fsspec's settings do not need it
+    import obstore.store  # noqa: PLC0415 - fsspec's settings don't need it
 
     options = {
         "allow_http": endpoint.startswith("http://"),
@@ -187,7 +187,7 @@ def _make_azure_client(container: str, overrides: Mapping[str, Any] | None) -> A
         return None
     options = build_storage_options("az", overrides)
     if os.environ.get("AZURE_STORAGE_CONNECTION_STRING"):
-        return None  # adlfs reads it, obstore does not
+        return None  # adlfs reads it, obstore doesn't
     config = {option: options[option] for option in AZURE_VARIABLES if options.get(option)}
     if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
         return None

@@ -64,7 +64,7 @@ def build_storage_options(protocol: str, overrides: Mapping[str, Any] | None = N
     the rest (for S3: ``AWS_*``, profiles, instance roles).
 
     Raises:
-        UsageError: the endpoint is not a URL.
+        UsageError: the endpoint isn't a URL.
     """
     names = VARIABLES_BY_SCHEME.get(protocol, {})
     options: dict[str, Any] = {option: os.environ[name] for option, name in names.items() if os.environ.get(name)}

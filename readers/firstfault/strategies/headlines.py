@@ -44,7 +44,7 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
 
 
 def describe_failure(root: WorkerError) -> str:
-    """Return what happened to a process, without the process's name; empty: not known."""
+    """Return what happened to a process, without the process's name; empty: unknown."""
     if text := message_of(root).with_wrapper:
         return text
     if root.subject is Subject.AGENT:

@@ -196,7 +196,7 @@ def _find_witnesses(candidate: Candidate, classified: Sequence[ClassifiedFailure
 
 
 def _fingerprint_position(candidate: Candidate, code: str) -> str:
-    """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty: not known."""
+    """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty: unknown."""
     if candidate.failure is None or not (frame := locate_main_thread(candidate.failure).frame):
         return ""
     return compute_fingerprint(

@@ -30,7 +30,7 @@ _MAX_BLAMED = 5
 
 
 def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate] = ()) -> Verdict:
-    """Return the verdict that the root cause is not known; the candidates become suspects."""
+    """Return the verdict that the root cause isn't known; the candidates become suspects."""
     job, classified = diagnosis.job, diagnosis.classified
     exits = sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
     suspects = [Suspect(item.why, item.rank, item.node or None) for item in candidates] + to_suspects(exits)

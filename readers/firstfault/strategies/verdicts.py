@@ -53,7 +53,7 @@ def build_verdict(  # noqa: PLR0913 - the parts of a verdict
         why: sentences that a person can check. A `Reason` also has the failures that it rests on.
         confidence: "high", "medium" or "low".
         same: the failures with the same fault as `root`, including `root`, if several ranks have it; else empty. Ranks
-            whose documents were not read are added if every document with the fault that was read is in `same`.
+            whose documents weren't read are added if every document with the fault that was read is in `same`.
     """
     members = {id(failure) for failure in same}
     reasons = [Reason(reason) if isinstance(reason, str) else reason for reason in why]

@@ -28,7 +28,7 @@ def clean(text: str, limit: int) -> str:
 
 
 def clean_end(text: str, limit: int) -> str:
-    """As `clean`, but return the end of `text`: whole lines, if the last one is not longer than `limit`."""
+    """As `clean`, but return the end of `text`: whole lines, if the last one isn't longer than `limit`."""
     most = 4 * limit
     end = text[-most:]
     if len(text) > most and text[-most - 1] != "\n":
@@ -46,7 +46,7 @@ _LONGEST_PART = 1000
 def _first_cut(text: str, most: int) -> str:
     """Return both ends of a long text, without the word and the line through which the cuts go.
 
-    Half of a credential is not recognised, and would be shown if redaction makes the text around it short.
+    Half of a credential isn't recognised, and would be shown if redaction makes the text around it short.
     """
     if len(text) <= most:
         return text
@@ -114,7 +114,7 @@ def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON, or nested too deep.
+        ValueError: it isn't JSON, or nested too deep.
     """
     try:
         return json.loads(text)

@@ -15,6 +15,6 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return what a TOML text holds.
 
     Raises:
-        ValueError: it is not TOML.
+        ValueError: it isn't TOML.
     """
     return tomllib.loads(text)

@@ -121,7 +121,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
     """Return a roster entry.
 
     Raises:
-        BadDocumentError: `data` is not a roster entry, has an unknown phase, or lists more workers than a node has.
+        BadDocumentError: `data` isn't a roster entry, has an unknown phase, or lists more workers than a node has.
     """
     entry = _parse_message(pb.RosterEntry(), data, name, "a roster entry")
     workers = max(len(entry.workers), len(entry.receipts))

@@ -136,7 +136,7 @@ def parse_timestamp(text: str | None) -> int | None:
     """Parse RFC 3339 to nanoseconds since the Unix epoch; None for None.
 
     Raises:
-        ValueError: `text` is not RFC 3339.
+        ValueError: `text` isn't RFC 3339.
     """
     if text is None:
         return None

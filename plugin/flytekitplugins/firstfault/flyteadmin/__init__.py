@@ -39,9 +39,9 @@ def output_prefix(uri: str) -> str:
     Without an attempt it is the last one that failed, without a node the first node that failed.
 
     Raises:
-        UsageError: `uri` has another form, or flytekit is not configured.
+        UsageError: `uri` has another form, or flytekit isn't configured.
         ObjectNotFoundError: there is no such execution, no failed node, or no such attempt.
-        FirstFaultError: flyteadmin refused, or did not answer within 10 s.
+        FirstFaultError: flyteadmin refused, or didn't answer within 10 s.
     """
     parts = uri.partition("://")[2].strip("/").split("/")
     if not 3 <= len(parts) <= 5 or not all(parts) or not (len(parts) < 5 or _ATTEMPT.fullmatch(parts[4])):  # noqa: PLR2004

@@ -190,7 +190,7 @@ def _summary(attempt: Attempt) -> AttemptSummary:
 
 
 def _write_report(result: RunResult) -> Path | None:
-    """Write the HTML report on the last failed attempt; return its path, or None if it was not written."""
+    """Write the HTML report on the last failed attempt; return its path, or None if it wasn't written."""
     failed = [attempt for attempt in result.attempts if attempt.conclusion is not None]
     report = _report(result, failed[-1]) if failed else None
     if report is None:

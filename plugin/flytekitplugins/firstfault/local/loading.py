@@ -55,7 +55,7 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     """Return the task and the folder that must be on the pods' Python path.
 
     Raises:
-        UsageError: the file cannot be imported, or it has no Elastic or PyTorch task with this name.
+        UsageError: the file can't be imported, or it has no Elastic or PyTorch task with this name.
     """
     file = file.resolve()
     root, parts = file.parent, [file.stem]
@@ -93,7 +93,7 @@ def serialized_command(task: TrainingTask) -> Command:
     )
     image = task.container_image
     if not isinstance(image, str | None):
-        task._container_image = None  # noqa: SLF001 - an ImageSpec would be built and pushed, which local pods do not need
+        task._container_image = None  # noqa: SLF001 - an ImageSpec would be built and pushed, which local pods don't need
     try:
         template = get_serializable(OrderedDict(), settings, task).template
     finally:
@@ -111,7 +111,7 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
     """Return the task's inputs as a flyteidl LiteralMap, from a JSON object; missing ones take their defaults.
 
     Raises:
-        UsageError: `text` is not a JSON object, a name is unknown or missing, or a value has the wrong type.
+        UsageError: `text` isn't a JSON object, a name is unknown or missing, or a value has the wrong type.
     """
     form = """--inputs must be a JSON object like '{"epochs": 3}'"""
     try:
@@ -151,7 +151,7 @@ def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
 
 
 def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:
-    """Return the task's value for a JSON value; flytekit's converter handles types that JSON does not have."""
+    """Return the task's value for a JSON value; flytekit's converter handles types that JSON doesn't have."""
     if python_type is Any:
         return value
     if typing.get_origin(python_type) in {typing.Union, types.UnionType}:
@@ -185,7 +185,7 @@ def _native_of_union(name: str, value: Any, python_type: Any, literal_type: Any)
 
 def _moment(name: str, value: str, python_type: type) -> dt.datetime | dt.date:
     try:
-        # Python 3.10 does not parse Z
+        # Python 3.10 doesn't parse Z
         moment = dt.datetime.fromisoformat(value.replace("Z", "+00:00"))
     except ValueError as error:
         raise UsageError(f"input {name} must be a time like 2026-01-31T12:00:00Z, not {value!r}") from error

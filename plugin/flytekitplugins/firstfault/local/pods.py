@@ -62,7 +62,7 @@ class Pod:
     def has_processes(self) -> bool:
         """Whether a process of the pod's group is running.
 
-        Zombies do not count: if this tool is the container's first process, orphans stay zombies until it ends.
+        Zombies don't count: if this tool is the container's first process, orphans stay zombies until it ends.
         """
         self.process.poll()
         return any(state != "Z" for state in _states_of_group(self.process.pid))
@@ -80,7 +80,7 @@ def start_pod(  # noqa: PLR0913 - keywords
     """Start a pod; stdout and stderr go to `log`. It gets SIGTERM when this process is killed, or this thread ends.
 
     Raises:
-        FirstFaultError: the command is not installed.
+        FirstFaultError: the command isn't installed.
     """
     beside = Path(sys.executable).parent / arguments[0]
     program = str(beside) if beside.exists() else shutil.which(arguments[0])
@@ -104,7 +104,7 @@ def start_pod(  # noqa: PLR0913 - keywords
 def end_all(pods: Iterable[Pod]) -> None:
     """End every process of every pod by SIGTERM, and by SIGKILL after the grace period; return when all have ended.
 
-    Ctrl-C or SIGTERM does not interrupt this: it counts when all have ended.
+    Ctrl-C or SIGTERM doesn't interrupt this: it counts when all have ended.
     """
     with _deferred(STOP_SIGNALS):
         left = [pod for pod in pods if pod.has_processes()]
@@ -199,7 +199,7 @@ def error_seen(output_prefix: str, state: JobState, *, multi_file: bool) -> Work
 
 
 def fault_ns(seen: WorkerError | Seal) -> int | None:
-    """Return when the fault of an error file happened, nanoseconds since the Unix epoch; None: not known."""
+    """Return when the fault of an error file happened, nanoseconds since the Unix epoch; None: unknown."""
     return seen.fault_timestamp_ns if isinstance(seen, Seal) else seen.timestamp_ns
 
 
@@ -216,7 +216,7 @@ def elastic_environment(nodes: str, processes: int, max_restarts: int, job: str,
 
 
 def free_port() -> int:
-    """Return a free port below the ephemeral range, so that the kernel does not give it to another process."""
+    """Return a free port below the ephemeral range, so that the kernel doesn't give it to another process."""
     for candidate in random.sample(range(20_000, 32_000), 200):
         with socket.socket() as probe:
             try:

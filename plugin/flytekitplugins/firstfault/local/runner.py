@@ -42,7 +42,7 @@ _POLL_S = 0.02
 _ORPHANS_S = 5.0
 """How long processes of an ended pod may run, seconds."""
 _LINGER_S = 20.0
-"""How long the other pods may run after the job has ended, in addition to `settle_seconds`, seconds."""
+"""How long other pods may run after the job has ended, in addition to `settle_seconds`, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class Attempt:
     errors_uri: str
     conclusion: Conclusion | None
     job: JobState | None
-    """The job's final state; None: the job did not end within the timeout."""
+    """The job's final state; None: the job didn't end within the timeout."""
     seen: WorkerError | Seal | None
     """The error that stock Flyte read when the job ended."""
     total_seconds: float
     seconds_after_fault: dict[str, float | None]
     """When the root cause's document was "durable", the "verdict" was sealed, and the last pod had "ended" by itself;
-    None: not known, or a pod had to be killed."""
+    None: unknown, or a pod had to be killed."""
     logs: tuple[Path, ...]
 
 
@@ -149,8 +149,8 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
     """Run a task to its end and return the result; all its processes have ended when this returns or raises.
 
     Raises:
-        UsageError: the settings are not valid.
-        StoreError: the store cannot be written or read.
+        UsageError: the settings aren't valid.
+        StoreError: the store can't be written or read.
     """
     plan = _plan(settings)
     mark = begin_run(plan.folder)
@@ -357,7 +357,7 @@ def _wait(is_done: Callable[[], bool], seconds: float) -> None:
 
 
 def _linger(pods: list[Pod], plan: _Plan) -> int | None:
-    """Wait for the other pods to end by themselves, because they still write documents.
+    """Wait for other pods to end by themselves, because they still write documents.
 
     Returns:
         When the last pod ended, nanoseconds since the Unix epoch; None: a pod is still running.
