@@ -4,7 +4,7 @@
     reach_verdict      agrees on a verdict with the peer nodes, or concludes alone
     _publish           publishes it, and leaves it for the next attempt and for readers
     _report            logs it, and passes it to an outer launcher and to notifiers
-    _publish_and_exit  does all this within seconds, if the main thread does not handle a signal
+    _publish_and_exit  does all this within seconds, if the main thread doesn't handle a signal
 
 After a failure `run_node` raises NodeFailedError, and its caller exits.
 """
@@ -170,7 +170,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
 
 
 def reach_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
-    """Settle on a verdict with the other nodes, or conclude alone, and publish; None if firstfault itself failed."""
+    """Settle on a verdict with other nodes, or conclude alone, and publish; None if firstfault itself failed."""
     sealed: SealedVerdict | None = None
     with suppress_internal_errors("settling on a verdict with the other nodes"):
         sealed = _settle_with_peers(end, settings)
@@ -194,7 +194,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
             settings,
             Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested),
         )
-        if sealed is not None and peers.settlement.claim():
+        if sealed is not None and peers.settlement.announce_publishing():
             sealed = _publish(_share_with_all_nodes(sealed, step.copies), settings)
             is_shared = end.node_context.identity.is_folder_shared
             settled = peers.settlement.publish(
@@ -205,7 +205,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
 
 
 def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
-    """Return a verdict for all nodes; with copies of what they wrote, if each has a folder of its own."""
+    """Return a verdict for all nodes; with copies of what they wrote, if each has a separate folder."""
     node_context = sealed.node_context
     if node_context.identity.is_folder_shared:
         return replace(sealed, for_all=True)

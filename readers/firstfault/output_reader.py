@@ -113,7 +113,7 @@ class MultiErrorFileOutputReader:
     # --- Flyte's OutputReader -----------------------------------------------------------------------------------
 
     def is_error(self) -> bool:
-        """Whether the attempt failed, also if it has outputs. Failures that the job recovered from do not count."""
+        """Whether the attempt failed, also if it has outputs. Failures that the job recovered from don't count."""
         return has_failed(self.job())
 
     def read_error(self) -> ExecutionError:

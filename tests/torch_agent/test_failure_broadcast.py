@@ -33,7 +33,7 @@ class Node:
     def __init__(self, store: Any, group_rank: int) -> None:
         self.woken = threading.Event()
         self.watch = FailureBroadcast(
-            store, group_rank, self.woken.set, lambda connection, _: connection.append("heard", f"{group_rank} ")
+            store, group_rank, self.woken.set, lambda connection, _: connection.append("on_failure", f"{group_rank} ")
         )
 
 
@@ -98,7 +98,7 @@ def test_a_failure_is_sent(sender: int, store: RoundStore, node: Callable[..., N
     assert late.woken.wait(LONG_S)
     assert late.watch.failure == failure
     assert all(one.watch.connections() is not None for one in nodes)
-    assert {b"0", b"1", b"2"} <= set(store.get("heard").split()), "each calls back, on a connection of its own"
+    assert {b"0", b"1", b"2"} <= set(store.get("on_failure").split()), "each calls back, on a connection of its own"
 
 
 def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None:
@@ -150,7 +150,7 @@ def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None
     nodes = [node(0), node(1)]
     nodes[0].watch.send_finished()
     assert all(one.woken.wait(LONG_S) for one in nodes)
-    assert not store.check(["heard"])
+    assert not store.check(["on_failure"])
     nodes[0].watch.send(RESTART)
     for one in nodes:
         assert one.watch.outcome is not None
@@ -201,7 +201,7 @@ def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pyt
     assert len(connected) == 2
 
 
-@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("on_failure", [False, True])
 def test_the_end_leaves_no_thread(on_failure: bool, node: Callable[..., Node]) -> None:
     """The end of a round leaves no thread, and no node takes it for a failure."""
     nodes = [node(0), node(1)]

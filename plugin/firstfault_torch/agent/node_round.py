@@ -130,7 +130,7 @@ class NodeRound:
     # --- a failure of this node's workers -----------------------------------------------------------------------
 
     def handle_failures(self) -> list[WorkerExit]:
-        """Return the deaths of this round; on the first one tell the other agents and stop the siblings."""
+        """Return the deaths of this round; on the first one tell its peers and stop the siblings."""
         if not self.workers.is_watched:
             return []
         reported, worker_exits = self.workers.reported(), self.workers.get_exits()
@@ -176,7 +176,7 @@ class NodeRound:
                 self.survivors.forget_recovered(self._group)
 
     def _broadcast_failure(self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]) -> None:
-        """Tell the other agents of the worker that reported first, else of the first that died."""
+        """Tell its peers of the worker that reported first, else of the first that died."""
         place, what = self.places.of(), "its workers are unhealthy"
         failure = FailureNotice(
             what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.needs_restart_vote

@@ -210,7 +210,7 @@ class Reporter:
         own: list[model.WorkerError],
         seen: WorkerSnapshot,
     ) -> None:
-        """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
+        """Write a document about one death, if its worker's own don't tell all; runs in an upload thread."""
         # The worker's own document suffices, unless it is about an exception in flight or an exit that the stop caused.
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):

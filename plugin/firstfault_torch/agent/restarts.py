@@ -48,7 +48,7 @@ class Restarts:
     def decide_restart(
         self, place: Place, restarts_left: int, peers: Peers | None, first: FailureNotice
     ) -> RestartRecord | None:
-        """Return what the agents have decided about the round, and keep it; None if a node failed permanently meanwhile.
+        """Return and store the agents' decision on the round; None if a node fails permanently before it.
 
         Waits for other nodes, as `VerdictElection.settle` does. Without `peers` there are no other nodes, or the
         agents aren't connected.

@@ -130,7 +130,7 @@ def find_crash_position(failure: WorkerError) -> str:
 
 
 def _find_exit_stage(frames: list[FrameInfo], *, has_left: bool) -> StackPosition | None:
-    """Return the position of a main thread that has left the training, fully or in part; None: it has not."""
+    """Return the position of a main thread that has left the training, fully or in part; None: it hasn't."""
     if has_left or (frames and _EXIT_FUNCTION.search(frames[-1].function)):
         return StackPosition(PositionKind.ELSEWHERE, exit_stage=PROGRAM_ENDED)
     if any(_DESTROY_GROUP_FRAME.search(f"{frame.file} {frame.function}") for frame in frames):
@@ -150,7 +150,7 @@ def _classify(frames: list[FrameInfo], other_threads: Sequence[str], *, has_outs
         return StackPosition(PositionKind.UNKNOWN)
     if _THREAD_WAIT_FILE.search(frames[0].file):
         # The main thread waits for a thread, so the thread's position counts: an asynchronous checkpoint runs its
-        # collectives in a thread of a library, and a program may train in a thread of its own.
+        # collectives in a thread of a library, and a program may train in a separate thread.
         busy_threads = [thread for thread in map(parse_frames, other_threads) if _is_busy(thread)]
         own_threads = [thread for thread in busy_threads if any(not is_library_file(frame.file) for frame in thread)]
         files = (frame.file for thread in busy_threads for frame in thread)
