@@ -334,7 +334,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         is_limited = judged.category == "host_oom" and failure.system.memory_limit
         return replace(judged, category="config") if is_limited else judged
     if found.role is Role.SECONDARY and not _is_of_a_group(exception):
-        told = find_causes(exception).told
+        told = find_causes(exception).informative
         types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
         if types & _PROGRAMS_OWN and not types & _TRANSPORTS:
             why = "raised an exception of its own: no transport raises this type"
@@ -421,13 +421,13 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
     """Whether an exception's first cause came out of torch's collectives or store; True if it has no frames."""
-    frames = [frame for link in find_causes(exception).told for frame in link.frames]
+    frames = [frame for link in find_causes(exception).informative for frame in link.frames]
     return not frames or any(_GROUP in frame.file for frame in frames)
 
 
 def _own_process_of(exception: ExceptionInfo) -> str:
     """Return the file whose connection to a process of this one's own broke; empty if it was another connection."""
-    files = [frame.file for link in find_causes(exception).told for frame in link.frames]
+    files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
     is_local = bool(files) and "/multiprocessing/" in files[-1]  # a socket of the program's own breaks elsewhere
     return next((owner for owner in _OWN_PROCESSES if is_local and any(owner in file for file in files)), "")
 
@@ -541,7 +541,7 @@ def _chain(exception: ExceptionInfo) -> Classification:
     raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts wherever it stands.
     """
     causes = find_causes(exception)
-    inner, outer = list(map(_link, causes.told)), list(map(_link, causes.wrappers))
+    inner, outer = list(map(_link, causes.informative)), list(map(_link, causes.wrappers))
     root = inner[-1]
     local = [found for found in inner if found.role is Role.PRIMARY and _is(found)]
     local += [found for found in outer if found.role is Role.PRIMARY and found.category in OF_THE_GPU]

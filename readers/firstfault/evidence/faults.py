@@ -20,10 +20,10 @@ from firstfault.evidence.progress import progress_by_group, waited_ns, without_m
 from firstfault.evidence.texts import message_of
 from firstfault.evidence.watchdogs import without_leavers
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault.exceptions.fingerprint import normalized
+from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.first_cause import find_causes, find_first_cause, find_own_frames
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
-from firstfault.exceptions.retried_step import TRIES_FAILED
+from firstfault.exceptions.retried_step import ALL_TRIES_FAILED
 from firstfault.exceptions.source_files import find_library
 from firstfault.exceptions.stack_position import PositionKind, find_crash_position, locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
@@ -70,7 +70,7 @@ def _is_fault(judged: ClassifiedFailure, accusations: Accusations) -> bool:
 
 def gave_up(failure: WorkerError) -> bool:
     """Whether a process tells that its tries failed, and not why: a peer's error may be the reason."""
-    return TRIES_FAILED.match(message_of(failure).text) is not None
+    return ALL_TRIES_FAILED.match(message_of(failure).text) is not None
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:
@@ -274,14 +274,14 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
     # the fingerprint of a stopped process has its position
     is_crash = fault.failure.crashed_while_stopped or first.failure.crashed_while_stopped
     if is_fault and is_crash and fault.specific and fault.signature == first.signature:
-        return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
+        return (text.what, normalize_message(text.text)) == (of_first.what, normalize_message(of_first.text))
     if not is_fault or not fingerprint or fault.failure.fingerprint != fingerprint:
         return False
     if gave_up(fault.failure) and not gave_up(first.failure):
         return bool(of_first.text) and of_first.text in fault.failure.printed
     # a worker that calls sys.exit doesn't know what it printed: the text must agree, too
     if text.exception is not fault.failure.exception or of_first.exception is not first.failure.exception:
-        return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
+        return (text.what, normalize_message(text.text)) == (of_first.what, normalize_message(of_first.text))
     return fault.failure.exception is not None or fault.signature == first.signature
 
 
@@ -321,7 +321,7 @@ def _printed(failure: WorkerError) -> tuple[str, str] | None:
     if printed is None:
         return None
     cause = find_first_cause(printed.exception)
-    return get_short_name(cause), normalized(cause.message)
+    return get_short_name(cause), normalize_message(cause.message)
 
 
 def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:

@@ -1,4 +1,4 @@
-"""The exception that ended a process: raised, or only printed."""
+"""The exception that ended a process, raised or only printed."""
 
 from __future__ import annotations
 
@@ -21,74 +21,82 @@ from firstfault.exceptions.stack_position import PROGRAM_ENDED, locate_main_thre
 from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
 
-_FATAL = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
-_PYTHONS = re.compile(
+_FATAL_WORD = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
+_PYTHON_EXCEPTION_TEXT = re.compile(
     r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
 )
-_AT = re.compile(r"^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\): (?P<function>\S{1,200})$", re.MULTILINE)
-"""A frame as pybind11 prints it, the innermost first."""
-_ONLY_AN_END = re.compile(r"terminate called without an active exception|^Aborted\b")
+_PYBIND_FRAME = re.compile(
+    r"^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\): (?P<function>\S{1,200})$", re.MULTILINE
+)
+"""A frame as pybind11 prints it, innermost first."""
+_BARE_ABORT = re.compile(r"terminate called without an active exception|^Aborted\b")
 
 
 def find_ending_exception(failure: WorkerError) -> ExceptionInfo | None:
-    """Return the exception that ended a process: the one that it raised, else the last one that it printed.
+    """Return the exception that ended a process: the exception that it raised, else the last one that it printed.
 
-    What it printed counts for an exit without a reason, for an abort without native code's own reason, for a program
-    that had ended and whose process was stopped before it left a document, and for a second try that failed only
-    because the first one had left its process group, or the step that its peers were at.
+    The printed exception counts
+
+    - before an exit without a reason, or an abort for which native code printed no reason;
+    - if the program had ended, and the process was stopped before it could write a document;
+    - if the program tried again, and failed only because the first try had left its process group, or the step at which
+      its peers were.
     """
     raised = failure.exception
     if raised is not None and is_double_init_error(raised):
         return add_first_try(raised, to_plain_lines(failure.printed[-STDERR_CHARS_READ:]))
-    if (first := find_original_failure(failure)) is not None:
-        cause = replace(first, relation="context", causes=())
-        return first if raised is None else replace(raised, causes=(*raised.causes, cause, *first.causes))
+    if (first_try := find_original_failure(failure)) is not None:
+        cause = replace(first_try, relation="context", causes=())
+        return first_try if raised is None else replace(raised, causes=(*raised.causes, cause, *first_try.causes))
     if raised is not None and get_short_name(find_causes(raised).first) != "SystemExit":
         return raised
     if raised is None and failure.stopped_by_agent:
         has_ended = TRACEBACK_TITLE in failure.printed and locate_main_thread(failure).exit_stage == PROGRAM_ENDED
         return getattr(find_printed_exception(failure.printed), "exception", None) if has_ended else None
-    return _before_end(failure)
+    return _find_printed_before_exit(failure)
 
 
-def _before_end(failure: WorkerError) -> ExceptionInfo | None:
-    """Return the exception that a process printed before an exit or an abort that gives no reason, else its own."""
+def _find_printed_before_exit(failure: WorkerError) -> ExceptionInfo | None:
+    """Return the exception printed before an exit or an abort that gives no reason, else the raised one."""
     raised = failure.exception
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
         return raised
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
-    # a program that is a worker doesn't know its own exit code
+    # a program that runs as a worker records `sys.exit(3)` before its process has an exit code
     code = (raised.message if raised is not None else "") or str(failure.exit_code)
-    if signal != "SIGABRT" if signal else not code.lstrip("-").isdigit() or code == "0":
+    has_error_code = code.lstrip("-").isdigit() and code != "0"
+    if signal != "SIGABRT" if signal else not has_error_code:
         return raised
-    if signal and (hooked := _thrown_exception(failure.printed)):
-        return hooked
+    if signal and (thrown := _find_exception_thrown_to_cpp(failure.printed)):
+        return thrown
     # native code printed why it aborted, not only that it did
-    if signal and any(not _ONLY_AN_END.search(line) for line in find_native_lines(failure.printed.splitlines())):
+    if signal and any(not _BARE_ABORT.search(line) for line in find_native_lines(failure.printed.splitlines())):
         return raised
     printed = find_printed_exception(failure.printed)
-    if printed is None or (signal and _is_aborted_elsewhere(failure, printed.exception)):
+    if printed is None or (signal and _aborted_elsewhere(failure, printed.exception)):
         return raised
-    # lines without a level or a date can't be told from the exception's message
-    more = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
-    if len(more) + len(printed.after) > LINES_PROVING_SURVIVAL:
-        return raised  # it printed so much later that it can't have ended because of the exception
-    # `sys.exit` outside of a handler: the program had dealt with the exception, and may tell why it ends
-    later = (*printed.exception.message.splitlines()[1:], *printed.after)
-    is_dealt_with = raised is not None and any(map(_FATAL.search, later))
-    return raised if is_dealt_with else printed.exception
+    # lines after the traceback, without a level or a date, are part of the message for all we can see
+    message_lines = printed.exception.message.splitlines()[1:]
+    unindented = [line for line in message_lines if line and not line[0].isspace()]
+    if len(unindented) + len(printed.after) > LINES_PROVING_SURVIVAL:
+        return raised
+    # "giving up" after the traceback, then `sys.exit` outside of a handler: the program exits for its own reason
+    has_own_reason = raised is not None and any(map(_FATAL_WORD.search, (*message_lines, *printed.after)))
+    return raised if has_own_reason else printed.exception
 
 
-def _is_aborted_elsewhere(failure: WorkerError, exception: ExceptionInfo) -> bool:
-    """Whether Python was in another function, when the process aborted, than the one that printed the exception."""
+def _aborted_elsewhere(failure: WorkerError, exception: ExceptionInfo) -> bool:
+    """Whether Python, when the process aborted, was in another function than the exception."""
     called = {(frame.file, frame.function) for frame in find_crash_frames(failure)}
     return bool(called and exception.frames) and (exception.frames[0].file, exception.frames[0].function) not in called
 
 
-def _thrown_exception(stderr: str) -> ExceptionInfo | None:
-    """Return a Python exception that C++ could not handle, as one of an autograd hook; None: it had another reason."""
-    match = _PYTHONS.match(find_cpp_exception(stderr))
+def _find_exception_thrown_to_cpp(stderr: str) -> ExceptionInfo | None:
+    """Return the Python exception that C++ couldn't handle, such as an autograd hook's; None: there is none."""
+    match = _PYTHON_EXCEPTION_TEXT.match(find_cpp_exception(stderr))
     if match is None:
         return None
-    frames = [FrameInfo(found["file"], int(found["line"]), found["function"]) for found in _AT.finditer(stderr)]
+    frames = [
+        FrameInfo(frame["file"], int(frame["line"]), frame["function"]) for frame in _PYBIND_FRAME.finditer(stderr)
+    ]
     return ExceptionInfo(match["type"], match["message"] or "", frames=tuple(reversed(frames)))

@@ -1,4 +1,8 @@
-"""Exceptions of other processes, found as tracebacks in the text of an exception."""
+"""Exceptions of other processes, found as tracebacks in the text of an exception.
+
+A DataLoader, a process pool, ``torch.multiprocessing``, joblib, Ray and many programs raise an exception whose text, or
+whose cause's text, is the traceback of another process.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +13,49 @@ from dataclasses import replace
 from firstfault.model import ExceptionInfo, FrameInfo
 
 REMOTE = "remote"
-"""The relation of an exception to the one that was raised for it in this process."""
-_MAX_BLOCKS = 16
+"""The relation of another process's exception to the exception that reports it in this process."""
+_MAX_TRACEBACKS = 16
 _MAX_FRAMES = 200
-_NESTED = 4
-"""How often a traceback may be in the text of an exception that was itself found in a text."""
-_WRAPPERS = re.compile(
+_MAX_DEPTH = 4
+"""How deep tracebacks may be nested: a traceback in the text of an exception that was itself found in a text."""
+_TORCH_WRAPPER = re.compile(
     r"^Caught [\w.]{1,100} in |^-- Process \d{1,9} terminated with the following error:|^CheckpointException ranks:",
     re.MULTILINE,
 )
-"""Texts above a traceback that torch writes: all that follows the traceback belongs to the exception."""
-_OF_A_RANK = "(RANK "
-"""torch's checkpoints list the tracebacks of several ranks one after the other."""
-_BEGIN = re.compile(
+"""Lines that torch writes above a traceback. All lines after the traceback belong to the exception."""
+_CHECKPOINT_RANK = "(RANK "
+"""Begins each of several ranks' tracebacks in an error of torch's checkpoints."""
+_TRACEBACK_START = re.compile(
     r"^(?P<indent>[ \t]*)(?:Original )?Traceback \(most recent call last\):.*$"
     r"|^[^\n]{0,20}ray::[^\n]{0,200}\(pid=\d{1,10}[^\n]{0,200}$",
     re.MULTILINE,
 )
-_FRAME = re.compile(
+_FRAME_LINE = re.compile(
     r'^\s{1,20}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>[^\n]{1,200}))?$'
 )
-RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
-_LEFT_OUT = re.compile(r"\.\.\. \d{1,12} characters left out \.\.\.")
-"""Where a stored text was cut."""
+EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
+_CUT_MARK = re.compile(r"\.\.\. \d{1,12} characters left out \.\.\.")
+"""Stands where a stored text was cut."""
 POOL_TRACEBACK_SUFFIX = "RemoteTraceback"
-"""How the types end that `multiprocessing`, `concurrent.futures` and joblib give to the text of a traceback."""
+"""Ends the types in which `multiprocessing`, `concurrent.futures` and joblib wrap the text of a traceback."""
 CAUSE_SENTENCE = "The above exception was the direct cause of the following exception:"
 CONTEXT_SENTENCE = "During handling of the above exception, another exception occurred:"
-_ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
-"""Lines after the message of an exception in a text."""
+_MESSAGE_ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
+"""Lines that end the message of an exception in a text."""
 
 
 def unwrap_remote_exception(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return the exception of the other process; `exception` itself if it tells of none."""
+    """Return the other process's exception; `exception` itself if it reports none."""
     remote = [cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE]
     return remote[-1] if remote else exception
 
 
 def parse_exceptions(text: str, *, whole: bool) -> tuple[ExceptionInfo, ...]:
-    """Return the exceptions of a text that ends with a traceback, nearest first; `whole`: as for `_parsed`."""
-    return _parsed(text, _NESTED, whole=whole)[1]
+    """Return the exceptions of a text that ends with a traceback, nearest first.
+
+    `whole` is whether the text is a traceback as a whole, so that all lines after it belong to the last exception.
+    """
+    return _split_at_traceback(text, _MAX_DEPTH, whole=whole)[1]
 
 
 def get_short_name(exception: ExceptionInfo) -> str:
@@ -57,92 +64,96 @@ def get_short_name(exception: ExceptionInfo) -> str:
 
 
 def add_remote_cause(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return an exception with that of the other process among its causes, related by `REMOTE`.
+    """Return an exception with the other process's exception among its causes, related by `REMOTE`.
 
-    Its text is what stood above the traceback. An exception that tells of no other process is returned as it is; so is
-    one with the traceback of its own cause in its text.
+    The message becomes the text above the traceback. An exception that reports no other process is returned unchanged,
+    and so is an exception with the traceback of its own cause in its text.
     """
-    head, found = _parsed(exception.message, _NESTED)
-    found = _with_lines(found, exception)
-    if found and not any(
-        (get_short_name(found[0]), found[0].message) == (get_short_name(cause), cause.message)
-        for cause in exception.causes
-    ):
-        return replace(exception, message=head, causes=(*found, *exception.causes))
+    head, remote = _split_at_traceback(exception.message, _MAX_DEPTH)
+    remote = _add_recorded_context(remote, exception)
+    causes = {(get_short_name(cause), cause.message) for cause in exception.causes}
+    if remote and (get_short_name(remote[0]), remote[0].message) not in causes:
+        return replace(exception, message=head, causes=(*remote, *exception.causes))
     nearest = exception.causes[0] if exception.causes else None
     if nearest is not None and nearest.type.endswith(POOL_TRACEBACK_SUFFIX):
-        found = _with_lines(_parsed(nearest.message, _NESTED, whole=True)[1], exception)
-        if found:
-            return replace(exception, causes=(*found, *exception.causes[1:]))
+        remote = _add_recorded_context(parse_exceptions(nearest.message, whole=True), exception)
+        if remote:
+            return replace(exception, causes=(*remote, *exception.causes[1:]))
     return exception
 
 
-def _with_lines(found: tuple[ExceptionInfo, ...], exception: ExceptionInfo) -> tuple[ExceptionInfo, ...]:
-    """Return exceptions of a text with the lines around their frames, as far as they were recorded."""
-    known = {(frame.file, frame.line): frame for frame in exception.text_frames}
+def _add_recorded_context(remote: tuple[ExceptionInfo, ...], exception: ExceptionInfo) -> tuple[ExceptionInfo, ...]:
+    """Return exceptions of a text with the source around their frames, which the worker recorded with `exception`."""
+    recorded = {(frame.file, frame.line): frame for frame in exception.text_frames}
 
-    def with_lines(frame: FrameInfo) -> FrameInfo:
-        recorded = known.get((frame.file, frame.line), frame)
-        return replace(frame, context=recorded.context, context_line=recorded.context_line)
+    def add_context(frame: FrameInfo) -> FrameInfo:
+        known = recorded.get((frame.file, frame.line), frame)
+        return replace(frame, context=known.context, context_line=known.context_line)
 
-    return tuple(replace(one, frames=tuple(map(with_lines, one.frames))) for one in found) if known else found
+    return tuple(replace(link, frames=tuple(map(add_context, link.frames))) for link in remote) if recorded else remote
 
 
-def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[ExceptionInfo, ...]]:
+def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[ExceptionInfo, ...]]:
     """Return the text above a traceback, and the exceptions in it, nearest first; none if there is no traceback.
 
-    At most `depth` tracebacks may be in each other. If the text isn't a traceback as a `whole`, what stands below one
-    may be something else, so the exception counts only if it is the last line.
+    Args:
+        text: the text.
+        depth: how deep further tracebacks may be nested in the found ones.
+        whole: whether the text is a traceback as a whole. If not, lines below a traceback may be unrelated, so an
+            exception counts only if it is the last line.
     """
-    begins = [match for _, match in zip(range(_MAX_BLOCKS), _BEGIN.finditer(text), strict=False)]
-    found: list[ExceptionInfo] = []
-    for index, match in enumerate(begins):
-        end = begins[index + 1].start() if index + 1 < len(begins) else len(text)
+    starts = list(itertools.islice(_TRACEBACK_START.finditer(text), _MAX_TRACEBACKS))
+    chain: list[ExceptionInfo] = []
+    for index, match in enumerate(starts):
+        end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
         between = text[match.end() : end].rstrip()
-        follows = (
-            "cause" if between.endswith(CAUSE_SENTENCE) else "context" if between.endswith(CONTEXT_SENTENCE) else ""
-        )
+        relation = "cause" if between.endswith(CAUSE_SENTENCE) else ""
+        relation = "context" if between.endswith(CONTEXT_SENTENCE) else relation
         # without Python's sentence between them, the next traceback belongs to the text of this exception
-        body = between if follows or _OF_A_RANK in match[0] else text[match.end() :]
-        block = parse_traceback(body, len(match["indent"] or ""))
-        if block is None:
+        body = between if relation or _CHECKPOINT_RANK in match[0] else text[match.end() :]
+        exception = parse_traceback(body, len(match["indent"] or ""))
+        if exception is None:
             return text, ()
-        found.insert(0, replace(block, relation=follows or REMOTE))
-        if not follows:
+        chain.insert(0, replace(exception, relation=relation or REMOTE))
+        if not relation:
             break
-    if not found:
+    if not chain:
         return text, ()
-    head, deeper = _parsed(found[0].message, depth - 1) if depth else ("", ())
-    if deeper and (head.endswith(":") or _WRAPPERS.search(head)):  # else it only stands below
-        found = [replace(found[0], message=head), *deeper, *found[1:]]
-    elif "\n" in found[0].message and not (whole or match["indent"] is None or _WRAPPERS.search(text[: match.start()])):
+    head, nested = _split_at_traceback(chain[0].message, depth - 1) if depth else ("", ())
+    # "worker failed:" above a nested traceback reports it; any other text may only happen to stand above it
+    if nested and (head.endswith(":") or _TORCH_WRAPPER.search(head)):
+        chain = [replace(chain[0], message=head), *nested, *chain[1:]]
+    elif "\n" in chain[0].message and not (
+        whole or match["indent"] is None or _TORCH_WRAPPER.search(text[: match.start()])
+    ):
         return text, ()
-    return text[: begins[0].start()].strip(), tuple(found)
+    return text[: starts[0].start()].strip(), tuple(chain)
 
 
 def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
-    """Return the exception of one traceback; None if it has no frame, or doesn't end as tracebacks do."""
+    """Return the exception of one traceback; None if it has no frame, or doesn't end like a traceback."""
     frames: list[FrameInfo] = []
     lines = body.split("\n")
     margin = 0
-    is_code = is_cut = False  # whether a line is the code of the frame before it, or may lack its beginning
-    for index, whole in enumerate(lines):
-        line = whole[indent:] if whole[:indent].isspace() else whole
-        match = _FRAME.match(line)
+    # the line after a frame is its source line; the line after a cut mark may lack its beginning
+    is_after_frame = is_after_cut = False
+    for index, full_line in enumerate(lines):
+        line = full_line[indent:] if full_line[:indent].isspace() else full_line
+        match = _FRAME_LINE.match(line)
         if match is not None:
-            frames[_MAX_FRAMES - 1 :] = []  # the innermost one counts
+            frames[_MAX_FRAMES - 1 :] = []  # beyond the limit the innermost frame replaces the last one
             frames.append(FrameInfo(match["file"], int(match["line"]), match["function"] or ""))
-        elif is_code and line.startswith((" ", "\t")):
+        elif is_after_frame and line.startswith((" ", "\t")):
             frames[-1], margin = replace(frames[-1], code=line.strip()), len(line) - len(line.lstrip())
         elif frames and frames[-1].code and line.strip() and not line.strip(" ~^") and line.startswith(" "):
             marked = (len(line) - len(line.lstrip()) - margin, len(line.rstrip()) - margin)
             frames[-1] = replace(frames[-1], marked=marked)
-        elif line.strip() and not line.startswith((" ", "\t")) and not is_cut and frames and not _LEFT_OUT.match(line):
-            raised = RAISED.match(line.rstrip())
+        elif line.strip() and line[0] not in " \t" and not is_after_cut and frames and not _CUT_MARK.match(line):
+            raised = EXCEPTION_LINE.match(line.rstrip())
             if raised is None:
                 return None
-            more = itertools.takewhile(lambda other: other.strip() not in _ENDS, lines[index + 1 :])
-            message = "\n".join([raised["message"] or "", *more]).rstrip()
+            rest = itertools.takewhile(lambda other: other.strip() not in _MESSAGE_ENDS, lines[index + 1 :])
+            message = "\n".join([raised["message"] or "", *rest]).rstrip()
             return ExceptionInfo(raised["type"], message, frames=tuple(frames))
-        is_code, is_cut = match is not None, _LEFT_OUT.match(line) is not None
+        is_after_frame, is_after_cut = match is not None, _CUT_MARK.match(line) is not None
     return None

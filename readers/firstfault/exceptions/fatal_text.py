@@ -1,4 +1,7 @@
-"""The lines of stderr that are about the end of the process."""
+"""The lines of stderr that are about the end of the process.
+
+Most lines have nothing to do with it: errors that the process handled and logged, warnings, a list of loaded modules.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from collections.abc import Sequence
 from firstfault.exceptions.printed_tracebacks import find_chain_spans, find_tracebacks
 from firstfault.exceptions.stderr_lines import RANK_PREFIX, strip_rank_prefix
 
-_LIVES_ON = re.compile(r"\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b", re.IGNORECASE)
-"""Found in a line about something that the process survives."""
-_NATIVE = re.compile(
+_SURVIVAL_NOTICE = re.compile(
+    r"\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b", re.IGNORECASE
+)
+"""In a line about something that the process survives."""
+_NATIVE_LINE = re.compile(
     r"""
     \[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\.(?:cpp|cc|hpp|h|cu):\d+\]   # torch's own log
     |\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s|\]?:\[[EWF]\d{3,4}\s
@@ -24,16 +29,15 @@ _NATIVE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Found in lines that tell of an end by a signal. Native code prints them: torch, NCCL and its kin, the C library."""
-_LAST_ERROR = "Last error:"
-"""NCCL prints the cause of an error in the line after this one."""
-_DUMP = re.compile(
+"""In lines about an end by a signal, printed by native code: torch, NCCL and similar libraries, the C library."""
+_NCCL_LAST_ERROR = "Last error:"
+"""Ends a line of NCCL; the next line has the cause of the error."""
+_FAULTHANDLER_LINE = re.compile(
     r"^(?:Fatal Python error: .*|(?:Current thread|Thread) 0x[0-9a-f]+.*|  File \"[^\"]*\", line \d+ in .*|"
     r"  <no Python frame>|  \.\.\.|Extension modules: .*)$"
 )
-"""Lines of faulthandler."""
-_WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
-_NOISE = re.compile(
+_CPP_WHAT_LINE = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
+_NOISE_LINE = re.compile(
     r"""
     \b\w*Warning:\ |^\s+warnings\.warn\(|\bwarnings\.warn\b|\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b
     |^\[(?:rank\d+\]:\s?\[)?[WI]\d{0,4}\s|^[WI]\d{4}\s
@@ -47,8 +51,8 @@ _NOISE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Found in lines that don't tell why a process ended: of libraries, progress bars, and of an end itself."""
-_ASIDE = re.compile(
+"""In lines that don't explain why a process ended: a library's, a progress bar's, or lines that just report the end."""
+_ADVICE_LINE = re.compile(
     r"""(?xi)
     ^\s|^[\W_]*$|^[^:]*\b(?:path|options|run):$
     |^(?:set|export)\ .{0,20}\b(?:env|variable)|^(?:for|more)\ (?:an?\ )?(?:more|further|full|detail|help|list|info)
@@ -58,70 +62,73 @@ _ASIDE = re.compile(
       |documentation|trace|hint|options|commands|issue)
     """
 )
-"""Found in lines that continue the one above, or tell what to try, and don't tell what failed."""
-_SIDES = re.compile(r"^[╭╰┌└│┃]─* ?|\s*─*[╮╯┐┘│┃]$")
-"""Of a box around an error, as click's and tyro's."""
-_LAST_LINES = 5
-"""Of an exit without a traceback, besides those that tell what to try."""
-_LAST_WORDS = 2
-"""Lines before an abort."""
+"""In lines that continue the line above, or advise what to try."""
+_BOX_SIDES = re.compile(r"^[╭╰┌└│┃]─* ?|\s*─*[╮╯┐┘│┃]$")
+"""Borders of a box around an error, such as click's and tyro's."""
+_EXIT_LINES_READ = 5
+"""Lines read before an exit without a traceback, not counting advice."""
+_ABORT_LINES_READ = 2
+"""Lines read before an abort."""
 
 
 def extract_fatal_text(stderr: str, signal: str) -> str:
-    """Return the lines of a process's stderr that belong to its end by `signal`; if that is empty, it exited."""
-    lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP.match(line)]
+    """Return the lines of stderr that belong to a process's end by `signal`; empty: it exited."""
+    lines = [line for line in stderr.splitlines() if line.strip() and not _FAULTHANDLER_LINE.match(line)]
     if signal == "SIGKILL":
-        return ""  # the kernel ends it between two instructions: it writes nothing
+        return ""  # the kernel kills the process between two instructions, so it prints nothing about that
     if signal:
         native = find_native_lines(lines)
-        # an abort may follow a text of any form; a crash follows what it likes
-        last = [line for line in lines[-_LAST_WORDS:] if line not in native] if signal == "SIGABRT" else []
+        # Before an abort the program may print its reason in any form. A crash comes without warning, so the lines
+        # before it are about something else.
+        last = [line for line in lines[-_ABORT_LINES_READ:] if line not in native] if signal == "SIGABRT" else []
         return "\n".join((*native, *last))
-    # an exit: the last traceback with those that it was raised from, and what was printed after it
-    bare = [RANK_PREFIX.sub("", line) for line in lines]
-    chains = find_chain_spans(bare, find_tracebacks(bare))
+    # an exit: the last traceback with its causes, and the lines after it
+    bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
+    chains = find_chain_spans(bare_lines, find_tracebacks(bare_lines))
     if not chains:
-        return "\n".join(line for line in _last_lines(bare) if not _LIVES_ON.search(line))
+        return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _SURVIVAL_NOTICE.search(line))
     return "\n".join(lines[chains[-1][0] :])
 
 
 def find_telling_line(stderr: str) -> str:
-    """Return the last line that may tell why a process ended; empty if none of the last few lines does.
+    """Return the last line that may explain why a process ended; empty if none of the last few lines does.
 
-    Warnings, advice, progress bars and what libraries print at the end don't count.
+    Skips warnings, advice, progress bars, and lines that libraries print at the end.
     """
-    lines = [line for line in map(strip_rank_prefix, stderr.splitlines()) if line.strip() and not _DUMP.match(line)]
-    own = [line.strip() for line in reversed(_last_lines(lines)) if not _NOISE.search(line)]
-    return next((line for line in own if not _ASIDE.search(line)), own[0] if own else "")
+    lines = [
+        line
+        for line in map(strip_rank_prefix, stderr.splitlines())
+        if line.strip() and not _FAULTHANDLER_LINE.match(line)
+    ]
+    candidates = [line.strip() for line in reversed(_extract_exit_lines(lines)) if not _NOISE_LINE.search(line)]
+    return next((line for line in candidates if not _ADVICE_LINE.search(line)), candidates[0] if candidates else "")
 
 
-def _last_lines(lines: Sequence[str]) -> list[str]:
-    """Return the end of a text, from the first of the last few lines that tell something."""
-    found: list[str] = []
-    for line in (_SIDES.sub("", whole) for whole in lines[-4 * _LAST_LINES :]):
-        if line[:1].isspace() and found and found[-1].endswith(":") and not _ASIDE.search(found[-1]):
-            found[-1] += f" {line.strip()}"
+def _extract_exit_lines(lines: Sequence[str]) -> list[str]:
+    """Return the last few lines, more if there is advice among them. "Error:" is joined with the next line."""
+    joined: list[str] = []
+    for line in (_BOX_SIDES.sub("", boxed_line) for boxed_line in lines[-4 * _EXIT_LINES_READ :]):
+        if line[:1].isspace() and joined and joined[-1].endswith(":") and not _ADVICE_LINE.search(joined[-1]):
+            joined[-1] += f" {line.strip()}"
         else:
-            found.append(line)
-    telling = [at for at, line in enumerate(found) if not _ASIDE.search(line)][-_LAST_LINES:]
-    return found[min([*telling[:1], max(len(found) - _LAST_LINES, 0)]) :]
+            joined.append(line)
+    telling = [number for number, line in enumerate(joined) if not _ADVICE_LINE.search(line)][-_EXIT_LINES_READ:]
+    return joined[min([*telling[:1], max(len(joined) - _EXIT_LINES_READ, 0)]) :]
 
 
 def find_cpp_exception(stderr: str) -> str:
-    """Return the text of the last C++ exception that ended a process; empty if there is none."""
-    found = (_WHAT.match(strip_rank_prefix(line)) for line in reversed(stderr.splitlines()))
-    return next((match["text"] for match in found if match), "")
+    """Return the text of the last C++ exception that ended a process; empty: there is none."""
+    matches = (_CPP_WHAT_LINE.match(strip_rank_prefix(line)) for line in reversed(stderr.splitlines()))
+    return next((match["text"] for match in matches if match), "")
 
 
 def find_native_lines(lines: list[str]) -> list[str]:
-    """Return the lines that native code printed, with the indented lines after each and NCCL's last error."""
-    kept: list[str] = []
-    continues = False
+    """Return the lines that native code printed, each with the indented lines after it, and NCCL's last error."""
+    native: list[str] = []
+    is_native = False
     for line in lines:
-        if _NATIVE.search(line):
-            continues = True
-        elif not (continues and (line[:1].isspace() or kept[-1].endswith(_LAST_ERROR))):
-            continues = False
-        if continues and line.strip():
-            kept.append(line)
-    return kept
+        is_continued = is_native and (line[:1].isspace() or native[-1].endswith(_NCCL_LAST_ERROR))
+        is_native = is_continued or _NATIVE_LINE.search(line) is not None
+        if is_native and line.strip():
+            native.append(line)
+    return native

@@ -1,4 +1,9 @@
-"""The first cause of an exception that others were raised from."""
+"""The first cause of an exception: the one in its chain that explains the failure.
+
+A program often raises a wrapper, `TrainingError("training failed")`, from the error that explains it. Or its clean-up
+fails while the first exception is being handled. Or it looks something up, catches the `KeyError`, and fails in the
+handler for a reason of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,92 +21,101 @@ from firstfault.exceptions.exceptions_in_text import (
 from firstfault.exceptions.source_files import find_library, is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
 
-_FRAMEWORKS = {"Python", "torch", "flytekit", "firstfault", "numpy"}
-_HIDES_ITS_CAUSE = re.compile(
+_FRAMEWORK_PACKAGES = {"Python", "torch", "flytekit", "firstfault", "numpy"}
+_GENERIC_WRAPPER_TEXT = re.compile(
     r"failed to run (?:stage backward|(?:full )?backward|forward|stage)|^Error (?:locating target|in call to target)"
     r"|^An error occurred while generating the dataset|^RetryError\b|when making fake tensor call",
     re.IGNORECASE | re.MULTILINE,
 )
-"""Found in texts of wrappers that libraries raise for an error of any kind."""
-_INTERRUPTIONS = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}
-"""Exceptions that tell how a task or an iterator ended, not why."""
-_WORDLESS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
-"""Lookups whose texts tell little: what a program raises in their place tells more."""
-_OTHER_WAYS = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
-"""Exceptions that ask for another way, whatever else the handler does."""
-_LOOKUPS = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _WORDLESS | _OTHER_WAYS
-"""Exceptions that programs expect: they try one way, and take another one in the handler."""
-_CLEAN_UPS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
-_TIDIES = re.compile(
+"""In the messages of wrappers that libraries raise around any error."""
+_INTERRUPTION_TYPES = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}
+"""Exceptions that report how a task or an iterator ended, not why."""
+_UNINFORMATIVE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
+"""Lookups with uninformative messages: the exception that a program raises in the handler explains more."""
+_MISSING_FEATURE_TYPES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
+"""Exceptions that make a program take another way, whatever else its handler does."""
+_LOOKUP_TYPES = (
+    {"AttributeError", "FileExistsError", "FileNotFoundError"} | _UNINFORMATIVE_LOOKUPS | _MISSING_FEATURE_TYPES
+)
+"""Exceptions that programs expect: they try one way, and take another way in the handler."""
+_CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
+_AFTERMATH_WORD = re.compile(
     r"(?:\b|_)(?:abort|alert|cancel|cle?a|clos|destroy|dump|error|exception|exit|fail|finali|finish|flush|handle|kill|log|notif"
     r"|print|record|releas|report|rollback|save|send|shut_?down|stop|tear|terminat|unlock)",
     re.IGNORECASE,
 )
-"""Begins a word in the names of what programs do after a failure, and not in its stead."""
-_OF_PEERS = re.compile(r"(?i)\b(?:peers?|gloo|nccl|process group|monitored|timed out waiting|wait timeout|store)\b")
-"""Found in the texts of errors between ranks, which a handler meets that all ranks take part in."""
-_BLOCK = re.compile(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
-_CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:")
-_LONGEST_HANDLER = 12
-"""Lines of a handler that are looked at."""
-_ANY = {"", "BaseException", "Exception"}
-_GIVES = re.compile(r"(?:return|yield|import|from)\b|[\w.\[\], '\"]+(?::[^=]+)?=(?!=)")
-"""Begins a line that gives something in place of what failed."""
-_LEAVES = re.compile(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
+"""Begins a word in the names of functions that a program calls after a failure, not instead of what failed."""
+_PEER_ERROR_WORD = re.compile(
+    r"(?i)\b(?:peers?|gloo|nccl|process group|monitored|timed out waiting|wait timeout|store)\b"
+)
+"""In the messages of errors between ranks, which a handler raises if all ranks take part in it."""
+_BLOCK_START = re.compile(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
+_EXCEPT_CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:")
+_HANDLER_LINES_READ = 12
+_ANY_EXCEPTION = {"", "BaseException", "Exception"}
+_SUBSTITUTE_STATEMENT = re.compile(r"(?:return|yield|import|from)\b|[\w.\[\], '\"]+(?::[^=]+)?=(?!=)")
+"""Begins a line that returns or assigns a substitute for what failed."""
+_LEAVING_STATEMENT = re.compile(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
 
 
 @dataclass(frozen=True, slots=True)
 class CauseChain:
-    """An exception's first cause, and what was raised because of it."""
+    """An exception's first cause, and the exceptions that were raised because of it."""
 
     wrappers: tuple[ExceptionInfo, ...]
-    """What was raised because of it, outermost first; empty if the exception has no cause."""
+    """The exceptions raised because of it, outermost first; empty if the exception has no cause."""
     first: ExceptionInfo
-    """The first cause. Its own `causes` are what libraries raised and replaced before it reached the program."""
+    """The first cause. Its own `causes` were raised and replaced by libraries before it reached the program."""
 
     @property
-    def told(self) -> tuple[ExceptionInfo, ...]:
-        """The first cause, and what libraries raised before it: all that tells what failed."""
-        return (self.first, *(link for link in self.first.causes if not _tells_nothing(link)))
+    def informative(self) -> tuple[ExceptionInfo, ...]:
+        """The exceptions that explain the failure: the first cause, and what libraries raised before it."""
+        return (self.first, *(link for link in self.first.causes if not _is_uninformative(link)))
 
 
 def find_causes(exception: ExceptionInfo) -> CauseChain:
     """Return the first cause of an exception, and its wrappers.
 
-    That is the innermost exception of the chain that came out of the program's code: a library may have caught and
-    replaced others, whose texts tell less. A group counts as its first member. A lookup that failed as the program
-    expects it to, in a clause for that, isn't the cause of what failed in the handler.
+    The first cause is the innermost exception of the chain that passed through the program's code. A library may have
+    caught and replaced others before, whose messages explain less. An exception group counts as its first member. A
+    lookup that failed as its handler expects isn't the cause of what failed in the handler.
     """
     links = [exception]
     for link in exception.causes:
-        outer = next((outer for outer in reversed(links) if not _tells_nothing(outer)), exception)
+        outer = next((outer for outer in reversed(links) if not _is_uninformative(outer)), exception)
         links += [] if _was_handled(outer, link) else [link]
-    last_first = range(len(links) - 1, -1, -1)
-    counting = (at for belongs in (_is_own, _is_of_a_package) for at in last_first if _counts(links[at], belongs))
-    at = _behind(links, next(counting, 0))
-    wrappers, first = tuple(links[:at]), links[at]
-    members = [member for member in first.members if get_short_name(member) not in _INTERRUPTIONS] or first.members
+    innermost_first = range(len(links) - 1, -1, -1)
+    candidates = (
+        index
+        for belongs in (_is_own_frame, _is_package_frame)
+        for index in innermost_first
+        if _is_candidate(links[index], belongs)
+    )
+    index = _skip_generic_wrappers(links, next(candidates, 0))
+    wrappers, first = tuple(links[:index]), links[index]
+    # a task group cancels its other tasks when one fails: their CancelledErrors explain nothing
+    members = [member for member in first.members if get_short_name(member) not in _INTERRUPTION_TYPES] or first.members
     if members:
         inner = find_causes(members[0])
         return CauseChain((*wrappers, first, *inner.wrappers), inner.first)
-    return CauseChain(wrappers, replace(first, causes=tuple(links[at + 1 :])))
+    return CauseChain(wrappers, replace(first, causes=tuple(links[index + 1 :])))
 
 
 def find_first_cause(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return the first cause; if its text has the traceback of another process, the exception of that process."""
+    """Return the first cause. If its message is a traceback of another process, return that process's exception."""
     return unwrap_remote_exception(find_causes(exception).first)
 
 
 def is_wrapper(outer: ExceptionInfo, inner: ExceptionInfo) -> bool:
-    """Whether `outer` was raised to report `inner`; else it failed by itself while `inner` was being handled."""
+    """Whether `outer` was raised to report `inner`. Otherwise it failed by itself while `inner` was being handled."""
     if inner.relation not in {"context", "suppressed"} or not outer.frames or not inner.frames:
         return True
     innermost = outer.frames[-1]
-    return innermost.code.startswith("raise") and _place(innermost) == _place(inner.frames[0])
+    return innermost.code.startswith("raise") and _get_function_key(innermost) == _get_function_key(inner.frames[0])
 
 
 def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
-    """Yield an exception, its causes, and all members with theirs."""
+    """Yield an exception, its causes, and all members of exception groups with their causes."""
     for link in (exception, *exception.causes):
         yield link
         for member in link.members:
@@ -109,7 +123,7 @@ def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
 
 
 def list_library_calls(exception: ExceptionInfo) -> list[str]:
-    """Return the files and functions of libraries, innermost first, from the program's last line to the first cause."""
+    """Return "file function" of the library frames below the program's last frame on the way to the first cause."""
     causes = find_causes(exception)
     frames = join_frames([*causes.wrappers, causes.first])[::-1]
     inner = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
@@ -119,31 +133,34 @@ def list_library_calls(exception: ExceptionInfo) -> list[str]:
 def find_own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     """Return the frames of the user's code on the way to the first cause, outermost first.
 
-    If it has none, those of the nearest wrapper that has any. The user's code may be an installed package: if no other
-    frame is found, frames of packages count, except those of Python, torch, flytekit, firstfault and numpy.
+    If there are none, return those of the nearest wrapper that has any. The user's code may be an installed package: if
+    no other frame is found, frames of packages count, except for Python, torch, flytekit, firstfault and numpy.
     """
     causes, first = find_causes(exception), find_first_cause(exception)
     path = [*causes.wrappers, *([] if first is causes.first else [causes.first]), first]
-    for belongs in (_is_own, _is_of_a_package):
+    for belongs in (_is_own_frame, _is_package_frame):
         for end in range(len(path), 0, -1):
             if any(map(belongs, path[end - 1].frames)):
                 return tuple(filter(belongs, join_frames(path[:end])))
         for link in first.causes:
-            if found := tuple(filter(belongs, link.frames)):
-                return found
+            if frames := tuple(filter(belongs, link.frames)):
+                return frames
     return ()
 
 
 def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
-    """Return all frames on the way to the last exception of a path of wrappers.
-
-    The traceback of a cause begins where it was caught; the frames around that are in the wrapper's.
-    """
+    """Return all frames on the way to the last exception of a path of wrappers, outermost first."""
     frames: tuple[FrameInfo, ...] = ()
     is_member = False
     for link in path:
         if link.frames:
-            caught = [number for number, frame in enumerate(frames) if _place(frame) == _place(link.frames[0])]
+            # The traceback of a cause begins in the function that caught it. The frames outside of that function are
+            # only in the wrapper's traceback.
+            caught = [
+                number
+                for number, frame in enumerate(frames)
+                if _get_function_key(frame) == _get_function_key(link.frames[0])
+            ]
             if caught and link.relation != REMOTE:
                 frames = frames[: caught[-1]]
             elif not is_member:
@@ -154,88 +171,106 @@ def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
 
 
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
-    """Whether `context` was dealt with, and `outer` is the failure of what was done in its stead."""
-    places = [_place(frame) for frame in outer.frames]
+    """Whether the program handled `context`, and `outer` is the failure of what it did instead.
+
+    `try: return cache[key]` / `except KeyError: return download(key)`: the failed download is no consequence of the
+    lookup. But in `except Exception: save_checkpoint(); raise` a failed save hides why the training failed. The frames
+    decide, and the source lines around the handler.
+    """
+    functions = [_get_function_key(frame) for frame in outer.frames]
     # a program that exits takes no other way
-    if get_short_name(outer) == "SystemExit" or not context.frames or _place(context.frames[0]) not in places:
+    if (
+        get_short_name(outer) == "SystemExit"
+        or not context.frames
+        or _get_function_key(context.frames[0]) not in functions
+    ):
         return False
-    below = outer.frames[len(places) - places[::-1].index(_place(context.frames[0])) :]
+    # the frame that handled `context`, the frames that the handler called, and the source around the handler's call
+    below = outer.frames[len(functions) - functions[::-1].index(_get_function_key(context.frames[0])) :]
     at = outer.frames[-len(below) - 1]
     here = at.line - at.context_line
     above = find_enclosing_handler(at.context, here)
-    clause = _CLAUSE.match(at.code if above is None else at.context[above])
+    clause = _EXCEPT_CLAUSE.match(at.code if above is None else at.context[above])
     expected = {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
-    code = _CLAUSE.sub("", at.code).strip()
-    name, own = get_short_name(context), [frame for frame in context.frames if _is_own(frame)]
-    # a lookup that failed in the program's own line, in a clause for lookups alone, or in a library's
-    is_lookup = name in _LOOKUPS and (expected <= _LOOKUPS if _is_own(context.frames[0]) else len(context.frames) == 1)
+    code = _EXCEPT_CLAUSE.sub("", at.code).strip()
+    name, own = get_short_name(context), [frame for frame in context.frames if _is_own_frame(frame)]
+    # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a library
+    is_lookup = name in _LOOKUP_TYPES and (
+        expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
+    )
     is_lookup = is_lookup and len(own) <= 1 and not any(frame.code.startswith("raise") for frame in own)
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
-        is_told = context.relation == "suppressed" or not is_wrapper(outer, context)
-        return is_lookup and (is_told or name in _WORDLESS)
-    if any(_TIDIES.search(text) for text in (code.partition("(")[0], *(frame.function for frame in below))):
+        is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
+        return is_lookup and (is_separate or name in _UNINFORMATIVE_LOOKUPS)
+    if any(_AFTERMATH_WORD.search(text) for text in (code.partition("(")[0], *(frame.function for frame in below))):
         return False
-    if name not in _OTHER_WAYS and any(_OF_PEERS.search(link.message) for link in (outer, context)):
+    if name not in _MISSING_FEATURE_TYPES and any(_PEER_ERROR_WORD.search(link.message) for link in (outer, context)):
         return False
-    is_own = bool(below) and _is_own(below[0])
-    is_again = is_own and _place(below[0]) in map(_place, context.frames[1:2])
-    if not own or (is_again and not expected <= _LOOKUPS):
-        return not own  # else a library's handler
-    # a clause for any exception, or none that is known
-    if expected & _ANY and name not in _OTHER_WAYS and not (is_own and _GIVES.match(code)):
+    is_own = bool(below) and _is_own_frame(below[0])
+    is_again = is_own and _get_function_key(below[0]) in map(_get_function_key, context.frames[1:2])
+    if not own:
+        return True  # raised and caught within a library
+    if is_again and not expected <= _LOOKUP_TYPES:
+        return False  # the same function was called again: a second try, which fails because of the first
+    # a clause for any exception, or an unknown clause: only a substitute shows that the program took another way
+    has_substitute = is_own and _SUBSTITUTE_STATEMENT.match(code)
+    if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURE_TYPES and not has_substitute:
         return False
-    after = (
-        n
-        for n in range(here + 1, len(at.context))
-        if above is not None and find_enclosing_handler(at.context, n) == above
-    )
-    if (above is not None and "finally" in at.context[above]) or any(_LEAVES.match(at.context[n]) for n in after):
-        return False
+    if above is not None:
+        after = (n for n in range(here + 1, len(at.context)) if find_enclosing_handler(at.context, n) == above)
+        if "finally" in at.context[above] or any(_LEAVING_STATEMENT.match(at.context[n]) for n in after):
+            return False
     return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
 
 
 def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
-    """Return where the clause, `except` or `finally`, stands in whose block a line is; None: none."""
-    near = lines[max(at - _LONGEST_HANDLER, 0) : at + 1]
+    """Return the index of the `except` or `finally` in whose block a line is; None: it is in no such block."""
+    near = lines[max(at - _HANDLER_LINES_READ, 0) : at + 1]
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
-    for number in range(at - 1, at - len(margins), -1):
-        margin = margins[number - at - 1]
-        if margin < min(margins[number - at :]) and (block := _BLOCK.match(lines[number])):
-            return number if block["handler"] else None
+    for index in range(at - 1, at - len(margins), -1):
+        margin = margins[index - at - 1]
+        if margin < min(margins[index - at :]) and (block := _BLOCK_START.match(lines[index])):
+            return index if block["handler"] else None
     return None
 
 
-def _behind(links: Sequence[ExceptionInfo], at: int) -> int:
-    """Return the link during which a library's clean-up failed, or that a library wrapped: what they hide is why."""
-    while at + 1 < len(links) and not _tells_nothing(links[at + 1]):
-        is_wrapped = is_wrapper(links[at], links[at + 1])
-        is_tidied = not is_wrapped and any(frame.function in _CLEAN_UPS for frame in links[at].frames)
-        if not is_tidied and not (is_wrapped and _HIDES_ITS_CAUSE.search(links[at].message)):
+def _skip_generic_wrappers(links: Sequence[ExceptionInfo], index: int) -> int:
+    """Return the index of the exception behind a library's failed clean-up or generic wrapper, which only hide it."""
+    while index + 1 < len(links) and not _is_uninformative(links[index + 1]):
+        outer, inner = links[index], links[index + 1]
+        has_wrapped = is_wrapper(outer, inner)
+        is_clean_up = not has_wrapped and any(frame.function in _CLEAN_UP_FUNCTIONS for frame in outer.frames)
+        if not is_clean_up and not (has_wrapped and _GENERIC_WRAPPER_TEXT.search(outer.message)):
             break
-        at += 1
-    return at
+        index += 1
+    return index
 
 
-def _counts(link: ExceptionInfo, belongs: Callable[[FrameInfo], bool]) -> bool:
-    if _tells_nothing(link):
+def _is_candidate(link: ExceptionInfo, belongs: Callable[[FrameInfo], bool]) -> bool:
+    if _is_uninformative(link):
         return False
-    return not link.frames or any(map(belongs, link.frames)) or any(_counts(member, belongs) for member in link.members)
+    return (
+        not link.frames
+        or any(map(belongs, link.frames))
+        or any(_is_candidate(member, belongs) for member in link.members)
+    )
 
 
-def _tells_nothing(link: ExceptionInfo) -> bool:
+def _is_uninformative(link: ExceptionInfo) -> bool:
     name = get_short_name(link)
     if name == "SystemExit" and link.relation == "context" and link.frames:
-        return not _is_own(link.frames[-1])  # the program wanted to end, and then its clean-up failed
-    return name in _INTERRUPTIONS or name.endswith(POOL_TRACEBACK_SUFFIX)
+        # `sys.exit` in the program's own line, and then its clean-up failed: the exit was intended
+        return not _is_own_frame(link.frames[-1])
+    return name in _INTERRUPTION_TYPES or name.endswith(POOL_TRACEBACK_SUFFIX)
 
 
-def _place(frame: FrameInfo) -> tuple[str, str]:
+def _get_function_key(frame: FrameInfo) -> tuple[str, str]:
     return frame.file, frame.function
 
 
-def _is_own(frame: FrameInfo) -> bool:
+def _is_own_frame(frame: FrameInfo) -> bool:
     return not is_library_file(frame.file)
 
 
-def _is_of_a_package(frame: FrameInfo) -> bool:
-    return find_library(frame) not in _FRAMEWORKS
+def _is_package_frame(frame: FrameInfo) -> bool:
+    return find_library(frame) not in _FRAMEWORK_PACKAGES

@@ -1,4 +1,9 @@
-"""The first failure of a step that a program tried again."""
+"""The first failure of a step that a program tried again.
+
+Rank 3's step failed with a full disk, while its peers went on to the next collective. Rank 3 tried the step again, and
+failed in a collective that no peer took part in. Rank 3's last exception is a timeout, like that of its victims; the
+exception of its first try, which it printed, is the root cause.
+"""
 
 from __future__ import annotations
 
@@ -19,70 +24,72 @@ from firstfault.exceptions.stack_position import is_process_group_code
 from firstfault.model import ExceptionInfo, Subject, WorkerError
 
 TRACEBACK_TITLE = "Traceback (most recent call last)"
-_TRIES = 2
-TRIES_FAILED = re.compile(
+_MIN_TRIES = 2
+ALL_TRIES_FAILED = re.compile(
     r"(?i)^(?:.{1,80}: )?(?:(?:the )?\w+(?: \d+)? failed(?: after)?|(?:it )?(?:gave|giving) up after|all) "
     r"\d+ (?:times|attempts|tries|retries)(?: failed)?[.!]?$"
 )
-"""Tells that something failed several times, and not why."""
+"""The message of an exception that reports how often something failed, without the reason."""
 LINES_PROVING_SURVIVAL = 10
-"""Lines after a traceback that show that its process lived on."""
+"""So many lines after a traceback show that its process survived the exception."""
 
 
 def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
-    """Return the exception with which a step failed first, if it was tried again and then failed in a collective.
+    """Return the exception of a step's first try, if a later try failed in a collective.
 
-    The process had printed it, from the same line of its own code. None: no step was tried again, the first try failed
-    in a collective, too, or it isn't known; if the program raised that it gave up, such a first try counts, too.
+    The process had printed it, from the same line of its own code. Returns None if no step was tried again, or if the
+    first try isn't known or failed in a collective, too. If the program raised that it gave up, any first try counts.
     """
     if failure.subject is Subject.AGENT or TRACEBACK_TITLE not in failure.printed:
         return None
     raised, text = failure.exception, failure.printed[-STDERR_CHARS_READ:]
-    if raised is not None and (tried := _before_giving_up(raised, text)) is not None:
-        return tried
+    if raised is not None and (first_try := _find_first_of_printed_tries(raised, text)) is not None:
+        return first_try
     is_exit = raised is not None and get_short_name(find_causes(raised).first) == "SystemExit"
-    again = None if is_exit else raised
-    # without an exception of its own it has printed those of two tries at least
-    if (
-        not _waits(again)
-        if again is not None
-        else text.count(TRACEBACK_TITLE) < _TRIES or not is_process_group_code(text)
-    ):
+    last_try = None if is_exit else raised
+    if last_try is not None and not _is_from_collective(last_try):
         return None
-    lines, spans = _read(text)
-    if again is None:
-        printed = (parse_chain(lines, *span) for span in reversed(spans))
-        again = next((found.exception for found in printed if found is not None and _waits(found.exception)), None)
-    frames = (frame for link in iter_exceptions(again) for frame in link.frames) if again is not None else ()
+    # a process that exits without an exception must have printed at least two tries
+    if last_try is None and (text.count(TRACEBACK_TITLE) < _MIN_TRIES or not is_process_group_code(text)):
+        return None
+    lines, spans = _find_chains(text)
+    if last_try is None:
+        chains = (parse_chain(lines, *span) for span in reversed(spans))
+        exceptions = (chain.exception for chain in chains if chain is not None)
+        last_try = next(filter(_is_from_collective, exceptions), None)
+    frames = (frame for link in iter_exceptions(last_try) for frame in link.frames) if last_try is not None else ()
     calls = {f'File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames}
-    same = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
-    found = next((parse_chain(lines, *span) for span in same), None)
-    return None if found is None or _waits(found.exception) else found.exception
+    same_call = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
+    first_chain = next((parse_chain(lines, *span) for span in same_call), None)
+    return None if first_chain is None or _is_from_collective(first_chain.exception) else first_chain.exception
 
 
-def _before_giving_up(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
-    """Return the exception of a first try, if all that a program printed last are tries of the function that raised."""
-    at = raised.frames[-1] if raised.frames and not raised.causes else None
-    if at is None or not at.code.startswith("raise") or TRACEBACK_TITLE not in text:
+def _find_first_of_printed_tries(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
+    """Return the first try's exception, if the last printed exceptions are all tries of the function that raised."""
+    raising = raised.frames[-1] if raised.frames and not raised.causes else None
+    if raising is None or not raising.code.startswith("raise") or TRACEBACK_TITLE not in text:
         return None
-    lines, spans = _read(text)
-    parsed = ((lines[span[1] + 1].strip(" |"), parse_chain(lines, *span)) for span in spans if span[1] + 1 < len(lines))
-    printed = [(call, found) for call, found in parsed if found and found.exception.message != raised.message]
-    call = printed[-1][0] if printed else ""
-    tries = [found for _, found in itertools.takewhile(lambda item: item[0] == call, reversed(printed))]
-    is_same = call.startswith(f'File "{at.file}", line ') and call.endswith(f", in {at.function}")
-    if not is_same or len(tries) < (1 if TRIES_FAILED.match(raised.message) else _TRIES):
+    lines, spans = _find_chains(text)
+    chains = ((lines[span[1] + 1].strip(" |"), parse_chain(lines, *span)) for span in spans if span[1] + 1 < len(lines))
+    printed = [(call, chain) for call, chain in chains if chain and chain.exception.message != raised.message]
+    last_call = printed[-1][0] if printed else ""
+    tries = [chain for _, chain in itertools.takewhile(lambda item: item[0] == last_call, reversed(printed))]
+    is_same = last_call.startswith(f'File "{raising.file}", line ') and last_call.endswith(f", in {raising.function}")
+    if not is_same or len(tries) < (1 if ALL_TRIES_FAILED.match(raised.message) else _MIN_TRIES):
         return None
-    later = (*tries[0].exception.message.splitlines()[1:], *tries[0].after)
-    return tries[-1].exception if sum(not line[:1].isspace() for line in later) <= LINES_PROVING_SURVIVAL else None
+    lines_after = (*tries[0].exception.message.splitlines()[1:], *tries[0].after)
+    has_survived = sum(not line[:1].isspace() for line in lines_after) > LINES_PROVING_SURVIVAL
+    return None if has_survived else tries[-1].exception
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+def _find_chains(text: str) -> tuple[list[str], list[tuple[int, int]]]:
     lines = to_plain_lines(text)
     return lines, find_chain_spans(lines, find_tracebacks(lines))
 
 
-def _waits(exception: ExceptionInfo) -> bool:
-    """Whether an exception comes out of a collective."""
-    return any(is_process_group_code(frame.file) for link in find_causes(exception).told for frame in link.frames)
+def _is_from_collective(exception: ExceptionInfo) -> bool:
+    """Whether a collective raised an exception."""
+    return any(
+        is_process_group_code(frame.file) for link in find_causes(exception).informative for frame in link.frames
+    )

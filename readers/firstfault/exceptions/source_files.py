@@ -1,4 +1,4 @@
-"""Which code a file belongs to: the user's, a library's, or firstfault's."""
+"""Whose code a source file is: the user's, a library's, or firstfault's."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import re
 
 from firstfault.model import FrameInfo
 
-_LIBRARY = re.compile(
+_LIBRARY_FILE = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|flytekitplugins/firstfault|firstfault_torch)/"
-    r"|^<(?!dynamic-code>|ipython-input)"  # a function that cloudpickle made, a notebook's cell
+    # generated code is a library's, except for functions from cloudpickle and cells of a notebook
+    r"|^<(?!dynamic-code>|ipython-input)"
 )
-_OURS = re.compile(r"(?:flytekitplugins/firstfault|firstfault_torch)/")
-_PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
+_FIRSTFAULT_FILE = re.compile(r"(?:flytekitplugins/firstfault|firstfault_torch)/")
+_PACKAGE_FOLDER = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
 
 
 def is_library_file(file: str) -> bool:
-    """Whether a file belongs to an installed package, to Python or to firstfault."""
-    return _LIBRARY.search(file) is not None
+    """Whether a file belongs to an installed package, Python or firstfault."""
+    return _LIBRARY_FILE.search(file) is not None
 
 
 def find_library(frame: FrameInfo) -> str:
-    """Return the package of a frame, "torch"; empty for the user's code."""
+    """Return the name of a frame's package, such as "torch"; empty for the user's code."""
     if not is_library_file(frame.file):
         return ""
-    package = _PACKAGE.search(frame.file)
+    package = _PACKAGE_FOLDER.search(frame.file)
     if package:
         return package["name"].removesuffix(".py")
-    return "firstfault" if _OURS.search(frame.file) else "Python"
+    return "firstfault" if _FIRSTFAULT_FILE.search(frame.file) else "Python"

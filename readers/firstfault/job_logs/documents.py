@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from firstfault import model
 from firstfault.credentials import redact
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault.exceptions.fingerprint import normalized
+from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.job_logs.launchers import About
@@ -68,7 +68,7 @@ class _Raised:
         """Equal for the same fault of several processes."""
         frame = self.exception.frames[-1] if self.exception.frames else None
         at = f"{frame.file}:{frame.line}" if frame else ""
-        return self.exception.type, normalized(self.exception.message), at
+        return self.exception.type, normalize_message(self.exception.message), at
 
 
 class Documents:
