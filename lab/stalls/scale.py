@@ -27,7 +27,7 @@ import torch.distributed as dist
 from firstfault.model import Collective, CollectiveProgress, ExpiredDeadline, Place, StackDump, Writer
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang.stall_report import WorkerObservation, build_stall_report, to_files
-from firstfault_torch.hang.watch import _COUNT
+from firstfault_torch.hang.watch import STALL_COUNT_KEY
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from tests.torch_agent.test_hangs import READS, WAITS
 
@@ -88,7 +88,7 @@ def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> tuple[int, lis
     """Compare a stall with the other nodes; return the requests, what is told, and seconds in which it judged."""
     counts: collections.Counter[int] = collections.Counter()
     store, waiting = (Counted(each, counts, node) for each in connections)
-    settlement, lines, judged = VerdictElection(node, nodes, f"stall-{store.add(_COUNT, 0)}"), [], 0.0
+    settlement, lines, judged = VerdictElection(node, nodes, f"stall-{store.add(STALL_COUNT_KEY, 0)}"), [], 0.0
     for step in settlement.settle((store, waiting), node_files(node, nodes * EACH), 300.0, threading.Event()):
         document = step.document if not isinstance(step, CollectedReports) else b""
         if isinstance(step, CollectedReports) and settlement.announce_publishing():
@@ -96,7 +96,7 @@ def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> tuple[int, lis
             own = json.dumps(asdict(build_stall_report(step.copies, 61.0))).encode()
             judged = time.monotonic() - began
             document = settlement.publish(own, durable=True).document
-            store.add(_COUNT, 1)
+            store.add(STALL_COUNT_KEY, 1)
         if document:
             lines = json.loads(document)["lines"]
             break

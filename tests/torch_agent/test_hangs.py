@@ -23,7 +23,7 @@ from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
-from firstfault_torch.hang.procfs import read_kernel_state, usage
+from firstfault_torch.hang.procfs import measure_usage, read_kernel_state
 from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
 from firstfault_torch.options import parse_hang
@@ -148,37 +148,37 @@ def test_the_rank_and_its_line() -> None:
         "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41 (default_pg); rank 5 (node-2) has begun 40",
         "rank 5: loader.py:88 in read_shard, since at least 58 s: chunk = f.read(n)",
     )
-    assert (told.ranks, told.node, told.ends) == ((5,), "node-2", ())
+    assert (told.ranks, told.node, told.workers_to_kill) == ((5,), "node-2", ())
     told = _told({5: worker(5, call="broadcast")})
     assert told.lines[0].endswith("in all_reduce #41 (default_pg); rank 5 (node-2) has called broadcast instead")
 
 
 def test_no_rank_stands_out() -> None:
     """If all ranks wait in the same collective, none is named; with an end one of this node's is ended all the same."""
-    told = _told({}, ends=True, own=3)
+    told = _told({}, ends_attempt=True, own=3)
     assert told.lines[0].endswith("8 of 8 ranks wait in all_reduce #41 (default_pg); no rank stands out")
-    assert (told.ranks, told.ends, told.place) == ((), ((3, 0),), "no rank stands out")
+    assert (told.ranks, told.workers_to_kill, told.place) == ((), ((3, 0),), "no rank stands out")
     watch = watching()
-    watch._compare({}, 61.0, ends=False)
-    watch._seen = lambda *_: [(worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
-    watch._compare({}, 122.0, ends=False)
+    watch._investigate({}, 61.0, ends_attempt=False)
+    watch._observe_workers = lambda *_: [(worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
+    watch._investigate({}, 122.0, ends_attempt=False)
     assert watch._stall is not None
-    assert watch._stall.told.ranks == (5,), "it has one as long as the stall lasts"
-    told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends=True, own=3)
-    assert (told.lines[-1], told.ends) == ("not ended: rank 3 was elsewhere 7 s ago", ())
+    assert watch._stall.report.ranks == (5,), "it has one as long as the stall lasts"
+    told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends_attempt=True, own=3)
+    assert (told.lines[-1], told.workers_to_kill) == ("not ended: rank 3 was elsewhere 7 s ago", ())
 
 
 def test_ranks_that_work_by_themselves() -> None:
     """Nothing is told if no rank waits in a collective and one works; if none works, that is told."""
     odd = {rank: worker(rank, begun=40, stack=READS) for rank in range(8)}
-    assert _told(odd, {3: WorkerObservation(1, 1, 58.0, works=True)}, ends=True) == StallReport(())
+    assert _told(odd, {3: WorkerObservation(1, 1, 58.0, is_busy=True)}, ends_attempt=True) == StallReport(())
     assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
     told = "; 3 nodes, the first of them 1, told nothing: "
     assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
     watch, reports = watching(), CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
-    assert watch._concluded(partial(build_stall_report, seconds=61.0), reports).lines
+    assert watch._conclude(partial(build_stall_report, seconds=61.0), reports).lines
     watch._node.places.nodes = 3  # type: ignore[misc]
-    assert watch._concluded(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), "most nodes go on"
+    assert watch._conclude(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), "most nodes go on"
     assert (
         build_stall_report(to_files([(worker(0, of=2), WorkerObservation(0, 0))]), 61.0)
         .lines[0]
@@ -219,7 +219,7 @@ def test_most_ranks_wait(usual: str, odd: dict[int, str], named: tuple[int, ...]
     assert line in told.lines[0]
 
 
-COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it computes",), works=True)}
+COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it computes",), is_busy=True)}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,12 @@ COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it computes",), works=True)}
         (READS, COMPUTES, (), "not ended: rank 5 it computes"),
         (READS, {5: WorkerObservation(2, 1, 7.0)}, (), "not ended: rank 5 was elsewhere 7 s ago"),
         (SYNCHRONIZES, COMPUTES, (), None),
-        (READS, {0: WorkerObservation(0, 0, 58.0, ("is held",), may_stand=True)}, (), "not ended: rank 0 is held"),
+        (
+            READS,
+            {0: WorkerObservation(0, 0, 58.0, ("is held",), is_paused_on_purpose=True)},
+            (),
+            "not ended: rank 0 is held",
+        ),
         (READS, {}, (3,), ""),
     ],
 )
@@ -237,12 +242,14 @@ def test_what_is_ended(
     stack: str, facts: dict[int, WorkerObservation], missing: tuple[int, ...], why: str | None
 ) -> None:
     """The rank that is waited for is ended, unless it works, a person holds one, or a node told nothing."""
-    told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, missing=missing)
-    assert told.ends == (((2, 1),) if why is None else ())
+    told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends_attempt=True, missing=missing)
+    assert told.workers_to_kill == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
     assert ("; node 3 (rank 6, 7) told nothing" in told.lines[0]) == bool(missing)
-    told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends=True, spares=False, missing=missing)
-    assert told.ends == (((2, 1),) if why is None or 5 in facts else ())
+    told = _told(
+        {5: worker(5, begun=40, stack=stack)}, facts, ends_attempt=True, spare_busy_ranks=False, missing=missing
+    )
+    assert told.workers_to_kill == (((2, 1),) if why is None or 5 in facts else ())
 
 
 def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) -> StallWatch:
@@ -253,8 +260,10 @@ def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) ->
     watch._hang = Hang(60)
     workers = [worker(rank, **how) for rank in range(8)]  # type: ignore[arg-type]
     workers[5] = worker(5, begun=40, stack=READS)
-    watch._seen = lambda *_: [(each, WorkerObservation(rank // 2, rank % 2)) for rank, each in enumerate(workers)]  # type: ignore[method-assign]
-    watch._still.since = 0.0
+    watch._observe_workers = lambda *_: [
+        (each, WorkerObservation(rank // 2, rank % 2)) for rank, each in enumerate(workers)
+    ]  # type: ignore[method-assign]
+    watch._tracker.since = 0.0
     return watch
 
 
@@ -263,19 +272,19 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     kept: list[str] = []
     watch = watching(lambda path, _: kept.append(path))
     for _ in range(4):
-        watch._compare({}, 61.0, ends=False)
-        watch._goes_on(74.0)
+        watch._investigate({}, 61.0, ends_attempt=False)
+        watch._handle_progress(74.0)
     assert (caplog.text.count("no progress for 61 s"), caplog.text.count("progress again after 74 s")) == (3, 3)
-    watch._compare({}, 241.0, ends=False)
+    watch._investigate({}, 241.0, ends_attempt=False)
     assert "no progress for 241 s" in caplog.text
     assert len(set(kept)) == 5
-    watch._goes_on(260.0)
-    watch._went_on[(6,), "elsewhere"] = 100
+    watch._handle_progress(260.0)
+    watch._resumed_stalls[(6,), "elsewhere"] = 100
     number = len(kept)
-    watch._compare({}, 61.0, ends=False)
+    watch._investigate({}, 61.0, ends_attempt=False)
     assert len(kept) == number, "at usual places not more than a hundred are kept"
-    watch._seen = lambda *_: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
-    watch._compare({}, 500.0, ends=False)
+    watch._observe_workers = lambda *_: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
+    watch._investigate({}, 500.0, ends_attempt=False)
     assert "no progress for 500 s" not in caplog.text, "it calls no collectives, and does not wait to form a group"
 
 
@@ -292,18 +301,18 @@ def _looked(*moments: tuple[float, int]) -> ProgressTracker:
 
 def test_when_a_job_stands_still() -> None:
     """Time counts from the last progress of any worker, in full after the first steps, and not while frozen."""
-    assert not any(_looked((5, 0), (10, 0)).begun.values()), "no collective yet"
+    assert not any(_looked((5, 0), (10, 0)).enqueued.values()), "no collective yet"
     assert _looked((5, 1), (10, 2)).seconds(110) == pytest.approx(100 / 3), "the first steps may compile"
     assert _looked((50, 1)).seconds(56) == 2, "the first collective that is seen is progress"
     still = _looked((5, 1), (10, 2), (15, 3), (20, 4))
     assert still.seconds(80) == 60
-    assert still.stood(0, 80) == 60
+    assert still.seconds_at_position(0, 80) == 60
     still.look(75, {0: {"begun": -1, "ended": -1, "at": 4}})
     still.look(76, {0: {"begun": 4, "ended": 4, "at": 4}})
     assert still.seconds(80) == 60, "a recorder that did not answer once is no progress"
     still.look(80, {})
-    assert (still.silent(0, 80), still.stood(1, 80)) == (4, None)
-    still.skip(40)
+    assert (still.seconds_without_answer(0, 80), still.seconds_at_position(1, 80)) == (4, None)
+    still.skip_frozen_time(40)
     assert still.seconds(80) == 20
 
 
@@ -321,9 +330,9 @@ def test_what_the_kernel_tells() -> None:
         assert read_kernel_state(worker.pid) == [f"its process {child} ({name}) is stopped by a signal (SIGSTOP)"]
         subprocess.run(["kill", "-CONT", str(child)], check=True)
         worker.communicate(b"\n")
-    before = usage(1)
+    before = measure_usage(1)
     assert before.cpu_seconds >= 0
-    assert usage(worker.pid).io_bytes == 0, "it has ended"
+    assert measure_usage(worker.pid).io_bytes == 0, "it has ended"
 
 
 def test_the_option() -> None:

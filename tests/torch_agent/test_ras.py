@@ -17,7 +17,7 @@ import pytest
 
 from firstfault_torch import time_limits
 from firstfault_torch.conclusion import notifications
-from firstfault_torch.hang.ras import with_ras
+from firstfault_torch.hang.ras import add_ras_line
 from firstfault_torch.hang.stall_report import StallReport
 from tests.http_receiver import receiving
 from tests.torch_agent.test_hangs import watching
@@ -120,9 +120,9 @@ FAILED = _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7)))
 def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
     """Its findings are one line, each process once; JSON of the versions that have it, else their text."""
     ras.answer, ras.knows_json = answer, answer != TEXT
-    told = with_ras(lambda: StallReport(("no progress",), (3,)), {1, 4000})
-    assert (told.lines[0], told.ranks) == ("no progress", (3,))
-    assert told.lines[1].startswith(line)
+    report = add_ras_line(lambda: StallReport(("no progress",), (3,)), {1, 4000})
+    assert (report.lines[0], report.ranks) == ("no progress", (3,))
+    assert report.lines[1].startswith(line)
     assert ras.asked == ["", "CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
 
 
@@ -153,7 +153,7 @@ def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
     """Nothing is told, and the agent waits no longer than its limit; a process that is silent is asked again."""
     ras.answer = answer
     began = time.monotonic()
-    assert with_ras(lambda: StallReport(("no progress",)), {4000}).lines == ("no progress",)
+    assert add_ras_line(lambda: StallReport(("no progress",)), {4000}).lines == ("no progress",)
     assert time.monotonic() - began < 4
     assert len(ras.asked) > 1 or answer is not _is_silent
 
@@ -161,13 +161,13 @@ def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
 def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> None:
     """What RAS says changes no rank; if none is called, or nothing is told, no connection is made."""
     ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
-    watching(backend="gloo")._compare({}, 61.0, ends=False)
-    assert with_ras(lambda: StallReport(()), {4000}).lines == ()
+    watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)
+    assert add_ras_line(lambda: StallReport(()), {4000}).lines == ()
     assert ras.asked == []
     watch = watching()
-    watch._compare({0: 4000}, 61.0, ends=False)
+    watch._investigate({0: 4000}, 61.0, ends_attempt=False)
     assert watch._stall is not None
-    assert watch._stall.told.ranks == (5,)
+    assert watch._stall.report.ranks == (5,)
     assert caplog.messages[-1] == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
 
 
@@ -181,11 +181,11 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         for wanted in ("0", ""):
             monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", wanted)
             watch = watching(backend="gloo")
-            watch._went_on[(5,), "loader.py:88 in read_shard"] = 2
+            watch._resumed_stalls[(5,), "loader.py:88 in read_shard"] = 2
             for began, ended in ((61.0, 130.0), (61.0, 74.0)):  # the second is the fourth at its place: it is not told
-                watch._compare({}, began, ends=False)
-                watch._compare({}, 2 * began, ends=False)
-                watch._goes_on(ended)
+                watch._investigate({}, began, ends_attempt=False)
+                watch._investigate({}, 2 * began, ends_attempt=False)
+                watch._handle_progress(ended)
     began, over = (json.loads(request.body) for request in webhook.received)
     assert (began["type"], began["source"], began["subject"]) == ("firstfault.stall.v1", "/jobs/7", "node-2")
     assert began["data"]["first_line"].startswith("no progress for 61 s: 7 of 8 ranks wait in all_reduce #41")
@@ -202,7 +202,7 @@ def test_a_notifier_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     points = [SimpleNamespace(name=name, load=lambda it=it: it) for name, it in (("a", hangs), ("b", called.append))]
     monkeypatch.setattr(notifications, "entry_points", lambda **_: points)
     began = time.monotonic()
-    watching(backend="gloo")._compare({}, 61.0, ends=False)
+    watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)
     assert time.monotonic() - began < 5
     assert "the notifier a has not ended within 0.5 s" in caplog.text
     assert not called

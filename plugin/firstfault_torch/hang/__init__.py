@@ -1,8 +1,8 @@
-"""Names a hang within a minute: for which rank the others wait, and where that one is.
+"""Names a hang within a minute: the straggler for which all remaining ranks wait, and its position.
 
-An optional part: the entry point ``firstfault.hang`` brings it to the agent. `watch` has the thread of a node, `looks`
-what it sees of its workers, `told` what the node that concludes says of all. The judgement is that of `evidence`: each
-worker is given to it as at a deadline that it didn't keep.
+An optional part: the entry point ``firstfault.hang`` brings it to the agent. `watch` has the agent's thread, `progress`
+and `procfs` what one agent observes of its workers, `stall_report` the conclusion of one agent for all nodes. The
+judgment is that of `evidence`, which gets each worker as if it had missed a deadline.
 """
 
 from firstfault_torch.hang.watch import StallWatch

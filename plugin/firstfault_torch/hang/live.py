@@ -1,7 +1,8 @@
-"""What a person sees of a running job: how fast each node advances. Nothing is sent or written while no person asks.
+"""The live view of a running job: collectives per second of each node. Costs nothing while nobody watches.
 
-``firstfault watch --live`` leaves a file beside the roster, which the first agent lists anyway; on one node it lists a
-local folder for this. That agent asks the others over the connections that exist, and writes all answers as one file.
+``firstfault watch --live`` can't reach the agents, so it creates an empty file in the roster's folder, which the first
+agent lists anyway (on one node, a local folder). That agent requests the peers' states over the liveness connections,
+and writes all of them as one file.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
 
 
 class LiveView:
-    """Tells how a node advances, and as the first agent how all do.
+    """Publishes this node's progress, and as the first agent that of all nodes.
 
     Args:
-        node: of the round.
-        still: what its agent sees of its workers; it looks before each `tell`.
+        node: this node's part in the round.
+        still: progress of its workers, updated before each `publish`.
     """
 
     def __init__(self, node: NodeRound, still: ProgressTracker) -> None:
         self._node = node
-        self._still = still
+        self._tracker = still
         self._before: tuple[float, int] | None = None
         self._state: dict[str, Any] = {}
         self._put: Future[Any] | None = None
 
-    def tell(self, now: float) -> None:
-        """Take the present state, and as the first agent write those of all nodes if a person watches."""
+    def publish(self, now: float) -> None:
+        """Update this node's state; as the first agent write all nodes' states if somebody watches."""
         peers = self._node.peers
         self._state = self._now(now)
         if peers is not None:
@@ -50,23 +51,23 @@ class LiveView:
             return
         others = dict(peers.liveness.states) if peers is not None else {}
         if peers is not None:
-            peers.liveness.request_states()  # for the next look
+            peers.liveness.request_states()  # answers arrive before the next poll
         nodes = [self._state, *(parsed for _, line in sorted(others.items()) if (parsed := _parsed(line)))]
         view = {"round": self._node.reporter.node_context.round, "time": time.time(), "nodes": nodes}
-        if self._put is None or self._put.done():  # else the storage is slow
+        if self._put is None or self._put.done():  # otherwise the storage is slow: skip this poll
             self._put = self._node.reporter.put(LIVE, json.dumps(view).encode())
 
     def line(self) -> bytes:
-        """Return this node's state for the first agent."""
+        """Return this node's state, for the first agent."""
         return json.dumps(self._state).encode()
 
     def _now(self, now: float) -> dict[str, Any]:
         places = self._node.places
-        begun = self._still.begun
+        begun = self._tracker.enqueued
         most = max(begun.values(), default=0)
         before, self._before = self._before, (now, most)
         rate = (most - before[1]) / (now - before[0]) if before is not None and now > before[0] else 0.0
-        waits = {rank: now - since for rank, since in self._still.moved.items()}
+        waits = {rank: now - since for rank, since in self._tracker.moved.items()}
         behind = min(begun, key=lambda rank: begun[rank], default=None)
         longest = max(waits, key=lambda rank: waits[rank], default=None)
         return {
@@ -80,7 +81,7 @@ class LiveView:
         }
 
     def _is_watched(self) -> bool:
-        """Whether a person watches, by names in the roster's folder: of the poll's last listing, or on this machine."""
+        """Whether somebody watches: a file in the roster's folder, by the last poll's listing or on this machine."""
         peers, node_context = self._node.peers, self._node.reporter.node_context
         names: list[str] | None = []
         if peers is not None and peers.roster is not None:

@@ -1,4 +1,4 @@
-"""What /proc shows of a worker that makes no progress."""
+"""Reads from /proc why a worker makes no progress."""
 
 from __future__ import annotations
 
@@ -9,48 +9,54 @@ from pathlib import Path
 
 from firstfault_torch.time_limits import KERNEL_STATE_POLL_SECONDS
 
-_STATES = {b"T": "is stopped by a signal (SIGSTOP)", b"t": "is held by a debugger", b"D": "is blocked in the kernel"}
-_MOST_CHILDREN = 3
-_TICKS = os.sysconf("SC_CLK_TCK")
+KERNEL_STATES = {
+    b"T": "is stopped by a signal (SIGSTOP)",
+    b"t": "is held by a debugger",
+    b"D": "is blocked in the kernel",
+}
+MAX_FINDINGS = 3
+CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a worker and the processes that it started have used so far."""
+    """Resources used so far by a worker and its descendants."""
 
     cpu_seconds: float
     io_bytes: int
 
 
-def usage(pid: int) -> Usage:
-    """Return what a process and its descendants have used; zero where /proc doesn't tell."""
+def measure_usage(pid: int) -> Usage:
+    """Return the resources used by a process and its descendants; zero where /proc is unreadable."""
     cpu = read = 0
     for each in (pid, *_descendants(pid)):
         fields = _stat(each)
         cpu += sum(map(int, fields[11:13])) if len(fields) > 12 else 0  # noqa: PLR2004 - proc(5): utime, stime
         read += sum(int(line.split()[1]) for line in _lines(each, "io") if line[:6] in {b"rchar:", b"wchar:"})
-    return Usage(cpu / _TICKS, read)
+    return Usage(cpu / CLOCK_TICKS_PER_SECOND, read)
 
 
 def read_kernel_state(pid: int) -> list[str]:
-    """Return what the kernel tells of a worker that doesn't run, and of the processes that it started."""
+    """Return findings about a worker that is stopped or blocked, and about its descendants."""
     found = [_state(pid)]
     tracer = next((line.split()[1] for line in _lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")
     found += ["is held by a debugger"] if tracer != b"0" and not found[0] else []
     for child in _descendants(pid):
         state = "has ended" if _stat(child)[:1] == [b"Z"] else _state(child)
         found += [f"its process {child} ({_name(child)}) {state}"] if state else []
-    return list(filter(None, found))[:_MOST_CHILDREN]
+    return list(filter(None, found))[:MAX_FINDINGS]
 
 
 def _state(pid: int) -> str:
     fields = _stat(pid)
     if fields[:1] == [b"D"]:
-        time.sleep(KERNEL_STATE_POLL_SECONDS)  # a moment in the kernel is usual
+        time.sleep(
+            KERNEL_STATE_POLL_SECONDS
+        )  # a short time in the kernel is normal: only a state that lasts is a finding
         fields = _stat(pid)
-    said = _STATES.get(fields[0], "") if fields else ""
+    state = KERNEL_STATES.get(fields[0], "") if fields else ""
     channel = b"".join(_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
-    return f"{said} ({channel})" if channel.strip("0") else said
+    return f"{state} ({channel})" if channel.strip("0") else state
 
 
 def _name(pid: int) -> str:

@@ -8,33 +8,33 @@ from typing import Any
 
 from firstfault.model import Progress
 
-_STEADY = 3
-"""Looks with progress after which a training has begun; its first steps may compile for long."""
-_FIRST = 3
-"""So many times longer the first steps may take."""
+POLLS_UNTIL_STEADY = 3
+"""Polls with progress until a training counts as running steadily; its first steps may compile for minutes."""
+FIRST_STEPS_FACTOR = 3
+"""The first steps may take this many times longer."""
 
 
 @dataclass
 class ProgressTracker:
-    """Tells from look to look since when no worker of a node has made progress in its collectives."""
+    """Tracks from poll to poll when a worker of this node last made progress in its collectives."""
 
     since: float
-    """Seconds of the monotonic clock."""
+    """Time of the last progress, seconds of the monotonic clock."""
     looks: int = 0
-    """With progress, so far."""
+    """Polls with progress so far."""
     first: float | None = None
-    """When the first of them was."""
+    """Time of the first of them."""
     moved: dict[int, float] = field(default_factory=dict)
-    """By local rank: when its collectives last made progress, seconds of the monotonic clock."""
+    """By local rank: time of its last progress, seconds of the monotonic clock."""
     _counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     _places: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By local rank: where the main thread is, and since when."""
+    """By local rank: hash of the main thread's position, and since when."""
     _answered: dict[int, float] = field(default_factory=dict)
     has_moved: bool = False
-    """Whether there was progress at the last look."""
+    """Whether the last poll saw progress."""
 
     def look(self, now: float, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take the workers' answers to `PULSE`, by local rank; one that doesn't answer makes no progress."""
+        """Process the workers' answers to `PULSE`, by local rank; an unresponsive worker makes no progress."""
         self.has_moved = False
         for rank, answer in answers.items():
             counts = int(answer.get("begun", -1)), int(answer.get("ended", -1))
@@ -49,31 +49,31 @@ class ProgressTracker:
             self.since = now
             self.first = now if self.first is None else self.first
 
-    def skip(self, seconds: float) -> None:
-        """Leave out a time in which this agent didn't run: the pod or the machine was frozen."""
+    def skip_frozen_time(self, seconds: float) -> None:
+        """Ignore a period in which this agent didn't run: the pod or the machine was frozen."""
         self.since += seconds
         self.first = None if self.first is None else self.first + seconds
         self._places = {rank: (at, since + seconds) for rank, (at, since) in self._places.items()}
 
     def seconds(self, now: float) -> float:
-        """Return how long no worker has made progress; of the first steps a third."""
-        return (now - self.since) / (1 if self.looks >= _STEADY else _FIRST)
+        """Return the seconds without progress; during the first steps, a third of them."""
+        return (now - self.since) / (1 if self.looks >= POLLS_UNTIL_STEADY else FIRST_STEPS_FACTOR)
 
     def progress(self) -> Progress:
-        """Return how far the workers came."""
+        """Return the progress of the worker that is furthest ahead."""
         seconds = self.since - self.first if self.first is not None else 0.0
-        return Progress(max(self.begun.values(), default=0), max(seconds, 0.0))
+        return Progress(max(self.enqueued.values(), default=0), max(seconds, 0.0))
 
     @property
-    def begun(self) -> dict[int, int]:
-        """How many collectives each worker has begun, by local rank."""
+    def enqueued(self) -> dict[int, int]:
+        """Number of enqueued collectives by local rank."""
         return {rank: begun for rank, (begun, _) in self._counts.items()}
 
-    def silent(self, local_rank: int, now: float) -> float:
-        """Return how long a worker hasn't answered."""
+    def seconds_without_answer(self, local_rank: int, now: float) -> float:
+        """Return how long a worker has been unresponsive."""
         return now - self._answered.get(local_rank, self.since)
 
-    def stood(self, local_rank: int, now: float) -> float | None:
-        """Return how long a worker's main thread has been at the same place at least; None: it doesn't answer."""
+    def seconds_at_position(self, local_rank: int, now: float) -> float | None:
+        """Return the minimum time of a worker's main thread at its position; None: it never answered."""
         place = self._places.get(local_rank)
         return now - place[1] if place is not None else None

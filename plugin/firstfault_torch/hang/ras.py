@@ -1,4 +1,4 @@
-"""Asks NCCL's RAS, a second witness of a stall: its line stands beside the verdict, which it never changes.
+"""Queries NCCL's RAS as a second witness of a stall: adds a line to the report and never changes the verdict.
 
 The protocol is that of ``ncclras`` in NCCL's source, ``src/ras/client_support.cc``.
 """
@@ -24,49 +24,52 @@ from firstfault_torch.time_limits import RAS_PEER_TIMEOUT_SECONDS, RAS_TIMEOUT_S
 if TYPE_CHECKING:
     from firstfault_torch.hang.stall_report import StallReport
 
-_QUESTION = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"
-"""NCCL before 2.28.7 refuses the third line, and answers in text."""
-_MOST_BYTES = 1 << 24
-_MOST = 3
-"""Ranks that are told of one finding."""
-_LONGEST = 400
-_FINE = {0, 7}
+STATUS_REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"
+"""NCCL before 2.28.7 rejects the third line and answers in plain text."""
+MAX_ANSWER_BYTES = 1 << 24
+MAX_LISTED_RANKS = 3
+"""Ranks listed per finding."""
+MAX_LINE_CHARACTERS = 400
+HEALTHY_RESULTS = {0, 7}
 """ncclSuccess and ncclInProgress."""
-_NO_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
+MISSING_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 """NCCL 2.28.7 and 2.28.9 write this between missing ranks."""
 
 
-def with_ras(conclude: Callable[..., StallReport], pids: Collection[int], *args: Any, **more: Any) -> StallReport:
+def add_ras_line(conclude: Callable[..., StallReport], pids: Collection[int], *args: Any, **more: Any) -> StallReport:
     """Return a stall's report, with a line from RAS if one that knows these pids answers in time."""
-    told, ask = conclude(*args, **more), partial(_asked, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
+    report, ask = conclude(*args, **more), partial(_request_status, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
     line = (
-        call_with_timeout(lambda: try_call(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL") if told.lines else ""
+        call_with_timeout(lambda: try_call(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL")
+        if report.lines
+        else ""
     )
-    return replace(told, lines=(*told.lines, line)) if line else told
+    return replace(report, lines=(*report.lines, line)) if line else report
 
 
-def _asked(deadline: float, pids: Collection[int]) -> str:
+def _request_status(deadline: float, pids: Collection[int]) -> str:
     host, _, port = os.environ.get("NCCL_RAS_ADDR", "localhost:28028").rpartition(":")
     while (left := deadline - time.monotonic()) > 0:
-        # the processes of a node share the port, and one of them may be stopped: then the next one is asked
+        # The processes of a node share the port. The one that accepts may be stopped; on timeout, the next connection
+        # reaches a different process.
         with (
             suppress(TimeoutError),
             socket.create_connection((host.strip("[]"), int(port)), RAS_PEER_TIMEOUT_SECONDS) as server,
         ):
-            server.sendall(_QUESTION)
+            server.sendall(STATUS_REQUEST)
             found = b""
-            while left > 0 and len(found) < _MOST_BYTES and (part := server.recv(1 << 20)):
+            while left > 0 and len(found) < MAX_ANSWER_BYTES and (part := server.recv(1 << 20)):
                 found += part
                 left = deadline - time.monotonic()
                 server.settimeout(max(left, RAS_PEER_TIMEOUT_SECONDS))
-            return _told(found.decode(errors="replace"), pids)
+            return _describe_answer(found.decode(errors="replace"), pids)
     return ""
 
 
-def _told(answer: str, pids: Collection[int]) -> str:
+def _describe_answer(answer: str, pids: Collection[int]) -> str:
     body = answer.split("\n", 3)[3]
     if body.startswith("{"):
-        groups = json.loads(_NO_COMMA.sub(r"\1,\2", body))["communicators"]
+        groups = json.loads(MISSING_COMMA.sub(r"\1,\2", body))["communicators"]
         if not any(rank["pid"] in pids for group in groups for rank in group["ranks"] + group["missing_ranks"]):
             return ""  # jobs may share a node and the port
         found = list(_findings(groups))
@@ -74,28 +77,28 @@ def _told(answer: str, pids: Collection[int]) -> str:
         errors, warnings = body.split("\nErrors\n")[1].split("\nWarnings\n")
         lines = (line.strip(" =") for line in f"{errors}\n{warnings}".splitlines())
         found = [line for line in lines if line]
-    return one_line(f"NCCL RAS: {'; '.join(found)}", _LONGEST) if found else "NCCL RAS sees no fault"
+    return one_line(f"NCCL RAS: {'; '.join(found)}", MAX_LINE_CHARACTERS) if found else "NCCL RAS sees no fault"
 
 
 def _findings(communicators: list[dict[str, Any]]) -> Iterator[str]:
     known: set[tuple[str, str]] = set()
     for group in sorted(communicators, key=lambda each: -each["size"]):
         found: dict[str, list[str]] = {}
-        for what, rank in _odd(group):
+        for what, rank in _find_outliers(group):
             process = f"pid {rank['pid']} on {rank['host']}"
             if (what, process) not in known:  # in a larger communicator
                 found.setdefault(what, []).append(f"rank {rank['rank']} ({process})")
                 known.add((what, process))
         for what, ranks in found.items():
-            yield f"{what} {len(ranks)} of {group['size']} ranks: {', '.join(ranks[:_MOST])}"
+            yield f"{what} {len(ranks)} of {group['size']} ranks: {', '.join(ranks[:MAX_LISTED_RANKS])}"
 
 
-def _odd(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _find_outliers(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what is worth a line, and the rank of the communicator to which it applies."""
     for rank in group["missing_ranks"]:
         yield "no answer from" if rank["status"]["unresponsive"] else "no communicator on", rank
     for rank in group["ranks"]:
-        for code in {rank["status"]["init_state"], rank["status"]["async_error"]} - _FINE:
+        for code in {rank["status"]["init_state"], rank["status"]["async_error"]} - HEALTHY_RESULTS:
             yield f"NCCL error {code} on", rank
     calls = [(call, count, rank) for rank in group["ranks"] for call, count in rank["collective_counts"].items()]
     by_number = Counter((call, count) for call, count, _ in calls).most_common()
