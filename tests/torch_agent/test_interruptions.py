@@ -33,7 +33,7 @@ def test_an_interrupted_agent(  # noqa: PLR0917 - parameters
     engine: str, has_terminal: bool, said: str, code: str, retry: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGINT is not a preemption. Only in a terminal it was Ctrl-C, and only in a pod it may be the platform's."""
-    monkeypatch.setattr("firstfault_torch.agent.reporter.is_in_foreground", lambda: has_terminal)
+    monkeypatch.setattr("firstfault_torch.agent.deaths.is_in_foreground", lambda: has_terminal)
     error = SignalException("told", sigval=signal.SIGINT)
     place = Place(node="n1", group_rank=0, engine=engine)
     agent = describe_agent_failure(error, ErrorClass.PREEMPTION, place, Moment.now())
@@ -47,7 +47,7 @@ def test_an_interrupted_agent(  # noqa: PLR0917 - parameters
 
 LOOK = """
 import os, sys
-from firstfault_torch.context import is_in_foreground
+from firstfault_torch.places import is_in_foreground
 if len(sys.argv) > 1:
     os.open(sys.argv[1], os.O_RDWR)  # the leader of a session gets the terminal with it
 ahead, child = is_in_foreground(), os.fork()

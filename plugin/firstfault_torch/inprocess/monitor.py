@@ -480,7 +480,7 @@ class Stamping:
         self._thread.join()
 
 
-def position_of(thread: int, start_in_thread: int | None = None) -> Position | None:
+def position_of(thread: int, begun: int | None = None) -> Position | None:
     """Return where a thread of this process stands, with the collectives that it has begun; None if it has ended."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
     if frame is None:
@@ -490,10 +490,10 @@ def position_of(thread: int, start_in_thread: int | None = None) -> Position | N
         module = str(frame.f_globals.get("__name__", ""))
         waits = waits or module == _COLLECTIVES or module.startswith(_COLLECTIVES + ".")
         if not any(part in frame.f_code.co_filename for part in _INSTALLED):
-            return Position(_line(frame, called), waits, start_in_thread)
+            return Position(_line(frame, called), waits, begun)
         called = f"{module}.{frame.f_code.co_name}"
         frame = frame.f_back
-    return Position(_line(innermost, ""), waits, start_in_thread)
+    return Position(_line(innermost, ""), waits, begun)
 
 
 def _line(frame: Any, called: str) -> str:

@@ -30,13 +30,13 @@ def pulse() -> dict[str, Any]:
 
     The counts are those of all groups together; -1: not known. ``at`` is equal if the main thread is at the same place.
     """
-    start_in_thread, ended = _counts()
+    begun, ended = _counts()
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented, for debuggers
     at: list[tuple[int, int]] = []
     while frame is not None:
         at.append((id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return {"begun": start_in_thread, "ended": ended, "at": hash(tuple(at))}
+    return {"begun": begun, "ended": ended, "at": hash(tuple(at))}
 
 
 def snapshot() -> dict[str, Any]:
