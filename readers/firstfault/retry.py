@@ -50,7 +50,7 @@ class RetryContext:
     """Fingerprint of the previous attempt's verdict, or for a restart of the previous round's; empty: unknown."""
     restarts_left: int | None = None
     """None: the question is whether to run another attempt. A number: the question is whether to restart the workers
-    within this attempt, with so many of `max_restarts` left."""
+    within this attempt, with that number of `max_restarts` left."""
     engine: str = ""
     """As `Place.engine`."""
     progress: Progress = field(default_factory=Progress)
@@ -194,7 +194,7 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> ComposableP
 
 @_to_factory
 def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
-    """Retry on the system's budget if evidence shows that the machine is at fault. A program's own text is no evidence.
+    """Retry on the system's budget if evidence shows that the machine is at fault. A program's text doesn't count.
 
     The evidence is one of two: the kernel's OOM killer killed a process although the container was below its limit; or
     a GPU's driver reported a hardware fault, in an exception from native code or torch, or in the log of a crash.
@@ -244,6 +244,7 @@ def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
 @_to_factory
 def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
     """True if the task's `retries` are used up; a restart within the attempt uses none."""
+    # without a count of the attempts that used a retry, each earlier attempt counts as one
     left = context.retries_left
     if left is None and context.retries is not None:
         left = max(context.retries - context.attempt, 0)
@@ -255,6 +256,7 @@ def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
 def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     """True if all ranks failed with the same fault, which a retry would probably meet again."""
     world = verdict.root.place.world_size if verdict.root is not None else 0
+    # a bug or a bad configuration fails on every rank; broken hardware, on one
     same = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
     return Vote(retry=same, reason="the same fault on all ranks" if same else "not the same fault on all ranks")
 
@@ -296,6 +298,7 @@ def default_policy() -> ComposablePolicy:
 def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
     if verdict.is_at_time_limit:
         return Vote(retry=False, reason=_TIME_LIMIT_REASON)
+    # SIGINT to one node of an elastic job: the remaining nodes restart without it, as torch does
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and context.restarts_left is not None:
         return Vote(retry=True, reason="a node was interrupted, and the others continue", origin=Origin.SYSTEM)
     return on_category("preemption", "node_lost")(verdict, context)
@@ -315,6 +318,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     except ValueError as error:
         raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
     if vote.retry:
+        # Flyte counts retries of USER errors against the task's `retries`, and those of SYSTEM errors separately.
         origin = vote.origin or Origin.USER
         if context.restarts_left is not None:
             paid = "it uses up one of max_restarts"
@@ -363,6 +367,7 @@ def _explain_replaced_request(root: WorkerError | None) -> str:
     """Return a sentence if another exception replaced one that requests a retry, else an empty text."""
     if root is None or root.exception is None or root.recoverable:
         return ""
+    # `except FlyteRecoverableException: raise TrainingError(...)`: the type of the raised exception counts
     raised = root.exception
     outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
     request = next((name for name in inner if name in RETRY_REQUESTS), None)

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from firstfault.exceptions.deduplicated_stderr import remove_traceback
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import compute_fingerprint
-from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.printed_tracebacks import find_printed_exception, remove_traceback
 from firstfault.model import ExceptionInfo, FrameInfo, StackDump, Verdict, WorkerError, Writer
 from firstfault.report import build_report
 from firstfault.report.first_line import first_line

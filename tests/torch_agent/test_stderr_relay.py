@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from firstfault.exceptions.deduplicated_stderr import remove_traceback
+from firstfault.exceptions.printed_tracebacks import remove_traceback
 from firstfault.model import ExceptionInfo
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.node import stderr_relay

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from firstfault import model
-from firstfault.exceptions.deduplicated_stderr import remove_traceback
+from firstfault.exceptions.printed_tracebacks import remove_traceback
 from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.agent.deaths import (

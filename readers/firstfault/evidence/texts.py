@@ -30,8 +30,7 @@ from firstfault.exceptions.first_cause import (
     is_wrapper,
     iter_exceptions,
 )
-from firstfault.exceptions.printed_tracebacks import find_printed_exception
-from firstfault.exceptions.stderr_lines import strip_line_prefixes
+from firstfault.exceptions.printed_tracebacks import find_printed_exception, strip_line_prefixes
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code

@@ -1,7 +1,7 @@
 """Exceptions of other processes, found as tracebacks in the text of an exception.
 
-A DataLoader, a process pool, ``torch.multiprocessing``, joblib, Ray and many programs raise an exception whose text, or
-whose cause's text, is the traceback of another process.
+A DataLoader, a process pool, ``torch.multiprocessing``, joblib, Ray and many programs raise an exception with
+the traceback of another process in its message, or in its cause's message.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MESSAGE_ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
 
 
 def unwrap_remote_exception(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return the other process's exception; `exception` itself if it reports none."""
+    """Return the exception of the process that failed; `exception` itself if it reports no other process."""
     remote = [cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE]
     return remote[-1] if remote else exception
 
@@ -64,10 +64,10 @@ def get_short_name(exception: ExceptionInfo) -> str:
 
 
 def add_remote_cause(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return an exception with the other process's exception among its causes, related by `REMOTE`.
+    """Return an exception that has the exception of the other process as a cause, related by `REMOTE`.
 
     The message becomes the text above the traceback. An exception that reports no other process is returned unchanged,
-    and so is an exception with the traceback of its own cause in its text.
+    and so is an exception with the traceback of one of its causes in its text.
     """
     head, remote = _split_at_traceback(exception.message, _MAX_DEPTH)
     remote = _add_recorded_context(remote, exception)
@@ -94,7 +94,9 @@ def _add_recorded_context(remote: tuple[ExceptionInfo, ...], exception: Exceptio
 
 
 def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[ExceptionInfo, ...]]:
-    """Return the text above a traceback, and the exceptions in it, nearest first; none if there is no traceback.
+    """Return the text above the first traceback in a text, and its exceptions, nearest first.
+
+    Without a traceback, return the text and no exceptions.
 
     Args:
         text: the text.
@@ -145,6 +147,7 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
             frames.append(FrameInfo(match["file"], int(match["line"]), match["function"] or ""))
         elif is_after_frame and line.startswith((" ", "\t")):
             frames[-1], margin = replace(frames[-1], code=line.strip()), len(line) - len(line.lstrip())
+        # "    ~~^~~~": Python 3.11 marks the part of the source line that failed
         elif frames and frames[-1].code and line.strip() and not line.strip(" ~^") and line.startswith(" "):
             marked = (len(line) - len(line.lstrip()) - margin, len(line.rstrip()) - margin)
             frames[-1] = replace(frames[-1], marked=marked)

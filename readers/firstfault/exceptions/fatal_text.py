@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from firstfault.exceptions.printed_tracebacks import find_chain_spans, find_tracebacks
-from firstfault.exceptions.stderr_lines import RANK_PREFIX, strip_rank_prefix
+from firstfault.exceptions.printed_tracebacks import RANK_PREFIX, find_chain_spans, find_tracebacks, strip_rank_prefix
 
 _SURVIVAL_NOTICE = re.compile(
     r"\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b", re.IGNORECASE
@@ -107,6 +106,7 @@ def find_telling_line(stderr: str) -> str:
 def _extract_exit_lines(lines: Sequence[str]) -> list[str]:
     """Return the last few lines, more if there is advice among them. "Error:" is joined with the next line."""
     joined: list[str] = []
+    # command-line tools end with usage hints, which may push the error out of the last few lines
     for line in (_BOX_SIDES.sub("", boxed_line) for boxed_line in lines[-4 * _EXIT_LINES_READ :]):
         if line[:1].isspace() and joined and joined[-1].endswith(":") and not _ADVICE_LINE.search(joined[-1]):
             joined[-1] += f" {line.strip()}"

@@ -6,7 +6,7 @@ A fingerprint is a hash of:
   message, and its innermost frames by file name and function. Line numbers would change with any edit above the fault.
 - a death or an exit: the signal or exit code, and for an exit the last line of stderr.
 - a process that its agent stopped: also the stack position, the last collective of the default process group, and
-  whether its watchdog had timed out. These tell a hung process from the processes that waited for it.
+  whether its watchdog had timed out. They separate a hung process from the processes that waited for it.
 - an expired deadline: also its name and the stack position.
 
 The text of a fingerprint begins with a version, because fingerprints of two versions can't be compared.
@@ -60,6 +60,8 @@ def _describe_death(error: WorkerError) -> list[str]:
     """Return what distinguishes deaths with the same signal or exit code."""
     parts = []
     if error.sent_signals:
+        # Rank 3 hung at step 40 while its peers were in the all-reduce of step 41. All of them died of the agent's
+        # SIGTERM, but they have different faults.
         parts += ["stopped", locate_main_thread(error).frame]
         for progress in error.collectives:
             if progress.group == DEFAULT_GROUP:

@@ -2,7 +2,7 @@
 
 A program often raises a wrapper, `TrainingError("training failed")`, from the error that explains it. Or its clean-up
 fails while the first exception is being handled. Or it looks something up, catches the `KeyError`, and fails in the
-handler for a reason of its own.
+handler for another reason.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
     """Return the first cause of an exception, and its wrappers.
 
     The first cause is the innermost exception of the chain that passed through the program's code. A library may have
-    caught and replaced others before, whose messages explain less. An exception group counts as its first member. A
+    caught and replaced others before, with messages that explain less. An exception group counts as its first member. A
     lookup that failed as its handler expects isn't the cause of what failed in the handler.
     """
     links = [exception]
@@ -107,7 +107,7 @@ def find_first_cause(exception: ExceptionInfo) -> ExceptionInfo:
 
 
 def is_wrapper(outer: ExceptionInfo, inner: ExceptionInfo) -> bool:
-    """Whether `outer` was raised to report `inner`. Otherwise it failed by itself while `inner` was being handled."""
+    """Whether `outer` was raised to report `inner`. Otherwise it is another failure, during the handling of `inner`."""
     if inner.relation not in {"context", "suppressed"} or not outer.frames or not inner.frames:
         return True
     innermost = outer.frames[-1]
@@ -173,7 +173,7 @@ def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     """Whether the program handled `context`, and `outer` is the failure of what it did instead.
 
-    `try: return cache[key]` / `except KeyError: return download(key)`: the failed download is no consequence of the
+    `try: return cache[key]` / `except KeyError: return download(key)`: the failed download isn't a consequence of the
     lookup. But in `except Exception: save_checkpoint(); raise` a failed save hides why the training failed. The frames
     decide, and the source lines around the handler.
     """
@@ -224,7 +224,7 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
 
 
 def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
-    """Return the index of the `except` or `finally` in whose block a line is; None: it is in no such block."""
+    """Return the index of the `except` or `finally` around a line; None: the line isn't in such a block."""
     near = lines[max(at - _HANDLER_LINES_READ, 0) : at + 1]
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
     for index in range(at - 1, at - len(margins), -1):

@@ -8,10 +8,36 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from firstfault.exceptions.exceptions_in_text import EXCEPTION_LINE, parse_traceback
-from firstfault.exceptions.first_cause import find_causes
-from firstfault.exceptions.stderr_lines import strip_rank_prefix
+from firstfault.exceptions.exceptions_in_text import (
+    EXCEPTION_LINE,
+    get_short_name,
+    parse_traceback,
+    unwrap_remote_exception,
+)
+from firstfault.exceptions.first_cause import find_causes, iter_exceptions
 from firstfault.model import ExceptionInfo
+from firstfault.utils.text import printable
+
+RANK_PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
+"""Put before each line by torch, its launcher or srun."""
+_MESSAGE_PREFIX = re.compile(
+    r"^\s*(?:what\(\):\s*|\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*|[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*"
+    r"|\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s*|Process group watchdog thread terminated with exception:\s*"
+    r"|\S{1,200}\.(?:cuh?|cpp|cc|h(?:pp)?):\d+:[^\n]{0,200}?(?=Assertion )"
+    r"|terminate called after throwing an instance of '[^']*'\s*"
+    r"|(?:/\S{0,200}/)?python[\d.]*: (?=can't |Error while finding |No module named ))+"
+)
+
+
+def strip_line_prefixes(line: str) -> str:
+    """Return a line without the prefixes of loggers, NCCL, C++ and Python's interpreter."""
+    return _MESSAGE_PREFIX.sub("", strip_rank_prefix(line)).strip()
+
+
+def strip_rank_prefix(line: str) -> str:
+    """Return a line without control characters, and without the prefix of torch, its launcher or srun."""
+    return RANK_PREFIX.sub("", printable(line))
+
 
 TRACEBACK_HEADER = re.compile(
     r"^(?P<gutter>[ |]*)(?P<group>\+ Exception Group )?(?P<above>.{0,80}?\s)?Traceback \(most recent call last\):\s*$"
@@ -37,7 +63,7 @@ _HANDLED_NOTICE = re.compile(
 _WARNING_LEVEL = re.compile(r"\bWARN(?:ING)?\b")
 """Also in such a line. But it may be about something else if the process printed nothing more."""
 _PYTHON_WARNING = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
-"""Both lines of a warning of Python, the second of which is indented source. They aren't about a traceback below."""
+"""Both lines of a Python warning; the second line is indented source. Neither is about a traceback below."""
 _UNRELATED_LINE = re.compile(
     r"^(?:Exception ignored |--- Logging|Traceback \(|\[[EWFI]\d|\[rank\d|terminate called|Fatal Python error)"
     r"|^\S+:\d+: \w*Warning: "
@@ -56,7 +82,7 @@ _MAX_LINES_BETWEEN = 4
 
 @dataclass(frozen=True, slots=True)
 class PrintedException:
-    """An exception whose traceback a process printed."""
+    """An exception with its traceback, as a process printed it."""
 
     exception: ExceptionInfo
     after: tuple[str, ...]
@@ -131,7 +157,7 @@ def find_chain_spans(lines: Sequence[str], starts: list[int]) -> list[tuple[int,
 
 
 def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException | None:
-    """Return the exception of a chain whose tracebacks begin at the lines `first` to `last`; None if one is cut."""
+    """Return the exception of a chain of tracebacks, which begin at the lines `first` to `last`; None if one is cut."""
     links: list[ExceptionInfo] = []
     after: Sequence[str] = ()
     start = first
@@ -172,6 +198,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
     own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
         return None, lines[end:]
+    # each member is printed between borders, indented, as a traceback that may have causes and members again
     members = []
     for border, until in itertools.pairwise([*borders, len(inner)]):
         body = [
@@ -196,6 +223,7 @@ def to_plain_lines(stderr: str) -> list[str]:
         # within a box, a logger may have indented all lines by the same
         indent = indent if line[:indent].isspace() or not line.strip() else 0
         line = line[indent:]
+        # rich draws a box around a traceback, with a few lines of source around each frame
         if _RICH_BOX_START.match(line):
             in_box, indent = True, indent or _measure_indent(line)
             plain.append("Traceback (most recent call last):")
@@ -223,3 +251,51 @@ def _parse_box_line(head: str, line: str) -> tuple[str, list[str]]:
     if frame is None:
         return head[:_MAX_RICH_PATH_CHARS], []
     return "", [f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}']
+
+
+def remove_traceback(text: str, exception: ExceptionInfo) -> str:
+    """Return a stderr tail without the tracebacks of an exception and its causes.
+
+    The lines around them stay, and so do the tracebacks of other exceptions. The text may begin in the middle of a
+    traceback.
+    """
+    lines = text.splitlines()
+    bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
+    chain = [item for link in iter_exceptions(exception) for item in (link, unwrap_remote_exception(link))]
+    names = {get_short_name(link) for link in chain}
+    first_lines = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
+    texts = {line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)} | {""}
+    kept: list[str] = []
+    start = 0
+    while start < len(lines):
+        end, raised = _find_traceback_end(bare_lines, start)
+        types = [match for match in raised if match["type"].rsplit(".", 1)[-1] in names]
+        if any((match["message"] or "") in first_lines for match in types):
+            # the rest of the message, notes, and the sentence between two tracebacks
+            while end < len(lines) and (bare_lines[end].strip() in texts or CHAIN_SENTENCE.match(bare_lines[end])):
+                end += 1
+        else:
+            end = max(end, start + 1)
+            kept += lines[start:end]
+        start = end
+    return "\n".join(kept).strip("\n")
+
+
+def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.Match[str]]]:
+    """Return the end of the traceback that begins at `start`, and its exception lines; `start`: none begins there."""
+    match = TRACEBACK_HEADER.match(lines[start])
+    # a stderr tail may begin within a traceback
+    is_cut = start == 0 and lines[0][:1].isspace()
+    if not is_cut and (match is None or match["above"]):
+        return start, []
+    end = start + 1
+    while end < len(lines) and (lines[end][:1].isspace() or not lines[end].strip()):
+        end += 1
+    is_group = match is not None and match["group"]
+    end = end if is_group else min(end + 1, len(lines))
+    if is_cut and not any(line.lstrip().startswith('File "') for line in lines[start:end]):
+        return start, []
+    raised_lines = lines[start:end] if is_group else lines[end - 1 : end]
+    return end, [
+        raised for line in raised_lines if (raised := EXCEPTION_LINE.match(GROUP_GUTTER.sub("", line, count=1)))
+    ]

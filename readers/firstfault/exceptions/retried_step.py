@@ -1,6 +1,6 @@
 """The first failure of a step that a program tried again.
 
-Rank 3's step failed with a full disk, while its peers went on to the next collective. Rank 3 tried the step again, and
+Rank 3's step failed with a full disk, while its peers reached the next collective. Rank 3 tried the step again, and
 failed in a collective that no peer took part in. Rank 3's last exception is a timeout, like that of its victims; the
 exception of its first try, which it printed, is the root cause.
 """
@@ -37,8 +37,9 @@ LINES_PROVING_SURVIVAL = 10
 def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception of a step's first try, if a later try failed in a collective.
 
-    The process had printed it, from the same line of its own code. Returns None if no step was tried again, or if the
-    first try isn't known or failed in a collective, too. If the program raised that it gave up, any first try counts.
+    The process had printed it, from the same line of the user's code. Returns None if no step was tried again, or if
+    the first try isn't known or failed in a collective, too. If the program raised that it gave up, any first try
+    counts.
     """
     if failure.subject is Subject.AGENT or TRACEBACK_TITLE not in failure.printed:
         return None
@@ -59,6 +60,7 @@ def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
         last_try = next(filter(_is_from_collective, exceptions), None)
     frames = (frame for link in iter_exceptions(last_try) for frame in link.frames) if last_try is not None else ()
     calls = {f'File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames}
+    # the first traceback whose outermost frame is a call in which the last try failed, too
     same_call = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
     first_chain = next((parse_chain(lines, *span) for span in same_call), None)
     return None if first_chain is None or _is_from_collective(first_chain.exception) else first_chain.exception
@@ -70,6 +72,7 @@ def _find_first_of_printed_tries(raised: ExceptionInfo, text: str) -> ExceptionI
     if raising is None or not raising.code.startswith("raise") or TRACEBACK_TITLE not in text:
         return None
     lines, spans = _find_chains(text)
+    # "failed 3 times" is raised in the function that printed the three tracebacks, from the same call
     chains = ((lines[span[1] + 1].strip(" |"), parse_chain(lines, *span)) for span in spans if span[1] + 1 < len(lines))
     printed = [(call, chain) for call, chain in chains if chain and chain.exception.message != raised.message]
     last_call = printed[-1][0] if printed else ""

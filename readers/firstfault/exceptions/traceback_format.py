@@ -25,7 +25,7 @@ def format_place(frame: FrameInfo) -> str:
 def group_frames_by_library(exception: ExceptionInfo) -> list[tuple[str, list[FrameInfo]]]:
     """Return the frames in their order, consecutive frames of a library together; the user's code has no name.
 
-    Omitted frames are a group without frames, whose name counts them.
+    Omitted frames are one group without frames; its name is their count.
     """
     # a recorded traceback keeps its outermost and its innermost frames: the gap is in the middle
     half = len(exception.frames) // 2 if exception.frames_omitted else 0
@@ -43,7 +43,7 @@ def list_causes_first(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo
     """Return an exception and its causes in Python's order, the deepest cause first.
 
     Each comes with the sentence that Python prints above it, which is empty for the first. Another process's exception
-    is a cause of the exception whose text has its traceback.
+    is a cause of the exception that has its traceback in the message.
     """
     exception = add_remote_cause(exception)
     # `causes` is nearest first; the relation of each is to the exception before it

@@ -23,7 +23,7 @@ class ReadingNeeds:
 
     documents: DocumentsNeeded = DocumentsNeeded.ALL
     find_more_ranks: Callable[[JobErrors], Iterable[int]] | None = None
-    """For `DocumentsNeeded.SAMPLE`: returns the ranks whose documents are needed too, given the documents read so far.
+    """For `DocumentsNeeded.SAMPLE`: returns more ranks to read, given the documents read so far.
 
     A sample of each fault isn't enough. A rank that its peers blame may have the same fault as 599 victims, so that its
     document isn't in the sample; without it, the blamed rank looks like the one rank that didn't time out.

@@ -65,7 +65,9 @@ def _sort_key(failure: WorkerError) -> tuple[object, ...]:
 
 
 def find_clock_warnings(failures: Sequence[WorkerError]) -> list[str]:
-    """Return a sentence for each node whose recorded times contradict the storage's clock."""
+    """Return a sentence for each node with recorded times that contradict the storage's clock."""
+    # The storage stamps each document with its own clock at the end of the upload, and the document states how long
+    # after the fault its upload began. If the node's clock is right, the rest is the time that the upload took.
     offsets: dict[str, int] = {}
     for failure in failures:
         if len(failure.documents) > 1:
@@ -104,6 +106,7 @@ def _rate_confidence(
     own = (item for item in (root, *followers) if item.writer is not Writer.STOCK and item.subject is Subject.WORKER)
     if any(failure.exception is None for failure in own):
         return "low"  # an agent polls for exits, so the recorded time is later than the exit
+    # one boot ID is one machine, with one clock
     one_clock = bool(root.boot_id) and all(failure.boot_id == root.boot_id for failure in followers)
     if job.coverage.complete and (one_clock or not followers):
         return "high"

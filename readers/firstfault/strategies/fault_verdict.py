@@ -1,4 +1,4 @@
-"""The verdict on a fault: a process that failed by itself, or a node that ended."""
+"""The verdict on a fault: a failure that isn't a consequence, or a node that ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     """Return the verdict that the first fault is the root cause."""
     first, classified = fault.first, diagnosis.classified
     # Unread ranks have the first fault only if all read ranks with its fingerprint do. After a node's SIGKILL at noon
-    # and another node's a minute later, one fingerprint stands for two faults.
+    # and another node's a minute later, two faults share a fingerprint.
     read_count = sum(item.failure.fingerprint == first.failure.fingerprint for item in classified)
     unread_count = len(diagnosis.job.unopened_like(first.failure.fingerprint)) if read_count == len(fault.same) else 0
     # A rank that was stopped while it raised the same exception has the fault, too. A rank that was in a finalizer
@@ -51,6 +51,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     why += _explain_victims(diagnosis, [item for item in classified if id(item) not in accounted])
     why += _explain_blame(diagnosis, first)
     why += doubts
+    # several faults may be the first one if the clocks can't order them
     contenders = [first, *fault.rivals]
     timeless = get_failures(item for item in contenders if item.failure.timestamp_ns is None)
     if timeless and fault.rivals:
@@ -99,6 +100,8 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
     first, same, has_peers = fault.first, get_failures(fault.same), len(diagnosis.classified) > 1
     is_printed_only = first.category == "disk_full" and find_ending_exception(first.failure) is None
     is_wait = tells_of_a_wait(first) and (first.failure.exception is None or len(same) > 1)
+    # A doubt lowers the confidence to medium. An agent's roster entry lists the documents of its node: a document that
+    # isn't listed may have been written by any process with access to the attempt's folder.
     doubts = {
         "the agent of its node reported its node's failures without this one": are_unlisted(diagnosis.job, same),
         "an exit that gives no reason may follow any error, a peer's too": has_peers and _may_follow_peer_error(first),

@@ -32,6 +32,7 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
     subject = (f"ranks {join_ranks(ranks)}" if len(ranks) > 1 else name_process(root)) + more_ranks
     text = describe_failure(root)
     category, what = find_category(root), message_of(root).what
+    # a preempted agent got SIGTERM, which alone would explain nothing
     if category == "preemption":
         what = "terminated"
     if category == "interrupted":
@@ -52,6 +53,7 @@ def describe_failure(root: WorkerError) -> str:
     if root.expired is not None:
         frame = locate_main_thread(root).frame
         return f"{root.expired.text} at {frame}" if frame else root.expired.text
+    # a process that its agent stopped has the agent's signal, which says nothing about the fault
     is_stopped = root.sent_signals and not root.crashed_while_stopped
     if (root.signal and not is_stopped) or (root.exit_code is not None and not root.signal):
         return explain_end(root)

@@ -13,15 +13,9 @@ from firstfault.exceptions.stack_dumps import get_stack_dumps
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Reason, Scope, Suspect, Verdict, WorkerError
 from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
+from firstfault.strategies import reasons
 from firstfault.strategies.fault_verdict import build_root_verdict
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks, name_process
-from firstfault.strategies.reasons import (
-    STRATEGY_NAME,
-    explain_wrong_clocks,
-    get_failures,
-    get_time_sort_key,
-    sample_failures,
-)
 from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
 from firstfault.strategies.verdicts import build_undetermined_verdict, build_victims, list_sources
 from firstfault.utils.text import one_line
@@ -64,19 +58,20 @@ def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidat
 def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdict:
     """Return the verdict that a candidate is the root cause."""
     job, classified, failure = diagnosis.job, diagnosis.classified, candidate.failure
+    # of a large cascade only some documents were read; the unread ones of a fault are counted like the read ones
     fingerprints = {item.failure.fingerprint for item in diagnosis.waits}
     wait_count = len(diagnosis.waits) + len(job.unopened_like(*fingerprints))
     why = [
         Reason(f"{_name_candidate(candidate)}: {candidate.why}", _find_witnesses(candidate, classified)),
-        Reason("no rank raised an error of its own", sample_failures(classified)),
+        Reason("no rank raised an error of its own", reasons.sample_failures(classified)),
     ]
     if wait_count:
-        why.append(Reason(f"{wait_count} timed out waiting", get_failures(diagnosis.waits)))
+        why.append(Reason(f"{wait_count} timed out waiting", reasons.get_failures(diagnosis.waits)))
     what, code = _HEADLINE_AND_CODE.get(candidate.category, ("no report", "USER:NoReport"))
     sentence = f"{what}, {_name_candidate(candidate)}: {candidate.why}"
     scope = Scope.EXTERNAL if candidate.category in FROM_OUTSIDE else Scope.NODE
     return replace(
-        build_undetermined_verdict(job, STRATEGY_NAME),
+        build_undetermined_verdict(job, reasons.STRATEGY_NAME),
         scope=scope if candidate.rank is None else Scope.RANK,
         ranks=() if candidate.rank is None else (candidate.rank,),
         node=candidate.node or None,
@@ -102,6 +97,7 @@ def _build_shared_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate])
     # flight recorder dumps exist of all ranks, so the counts of all ranks were compared
     are_dumps = all(failure.code == RECORDED_ONLY for failure in failures)
     nodes = {item.node for item in candidates}
+    # "it called 39 collectives" becomes "each called 39 collectives"
     why = re.sub(r"\bit (?=[a-z])", "each ", candidates[0].why)
     if any(item.why != candidates[0].why for item in candidates):
         why = "; ".join(re.sub(r"^it\b", f"rank {item.rank}", item.why) for item in candidates)
@@ -124,7 +120,7 @@ def build_raised_in_hang_verdict(diagnosis: Diagnosis, candidates: Sequence[Cand
 
     An exception is recorded when it leaves the task function, or when the agent stops the rank. If the rank cleans up
     for longer than the timeout, its peers' timeouts are recorded before. Returns None if there are several candidates,
-    or the candidate has no exception of its own.
+    or the candidate raised no exception.
     """
     heaviest = _find_heaviest_candidates(candidates, diagnosis)
     if len(heaviest) != 1:
@@ -138,7 +134,7 @@ def build_raised_in_hang_verdict(diagnosis: Diagnosis, candidates: Sequence[Cand
     why = [
         Reason(f"{name_process(raised.failure)} {raised.why}, and {when}", (raised.failure,)),
         Reason(f"{_name_candidate(heaviest[0])}: {heaviest[0].why}", (raised.failure,)),
-        *explain_wrong_clocks(diagnosis),
+        *reasons.explain_wrong_clocks(diagnosis),
     ]
     return build_root_verdict(diagnosis.job, raised, why, "medium")
 
@@ -152,19 +148,19 @@ def build_elimination_verdict(
     """
     if not remaining:
         return None
-    remaining = sorted(remaining, key=get_time_sort_key)
+    remaining = sorted(remaining, key=reasons.get_time_sort_key)
     first = remaining[0]
     known = set(map(id, remaining))
     victims = (item for item in diagnosis.classified if id(item) not in known)
     why = [
         Reason(f"{name_process(first.failure)} {first.why}", (first.failure,)),
-        Reason("no other rank shows a fault of its own", sample_failures(victims)),
-        *explain_wrong_clocks(diagnosis),
+        Reason("no other rank shows a fault of its own", reasons.sample_failures(victims)),
+        *reasons.explain_wrong_clocks(diagnosis),
     ]
     # several ranks that failed in the same unclear way may all be victims of a rank that left nothing
     is_sure = diagnosis.job.coverage.complete and len(remaining) == 1
     is_sure = is_sure and not first.waited and first.failure_class is FailureClass.UNCLEAR
-    same = get_failures(remaining) if len(remaining) > 1 else ()
+    same = reasons.get_failures(remaining) if len(remaining) > 1 else ()
     verdict = build_root_verdict(diagnosis.job, first, why, "medium" if is_sure else "low", same)
     return replace(verdict, suspects=tuple(suspects))
 
@@ -181,6 +177,7 @@ def _find_witnesses(candidate: Candidate, classified: Sequence[ClassifiedFailure
     """Return the evidence: the candidate's own failure, failures that it caused, its node's, or those that name it."""
     if candidate.failure is not None:
         return (candidate.failure,)
+    # a rank that left no document is known from the failures that it caused or that name it
     rank, node = candidate.rank, candidate.node
     causes = ((item, item.failure.caused_by) for item in classified)
     caused = [item for item, cause in causes if cause is not None and (cause.rank, cause.node) == (rank, node)]
@@ -192,7 +189,7 @@ def _find_witnesses(candidate: Candidate, classified: Sequence[ClassifiedFailure
         if (rank is not None and rank == pointer.rank)
         or (node and node in {pointer.host, pointer.host.partition(".")[0]})
     ]
-    return sample_failures(caused or own or naming)
+    return reasons.sample_failures(caused or own or naming)
 
 
 def _fingerprint_position(candidate: Candidate, code: str) -> str:

@@ -69,6 +69,7 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
     if not isinstance(strategy, str):
         _validate(getattr(strategy, "__name__", repr(strategy)), strategy, "the caller")
         return strategy
+    # names registered in this process come first, then built-in ones, then entry points, which are slow to list
     if strategy in _registered:
         return _registered[strategy]
     if strategy in BUILT_IN_STRATEGIES:
@@ -88,6 +89,7 @@ def _load_entry_point(name: str) -> AggregationStrategy:
     points = [point for point in _find_entry_points() if point.name == name]
     if not points:
         raise UnknownStrategyError(f"there is no strategy {name!r}; known are {', '.join(list_strategy_names())}")
+    # picking one of them would make verdicts depend on the order of installation
     if len(points) > 1:
         owners = ", ".join(sorted(_describe_distribution(point) for point in points))
         raise StrategyError(
@@ -110,6 +112,7 @@ def _describe_distribution(point: EntryPoint) -> str:
 
 
 def _validate(name: str, strategy: object, owner: str) -> None:
+    # a class is callable, too, but calling it returns an instance, not a verdict
     if not callable(strategy) or inspect.isclass(strategy):
         raise StrategyError(f"the strategy {name!r} of {owner} must be callable with a JobErrors; {strategy!r} is not")
     try:

@@ -1,4 +1,4 @@
-"""The default strategy, ``evidence``: an ordered table of rules, the first of which that applies names the root cause.
+"""The default strategy, ``evidence``: an ordered table of rules. The first rule that applies decides.
 
 What a failure shows counts more than its time: rank 17's CUDA error is the root cause, although ranks 0 to 15 reported
 their lost connections earlier.
@@ -7,14 +7,14 @@ To add a rule for a new cause, edit three files:
 
 1. Here: a function that takes the `Diagnosis` and returns a verdict, or None if the rule doesn't apply, and its row in
    `RULES`. The position of the row decides: rules above it win. Build the verdict with `build_fault_verdict` (a process
-   failed by itself), `build_candidates_verdict` (ranks that the other failures imply) or `build_elimination_verdict`
+   has a fault), `build_candidates_verdict` (ranks that the other failures imply) or `build_elimination_verdict`
    (the only failure left).
 2. ``tests/readers/test_rules.py``: two cases in `CASES`, one that needs the rule and one that it must not touch.
 3. ``docs/strategies.md``: run ``python tools/describe_fields.py``, which writes the table of rules.
 
 A rule that needs a new fact about the failures gets it from a function in `firstfault.evidence`: `hangs` for ranks that
-didn't do what their peers did, `diagnosis` for what failures say about other ranks and nodes. If only the meaning of an
-error text is new, add a signature to ``evidence/signatures.toml`` instead of a rule.
+didn't do what their peers did, `diagnosis` for what failures report about other ranks and nodes. If only the meaning
+of an error text is new, add a signature to ``evidence/signatures.toml`` instead of a rule.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ from firstfault.utils.text import duration, one_line
 
 CONFIDENCES_ASCENDING = ("low", "medium", "high")
 _MAX_RANKS_READ_PER_REASON = 16
-"""Ranks of a large cascade whose documents are read, for each reason to read them."""
+"""How many ranks' documents of a large cascade are read, for each reason to read them."""
 _MAX_BLAMED_NODES_READ = 5
-"""Blamed nodes of a large cascade whose ranks' documents are read."""
+"""Number of blamed nodes of a large cascade from which all documents are read."""
 _MAX_RETRY_SPAN_NS = 30 * 60 * 1_000_000_000
 """Longest time between the first and the last exception of a program that tries again: three timeouts of NCCL."""
 
@@ -86,7 +86,7 @@ class Rule:
 
 
 def _find_ranks_to_read(job: JobErrors) -> set[int]:
-    """Return the ranks whose documents are needed, given the sample that was read: suspects, and blamed ranks."""
+    """Return the suspects and the blamed ranks in a sample of a large cascade: their documents are needed, too."""
     if not job.failures:
         return set()
     diagnosis = diagnose(job)
@@ -121,8 +121,8 @@ def apply_rules(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
     verdicts = ((rule, verdict) for rule in rules or RULES if (verdict := rule.decide(diagnosis)) is not None)
     rule, verdict = next(verdicts)
     if verdict.scope is Scope.UNDETERMINED:
-        # A program that tries again leaves the last try's failures, in which several ranks may stand out. The
-        # exceptions of its first try are known, too, and may single out one of these ranks.
+        # A program that tries again leaves the failures of its last try, with several possible stragglers. The
+        # exceptions of its first try are known, too, and may single out one of them.
         rule, verdict = next((item for item in verdicts if item[0].decide is _judge_first_try), (rule, verdict))
     late_faults = [fault for fault in diagnosis.late if fault.failure is not verdict.root]
     confidence = min(verdict.confidence, rule.max_confidence, key=CONFIDENCES_ASCENDING.index)
@@ -133,7 +133,7 @@ def _add_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: s
     return replace(verdict, suspects=(*verdict.suspects, *to_suspects(faults, when))[:MAX_SUSPECTS])
 
 
-# --- a process failed by itself, or a node ended ----------------------------------------------------------------------
+# --- a process had a fault, or a node ended ---------------------------------------------------------------------------
 
 
 def _judge_long_wait(diagnosis: Diagnosis) -> Verdict | None:
@@ -157,7 +157,7 @@ def _judge_terminated_node(diagnosis: Diagnosis) -> Verdict | None:
     if fault := diagnosis.first:
         is_external = fault.first.failure_class is FailureClass.EXTERNAL
         return _add_preceding_stall(build_fault_verdict(diagnosis, fault), diagnosis.job) if is_external else None
-    # a terminated agent may leave no document, but its workers' documents say that it stopped them for that
+    # a terminated agent may leave no document, but its workers' documents name that as the reason of their SIGTERM
     nodes = [] if diagnosis.waits else terminated_nodes(diagnosis.job)
     return _add_preceding_stall(build_candidate_verdict(diagnosis, nodes[0]), diagnosis.job) if nodes else None
 
@@ -181,11 +181,11 @@ def _judge_own_fault(diagnosis: Diagnosis, *, is_alone: bool = True) -> Verdict 
     return build_fault_verdict(diagnosis, fault)
 
 
-# --- no process failed by itself: the other failures imply the root cause ---------------------------------------------
+# --- no process had a fault: the other failures imply the root cause --------------------------------------------------
 
 
 def _blame(find_candidates: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:
-    """Return the function of a rule whose root cause is the ranks or nodes that `find_candidates` returns."""
+    """Return the function of a rule that blames the ranks or nodes that `find_candidates` returns."""
     return lambda diagnosis: build_candidates_verdict(diagnosis, find_candidates(diagnosis))
 
 
@@ -199,6 +199,8 @@ def _judge_raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
 
 
 def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:
+    # The roster shows that a rank failed, but the rank's document wasn't uploaded, or is gone. If another rank exited
+    # without a reason, that exit may be the root cause as well.
     lost = lost_documents(diagnosis)
     if len(lost) == 1 and not diagnosis.exits:
         return build_candidate_verdict(diagnosis, lost[0])
@@ -274,7 +276,7 @@ def _judge_first_try(diagnosis: Diagnosis) -> Verdict | None:
 
 
 RULES = (
-    # a process failed by itself, or a node ended
+    # a process had a fault, or a node ended
     Rule(
         "long-wait", _judge_long_wait, "medium", "the rank for which most had waited a minute or more before any fault"
     ),
@@ -284,7 +286,7 @@ RULES = (
         "first-of-several", partial(_judge_own_fault, is_alone=False), "medium", "the first of several different faults"
     ),
     Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same one on several ranks"),
-    # no process failed by itself: the others imply the root cause
+    # no process had a fault: the other failures imply the root cause
     Rule("spread-error", _blame(spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"),
     Rule("broadcast", _blame(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
     Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),

@@ -70,6 +70,7 @@ def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagn
         raise StrategyError(f"the strategy {name} raised {type(error).__name__}: {error}") from error
     if not isinstance(verdict, Verdict):
         raise StrategyError(f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict")
+    # whatever the strategy filled in, these fields describe what was read
     return replace(
         verdict,
         coverage=job.coverage,

@@ -10,17 +10,8 @@ from firstfault.evidence.classification import FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis, names_it
 from firstfault.evidence.texts import message_of
 from firstfault.model import JobErrors, Reason, Suspect, Verdict
+from firstfault.strategies import reasons
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks
-from firstfault.strategies.reasons import (
-    MAX_SUSPECTS,
-    STRATEGY_NAME,
-    count_class,
-    explain_wrong_clocks,
-    get_failures,
-    get_time_sort_key,
-    sample_failures,
-    to_suspects,
-)
 from firstfault.strategies.verdicts import build_undetermined_verdict, build_victims, list_sources
 from firstfault.utils.text import one_line
 
@@ -33,29 +24,30 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
     """Return the verdict that the root cause isn't known; the candidates become suspects."""
     job, classified = diagnosis.job, diagnosis.classified
     exits = sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
-    suspects = [Suspect(item.why, item.rank, item.node or None) for item in candidates] + to_suspects(exits)
-    suspects = suspects[:MAX_SUSPECTS] or _list_blamed(diagnosis)
+    suspects = [Suspect(item.why, item.rank, item.node or None) for item in candidates] + reasons.to_suspects(exits)
+    suspects = suspects[: reasons.MAX_SUSPECTS] or _list_blamed(diagnosis)
     likeliest = min(
-        classified, key=lambda item: (item.failure_class, *get_time_sort_key(item)[:2], item.failure.message)
+        classified, key=lambda item: (item.failure_class, *reasons.get_time_sort_key(item)[:2], item.failure.message)
     )
-    unclear_count = count_class(classified, job, FailureClass.UNCLEAR)
+    unclear_count = reasons.count_class(classified, job, FailureClass.UNCLEAR)
     count = len(classified) + job.unopened_elsewhere()
+    # victims point to another process; an unclear failure may be the root cause or a consequence
     pointing = "point to another process"
     text = f"all failures {pointing}"
     if unclear_count:
         text = f"{unclear_count} of {count} failures may be cause or consequence"
         text += f", the others {pointing}" if unclear_count < count else ""
-    unclear = get_failures(item for item in classified if item.failure_class is FailureClass.UNCLEAR)
+    unclear = reasons.get_failures(item for item in classified if item.failure_class is FailureClass.UNCLEAR)
     why = [
-        Reason("no rank shows a fault of its own, and none stands out", sample_failures(classified)),
-        Reason(text, unclear or sample_failures(classified)),
-        *explain_wrong_clocks(diagnosis),
+        Reason("no rank shows a fault of its own, and none stands out", reasons.sample_failures(classified)),
+        Reason(text, unclear or reasons.sample_failures(classified)),
+        *reasons.explain_wrong_clocks(diagnosis),
     ]
     headline = f"undetermined: {_describe_unreported_nodes(job)}"
     headline += _describe_common_failure(job) or _describe_expired_deadline(job)
     headline += "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
     return replace(
-        build_undetermined_verdict(job, STRATEGY_NAME),
+        build_undetermined_verdict(job, reasons.STRATEGY_NAME),
         code="Undetermined",
         category="hang" if diagnosis.waits else "unknown",
         headline=one_line(headline, MAX_HEADLINE_CHARS),

@@ -15,7 +15,7 @@ from firstfault.utils.text import one_line
 _MAX_VICTIMS = 100
 _MAX_SOURCES_PER_REASON = 8
 _UNSPECIFIC_CODES = {"", "USER:RuntimeError"}
-"""Codes that engines give to failures without a code of their own."""
+"""Codes that engines give to failures without a specific code."""
 
 
 def find_root_candidates(job: JobErrors) -> tuple[WorkerError, ...]:
@@ -53,7 +53,7 @@ def build_verdict(  # noqa: PLR0913 - the parts of a verdict
         why: sentences that a person can check. A `Reason` also has the failures that it rests on.
         confidence: "high", "medium" or "low".
         same: the failures with the same fault as `root`, including `root`, if several ranks have it; else empty. Ranks
-            whose documents weren't read are added if every document with the fault that was read is in `same`.
+            with unread documents are added if every document with the fault that was read is in `same`.
     """
     members = {id(failure) for failure in same}
     reasons = [Reason(reason) if isinstance(reason, str) else reason for reason in why]
@@ -114,6 +114,7 @@ def build_undetermined_verdict(job: JobErrors, strategy: str) -> Verdict:
 
 
 def _find_scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
+    # the platform or a person ended the node: no process of the job is at fault
     if root.category == "preemption" or (root.category in FROM_OUTSIDE and root.subject is Subject.AGENT):
         return Scope.EXTERNAL
     if len(ranks) > 1:
