@@ -156,10 +156,10 @@ def job_of_documents(incident: dict[str, Any]) -> JobErrors:
 
 def judge_documents(truth: dict[str, Any], verdict: Verdict) -> str:
     """Return "right", "wrong" or "undetermined"; naming the node of a rank that is the root cause is right."""
-    build_undetermined_verdict = verdict.scope is Scope.UNDETERMINED
+    is_undetermined = verdict.scope is Scope.UNDETERMINED
     if truth.get("undetermined"):
-        return "right" if build_undetermined_verdict else "wrong"
-    if build_undetermined_verdict:
+        return "right" if is_undetermined else "wrong"
+    if is_undetermined:
         return "undetermined"
     if truth.get("ranks"):
         return "right" if verdict.ranks and set(verdict.ranks) <= set(truth["ranks"]) else "wrong"
@@ -169,10 +169,10 @@ def judge_documents(truth: dict[str, Any], verdict: Verdict) -> str:
 def judge(root: dict[str, Any], verdict: Verdict) -> str:
     """Return "right", "wrong" or "undetermined" against the root cause that the thread found."""
     named = root.get("rank")
-    build_undetermined_verdict = verdict.scope is Scope.UNDETERMINED
+    is_undetermined = verdict.scope is Scope.UNDETERMINED
     if named is None and "node" not in root:
-        return "right" if build_undetermined_verdict else "wrong"
-    if build_undetermined_verdict:
+        return "right" if is_undetermined else "wrong"
+    if is_undetermined:
         return "undetermined"
     if root.get("external"):
         return "right" if verdict.scope is not Scope.RANK and verdict.node == root["node"] else "wrong"

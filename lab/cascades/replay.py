@@ -330,7 +330,7 @@ def _print(tally: Tally) -> None:
 
 
 def _cell(counts: Counter[str]) -> str:
-    return f"{counts['right']:>8}{counts['wrong']:>7}{counts['sure']:>7}{counts['build_undetermined_verdict']:>9}"
+    return f"{counts['right']:>8}{counts['wrong']:>7}{counts['sure']:>7}{counts['undetermined']:>9}"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _TIME_LIMIT_REASON = "the attempt had reached its time limit, and would probably
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for an error of the GPU's driver."""
 _TORCH_FILE = re.compile(r"/(?:site|dist)-packages/torch/")
-_RAISE_STATEMENT = re.compile(r"\b(?:raise|assert|throw)\b")
+_RAISE_LINE = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals that end a process after an error of the GPU's driver."""
 _UNKNOWN_CAUSE_REASON = "the cause is not known; if nothing in the code explains it, run it once more by hand"
@@ -225,9 +225,8 @@ def _is_from_native_code(root: WorkerError) -> bool:
     innermost = root.exception.frames[-1]
     if root.exception.type.rsplit(".", 1)[-1] not in _DRIVER_ERROR_TYPES:
         return False
-    return bool(_TORCH_FILE.search(innermost.file)) or (
-        bool(innermost.code) and not _RAISE_STATEMENT.search(innermost.code)
-    )
+    is_raised_here = not innermost.code or _RAISE_LINE.search(innermost.code) is not None
+    return _TORCH_FILE.search(innermost.file) is not None or not is_raised_here
 
 
 @_to_factory

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstfault.exceptions.exceptions_in_text import REMOTE, add_remote_cause, unwrap_remote_exception
+from firstfault.exceptions.exceptions_in_text import REMOTE, add_remote_cause, unwrap_remote
 from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.exceptions.traceback_format import format_exception, list_causes_first
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
@@ -85,7 +85,7 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
 )
 def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
     """Ray's text begins in its own way; of the tracebacks of several ranks the first is taken."""
-    original = unwrap_remote_exception(ExceptionInfo("Wrapped", text))
+    original = unwrap_remote(ExceptionInfo("Wrapped", text))
     assert (original.type, original.message) == (kind, message)
     assert original.frames[-1].line == place
     assert original.frames[-1].code
@@ -110,7 +110,7 @@ def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
 def test_a_text_without_one_traceback_at_its_end(text: str) -> None:
     """The exception stays as it is."""
     exception = ExceptionInfo("ValueError", text)
-    assert unwrap_remote_exception(exception) is exception
+    assert unwrap_remote(exception) is exception
     assert add_remote_cause(exception) is exception
 
 
@@ -119,7 +119,7 @@ def test_the_traceback_of_its_own_cause() -> None:
     text = "load failed:\nTraceback (most recent call last):\n  File \"a.py\", line 3, in f\n    f()\nKeyError: 'k'"
     cause = ExceptionInfo("KeyError", "'k'", relation="context")
     exception = ExceptionInfo("RuntimeError", text, causes=(cause,))
-    assert unwrap_remote_exception(exception) is exception
+    assert unwrap_remote(exception) is exception
     assert [link.type for _, link in list_causes_first(exception)] == ["KeyError", "RuntimeError"]
 
 
@@ -128,7 +128,7 @@ def test_a_text_that_was_cut() -> None:
     frames = "".join(f'  File "/root/a.py", line {line}, in f\n    f({line})\n' for line in range(1, 40))
     text = f"Traceback (most recent call last):\n{frames}ValueError: deep"
     cut = text[:300] + "\n... 1000 characters left out ...\n" + text[-200:]
-    original = unwrap_remote_exception(ExceptionInfo("RuntimeError", cut))
+    original = unwrap_remote(ExceptionInfo("RuntimeError", cut))
     assert (original.type, original.message, original.frames[-1].line) == ("ValueError", "deep", 39)
 
 
@@ -186,7 +186,7 @@ LINES = st.lists(
 def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
     """Whatever the lines are, there is an exception and a traceback, and what was raised here comes last."""
     exception = ExceptionInfo("RuntimeError", "\n".join(lines), causes=tuple(causes))
-    assert unwrap_remote_exception(exception).type
+    assert unwrap_remote(exception).type
     assert list_causes_first(exception)[-1][1].type == "RuntimeError"
     assert format_exception(exception)
 
@@ -195,4 +195,4 @@ def test_a_huge_text_takes_bounded_time() -> None:
     """Megabytes of beginnings without an end are read in a moment."""
     for line in ("Traceback (most recent call last):", " " * 200, 'ray::f() (pid=1)\n  File "a.py", line 1, in f'):
         exception = ExceptionInfo("RuntimeError", f"{line}\n" * (2_000_000 // len(line)))
-        unwrap_remote_exception(exception)
+        unwrap_remote(exception)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from firstfault.exceptions.exceptions_in_text import unwrap_remote_exception
+from firstfault.exceptions.exceptions_in_text import unwrap_remote
 from firstfault.exceptions.first_cause import find_enclosing_handler
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
@@ -188,7 +188,7 @@ def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
 
 def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
     """Return an exception with the lines around the frames that its text names, if another process raised it."""
-    original = unwrap_remote_exception(exception)
+    original = unwrap_remote(exception)
     if original is exception:
         return exception
     own = [frame for frame in original.frames if not is_library_file(frame.file)][-_WITH_CONTEXT:]

@@ -44,7 +44,7 @@ _MESSAGE_ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
 """Lines that end the message of an exception in a text."""
 
 
-def unwrap_remote_exception(exception: ExceptionInfo) -> ExceptionInfo:
+def unwrap_remote(exception: ExceptionInfo) -> ExceptionInfo:
     """Return the exception of the process that failed; `exception` itself if it reports no other process."""
     remote = [cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE]
     return remote[-1] if remote else exception

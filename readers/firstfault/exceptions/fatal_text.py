@@ -10,9 +10,7 @@ from collections.abc import Sequence
 
 from firstfault.exceptions.printed_tracebacks import RANK_PREFIX, find_chain_spans, find_tracebacks, strip_rank_prefix
 
-_SURVIVAL_NOTICE = re.compile(
-    r"\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b", re.IGNORECASE
-)
+_SURVIVAL = re.compile(r"\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b", re.IGNORECASE)
 """In a line about something that the process survives."""
 _NATIVE_LINE = re.compile(
     r"""
@@ -31,7 +29,7 @@ _NATIVE_LINE = re.compile(
 """In lines about an end by a signal, printed by native code: torch, NCCL and similar libraries, the C library."""
 _NCCL_LAST_ERROR = "Last error:"
 """Ends a line of NCCL; the next line has the cause of the error."""
-_FAULTHANDLER_LINE = re.compile(
+_DUMP_LINE = re.compile(
     r"^(?:Fatal Python error: .*|(?:Current thread|Thread) 0x[0-9a-f]+.*|  File \"[^\"]*\", line \d+ in .*|"
     r"  <no Python frame>|  \.\.\.|Extension modules: .*)$"
 )
@@ -72,7 +70,7 @@ _ABORT_LINES_READ = 2
 
 def extract_fatal_text(stderr: str, signal: str) -> str:
     """Return the lines of stderr that belong to a process's end by `signal`; empty: it exited."""
-    lines = [line for line in stderr.splitlines() if line.strip() and not _FAULTHANDLER_LINE.match(line)]
+    lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP_LINE.match(line)]
     if signal == "SIGKILL":
         return ""  # the kernel kills the process between two instructions, so it prints nothing about that
     if signal:
@@ -85,7 +83,7 @@ def extract_fatal_text(stderr: str, signal: str) -> str:
     bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
     chains = find_chain_spans(bare_lines, find_tracebacks(bare_lines))
     if not chains:
-        return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _SURVIVAL_NOTICE.search(line))
+        return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _SURVIVAL.search(line))
     return "\n".join(lines[chains[-1][0] :])
 
 
@@ -94,11 +92,8 @@ def find_telling_line(stderr: str) -> str:
 
     Skips warnings, advice, progress bars, and lines that libraries print at the end.
     """
-    lines = [
-        line
-        for line in map(strip_rank_prefix, stderr.splitlines())
-        if line.strip() and not _FAULTHANDLER_LINE.match(line)
-    ]
+    plain_lines = map(strip_rank_prefix, stderr.splitlines())
+    lines = [line for line in plain_lines if line.strip() and not _DUMP_LINE.match(line)]
     candidates = [line.strip() for line in reversed(_extract_exit_lines(lines)) if not _NOISE_LINE.search(line)]
     return next((line for line in candidates if not _ADVICE_LINE.search(line)), candidates[0] if candidates else "")
 

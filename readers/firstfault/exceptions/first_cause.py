@@ -16,7 +16,7 @@ from firstfault.exceptions.exceptions_in_text import (
     POOL_TRACEBACK_SUFFIX,
     REMOTE,
     get_short_name,
-    unwrap_remote_exception,
+    unwrap_remote,
 )
 from firstfault.exceptions.source_files import find_library, is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
@@ -30,13 +30,11 @@ _GENERIC_WRAPPER_TEXT = re.compile(
 """In the messages of wrappers that libraries raise around any error."""
 _INTERRUPTION_TYPES = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}
 """Exceptions that report how a task or an iterator ended, not why."""
-_UNINFORMATIVE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
+_VAGUE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
 """Lookups with uninformative messages: the exception that a program raises in the handler explains more."""
-_MISSING_FEATURE_TYPES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
+_MISSING_TYPES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
 """Exceptions that make a program take another way, whatever else its handler does."""
-_LOOKUP_TYPES = (
-    {"AttributeError", "FileExistsError", "FileNotFoundError"} | _UNINFORMATIVE_LOOKUPS | _MISSING_FEATURE_TYPES
-)
+_LOOKUP_TYPES = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_TYPES
 """Exceptions that programs expect: they try one way, and take another way in the handler."""
 _CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
 _AFTERMATH_WORD = re.compile(
@@ -103,7 +101,7 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
 
 def find_first_cause(exception: ExceptionInfo) -> ExceptionInfo:
     """Return the first cause. If its message is a traceback of another process, return that process's exception."""
-    return unwrap_remote_exception(find_causes(exception).first)
+    return unwrap_remote(find_causes(exception).first)
 
 
 def is_wrapper(outer: ExceptionInfo, inner: ExceptionInfo) -> bool:
@@ -111,7 +109,7 @@ def is_wrapper(outer: ExceptionInfo, inner: ExceptionInfo) -> bool:
     if inner.relation not in {"context", "suppressed"} or not outer.frames or not inner.frames:
         return True
     innermost = outer.frames[-1]
-    return innermost.code.startswith("raise") and _get_function_key(innermost) == _get_function_key(inner.frames[0])
+    return innermost.code.startswith("raise") and _get_function(innermost) == _get_function(inner.frames[0])
 
 
 def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
@@ -156,11 +154,8 @@ def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
         if link.frames:
             # The traceback of a cause begins in the function that caught it. The frames outside of that function are
             # only in the wrapper's traceback.
-            caught = [
-                number
-                for number, frame in enumerate(frames)
-                if _get_function_key(frame) == _get_function_key(link.frames[0])
-            ]
+            catching = _get_function(link.frames[0])
+            caught = [number for number, frame in enumerate(frames) if _get_function(frame) == catching]
             if caught and link.relation != REMOTE:
                 frames = frames[: caught[-1]]
             elif not is_member:
@@ -177,16 +172,13 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     lookup. But in `except Exception: save_checkpoint(); raise` a failed save hides why the training failed. The frames
     decide, and the source lines around the handler.
     """
-    functions = [_get_function_key(frame) for frame in outer.frames]
+    functions = [_get_function(frame) for frame in outer.frames]
+    handling = _get_function(context.frames[0]) if context.frames else None
     # a program that exits takes no other way
-    if (
-        get_short_name(outer) == "SystemExit"
-        or not context.frames
-        or _get_function_key(context.frames[0]) not in functions
-    ):
+    if get_short_name(outer) == "SystemExit" or handling not in functions:
         return False
     # the frame that handled `context`, the frames that the handler called, and the source around the handler's call
-    below = outer.frames[len(functions) - functions[::-1].index(_get_function_key(context.frames[0])) :]
+    below = outer.frames[len(functions) - functions[::-1].index(handling) :]
     at = outer.frames[-len(below) - 1]
     here = at.line - at.context_line
     above = find_enclosing_handler(at.context, here)
@@ -195,26 +187,29 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     code = _EXCEPT_CLAUSE.sub("", at.code).strip()
     name, own = get_short_name(context), [frame for frame in context.frames if _is_own_frame(frame)]
     # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a library
-    is_lookup = name in _LOOKUP_TYPES and (
-        expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
+    is_expected = expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
+    is_lookup = (
+        name in _LOOKUP_TYPES
+        and is_expected
+        and len(own) <= 1
+        and not any(frame.code.startswith("raise") for frame in own)
     )
-    is_lookup = is_lookup and len(own) <= 1 and not any(frame.code.startswith("raise") for frame in own)
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
         is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
-        return is_lookup and (is_separate or name in _UNINFORMATIVE_LOOKUPS)
+        return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)
     if any(_AFTERMATH_WORD.search(text) for text in (code.partition("(")[0], *(frame.function for frame in below))):
         return False
-    if name not in _MISSING_FEATURE_TYPES and any(_PEER_ERROR_WORD.search(link.message) for link in (outer, context)):
+    if name not in _MISSING_TYPES and any(_PEER_ERROR_WORD.search(link.message) for link in (outer, context)):
         return False
     is_own = bool(below) and _is_own_frame(below[0])
-    is_again = is_own and _get_function_key(below[0]) in map(_get_function_key, context.frames[1:2])
+    is_again = is_own and _get_function(below[0]) in map(_get_function, context.frames[1:2])
     if not own:
         return True  # raised and caught within a library
     if is_again and not expected <= _LOOKUP_TYPES:
         return False  # the same function was called again: a second try, which fails because of the first
     # a clause for any exception, or an unknown clause: only a substitute shows that the program took another way
     has_substitute = is_own and _SUBSTITUTE_STATEMENT.match(code)
-    if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURE_TYPES and not has_substitute:
+    if expected & _ANY_EXCEPTION and name not in _MISSING_TYPES and not has_substitute:
         return False
     if above is not None:
         after = (n for n in range(here + 1, len(at.context)) if find_enclosing_handler(at.context, n) == above)
@@ -249,11 +244,8 @@ def _skip_generic_wrappers(links: Sequence[ExceptionInfo], index: int) -> int:
 def _is_candidate(link: ExceptionInfo, belongs: Callable[[FrameInfo], bool]) -> bool:
     if _is_uninformative(link):
         return False
-    return (
-        not link.frames
-        or any(map(belongs, link.frames))
-        or any(_is_candidate(member, belongs) for member in link.members)
-    )
+    has_frame = not link.frames or any(map(belongs, link.frames))
+    return has_frame or any(_is_candidate(member, belongs) for member in link.members)
 
 
 def _is_uninformative(link: ExceptionInfo) -> bool:
@@ -264,7 +256,7 @@ def _is_uninformative(link: ExceptionInfo) -> bool:
     return name in _INTERRUPTION_TYPES or name.endswith(POOL_TRACEBACK_SUFFIX)
 
 
-def _get_function_key(frame: FrameInfo) -> tuple[str, str]:
+def _get_function(frame: FrameInfo) -> tuple[str, str]:
     return frame.file, frame.function
 
 

@@ -12,7 +12,7 @@ from firstfault.exceptions.exceptions_in_text import (
     EXCEPTION_LINE,
     get_short_name,
     parse_traceback,
-    unwrap_remote_exception,
+    unwrap_remote,
 )
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions
 from firstfault.model import ExceptionInfo
@@ -51,7 +51,7 @@ CHAIN_SENTENCE = re.compile(
 )
 _GROUP_MEMBER_START = re.compile(r"^\s*\+?-?\+-+ \d+ -+\s*$")
 _GROUP_BORDER = re.compile(r"^\s*[+-]{9,}\s*$")
-_MEMBER_INDENT = 2
+_INDENT = 2
 """Indentation of a member in the text of its exception group."""
 GROUP_GUTTER = re.compile(r"^\s*(?:[|+] ?)?")
 _HANDLED_NOTICE = re.compile(
@@ -193,7 +193,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
     borders = [
         at
         for at, line in enumerate(lines[1:end])
-        if _GROUP_MEMBER_START.match(line) and _measure_indent(line) <= indent + _MEMBER_INDENT
+        if _GROUP_MEMBER_START.match(line) and _measure_indent(line) <= indent + _INDENT
     ]
     own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
@@ -201,9 +201,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
     # each member is printed between borders, indented, as a traceback that may have causes and members again
     members = []
     for border, until in itertools.pairwise([*borders, len(inner)]):
-        body = [
-            GROUP_GUTTER.sub("", line[indent + _MEMBER_INDENT :], count=1) for line in lines[border + 2 : until + 1]
-        ]
+        body = [GROUP_GUTTER.sub("", line[indent + _INDENT :], count=1) for line in lines[border + 2 : until + 1]]
         member = find_printed_exception("\n".join(line for line in body if not _GROUP_BORDER.match(line)))
         if member is not None:
             members.append(member.exception)
@@ -261,7 +259,7 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
     """
     lines = text.splitlines()
     bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
-    chain = [item for link in iter_exceptions(exception) for item in (link, unwrap_remote_exception(link))]
+    chain = [item for link in iter_exceptions(exception) for item in (link, unwrap_remote(link))]
     names = {get_short_name(link) for link in chain}
     first_lines = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
     texts = {line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)} | {""}
@@ -296,6 +294,5 @@ def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.
     if is_cut and not any(line.lstrip().startswith('File "') for line in lines[start:end]):
         return start, []
     raised_lines = lines[start:end] if is_group else lines[end - 1 : end]
-    return end, [
-        raised for line in raised_lines if (raised := EXCEPTION_LINE.match(GROUP_GUTTER.sub("", line, count=1)))
-    ]
+    raised = (EXCEPTION_LINE.match(GROUP_GUTTER.sub("", line, count=1)) for line in raised_lines)
+    return end, [match for match in raised if match]

@@ -123,9 +123,8 @@ def has_left_program(failure: WorkerError) -> bool:
 def find_crash_position(failure: WorkerError) -> str:
     """Return where a process crashed: "train.py:12 in step"; empty: unknown, or in a collective."""
     frames = find_crash_frames(failure)
-    in_collective = any(
-        _PROCESS_GROUP_FILE.search(frame.file) for frame in frames if not _LAUNCHER_FILE.search(frame.file)
-    )
+    files = (frame.file for frame in frames if not _LAUNCHER_FILE.search(frame.file))
+    in_collective = any(map(_PROCESS_GROUP_FILE.search, files))
     return _format_own_frame(frames) if frames and not in_collective else ""
 
 

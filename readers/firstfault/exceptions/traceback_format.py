@@ -33,10 +33,9 @@ def group_frames_by_library(exception: ExceptionInfo) -> list[tuple[str, list[Fr
         [(library, list(group)) for library, group in itertools.groupby(frames, find_library)]
         for frames in (exception.frames[:half], exception.frames[half:])
     )
-    gap: list[tuple[str, list[FrameInfo]]] = (
-        [(f"{exception.frames_omitted} frames left out", [])] if exception.frames_omitted else []
-    )
-    return [*before, *gap, *after]
+    if not exception.frames_omitted:
+        return after
+    return [*before, (f"{exception.frames_omitted} frames left out", []), *after]
 
 
 def list_causes_first(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo]]:

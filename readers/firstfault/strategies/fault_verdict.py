@@ -166,9 +166,8 @@ def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailur
 def _explain_blame(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reason]:
     count = diagnosis.accusations.of(first)
     ranks = {None, first.failure.rank}
-    blaming = (
-        item for item in diagnosis.classified if item is not first and item.pointer and item.pointer.rank in ranks
-    )
+    others = (item for item in diagnosis.classified if item is not first)
+    blaming = (item for item in others if item.pointer and item.pointer.rank in ranks)
     text = f"{count} of the others {'names' if count == 1 else 'name'} it"
     return [Reason(text, get_failures(blaming))] if count else []
 

@@ -39,9 +39,8 @@ def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidat
     Several candidates with the same reason diverged from their peers together, and are the root cause together. With
     different reasons they are suspects.
     """
-    node_by_rank: dict[int | None, str] = {
-        rank: entry.place.node for entry in diagnosis.job.roster for rank in entry.ranks
-    }
+    roster = diagnosis.job.roster
+    node_by_rank: dict[int | None, str] = {rank: entry.place.node for entry in roster for rank in entry.ranks}
     # a rank that its peers name may have left no document, so only the roster knows its node
     placed = [item if item.node else replace(item, node=node_by_rank.get(item.rank, "")) for item in candidates]
     heaviest = _find_heaviest_candidates(placed, diagnosis)
@@ -196,9 +195,8 @@ def _fingerprint_position(candidate: Candidate, code: str) -> str:
     """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty: unknown."""
     if candidate.failure is None or not (frame := locate_main_thread(candidate.failure).frame):
         return ""
-    return compute_fingerprint(
-        replace(candidate.failure, exception=None, signal="", exit_code=None, code=code, message=frame)
-    )
+    failure = replace(candidate.failure, exception=None, signal="", exit_code=None, code=code, message=frame)
+    return compute_fingerprint(failure)
 
 
 def _name_candidate(candidate: Candidate) -> str:

@@ -91,7 +91,7 @@ def _load_entry_point(name: str) -> AggregationStrategy:
         raise UnknownStrategyError(f"there is no strategy {name!r}; known are {', '.join(list_strategy_names())}")
     # picking one of them would make verdicts depend on the order of installation
     if len(points) > 1:
-        owners = ", ".join(sorted(_describe_distribution(point) for point in points))
+        owners = ", ".join(sorted(_name_origin(point) for point in points))
         raise StrategyError(
             f"the strategy {name!r} is offered by several distributions ({owners}); uninstall all but one"
         )
@@ -99,15 +99,13 @@ def _load_entry_point(name: str) -> AggregationStrategy:
     try:
         loaded = point.load()
     except Exception as error:  # a module of another distribution may raise anything when it is imported
-        raise StrategyError(
-            f"the strategy {name!r} of {_describe_distribution(point)} cannot be loaded: {error}"
-        ) from error
-    _validate(name, loaded, _describe_distribution(point))
+        raise StrategyError(f"the strategy {name!r} of {_name_origin(point)} cannot be loaded: {error}") from error
+    _validate(name, loaded, _name_origin(point))
     installed: AggregationStrategy = loaded
     return installed
 
 
-def _describe_distribution(point: EntryPoint) -> str:
+def _name_origin(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 

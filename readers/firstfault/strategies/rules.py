@@ -214,10 +214,9 @@ def _find_only_unclear_fault(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
     """Return the failures of the only fault that may be the root cause; empty: there are several, or one waited."""
     unclear = diagnosis.exits or diagnosis.unclear
     fingerprints = {item.failure.fingerprint for item in unclear}
-    is_one_fault = (
-        len(fingerprints) == 1 and fingerprints != {""} and not any(item.failure.is_silent for item in unclear)
-    )
-    return unclear if (len(unclear) == 1 or is_one_fault) and not any(item.waited for item in unclear) else []
+    has_waited, is_silent = any(item.waited for item in unclear), any(item.failure.is_silent for item in unclear)
+    is_one_fault = len(fingerprints) == 1 and fingerprints != {""} and not is_silent
+    return unclear if (len(unclear) == 1 or is_one_fault) and not has_waited else []
 
 
 def _judge_mismatch_of_two(diagnosis: Diagnosis) -> Verdict | None:

@@ -86,10 +86,8 @@ def build_verdict(  # noqa: PLR0913 - the parts of a verdict
 def list_sources(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
     """Return the names of the documents that each reason rests on, at most 8."""
     limit = _MAX_SOURCES_PER_REASON
-    return tuple(
-        tuple(ref.name for failure in reason.failures[:limit] for ref in failure.documents)[:limit]
-        for reason in reasons
-    )
+    samples = [reason.failures[:limit] for reason in reasons]
+    return tuple(tuple(ref.name for item in sample for ref in item.documents)[:limit] for sample in samples)
 
 
 def build_undetermined_verdict(job: JobErrors, strategy: str) -> Verdict:
