@@ -501,7 +501,7 @@ def progress(
     return (model.CollectiveProgress(group, last[-1].operation, number, done, last, members),)
 
 
-def hung(came: dict[int, tuple[model.CollectiveProgress, ...]]) -> model.Verdict:
+def find_stragglers(came: dict[int, tuple[model.CollectiveProgress, ...]]) -> model.Verdict:
     """Return the verdict on a job whose ranks came so far; rank 0's watchdog ended it."""
     others = [stopped(rank, collectives=seen) for rank, seen in came.items() if rank]
     return evidence(job(replace(FIRST, collectives=came[0]), *others))
@@ -524,7 +524,7 @@ ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
 )
 def test_a_rank_that_differs_in_a_collective(odd: tuple[model.Collective, ...], why: str) -> None:
     """Torch's analyzer's rules: the odd one out in operation, type, size, or whether its GPU has started."""
-    verdict = hung({rank: progress(*(odd if rank == 6 else USUAL)) for rank in range(8)})
+    verdict = find_stragglers({rank: progress(*(odd if rank == 6 else USUAL)) for rank in range(8)})
     assert verdict.ranks == (6,)
     assert why in verdict.headline
 
@@ -573,6 +573,6 @@ def test_how_far_ranks_came(
     came: dict[int, tuple[model.CollectiveProgress, ...]], ranks: tuple[int, ...], why: str
 ) -> None:
     """The rank that is behind in the group that is stuck first is the root cause."""
-    verdict = hung(came)
+    verdict = find_stragglers(came)
     assert (verdict.ranks, verdict.scope is model.Scope.UNDETERMINED) == (ranks, not ranks)
     assert why in verdict.headline

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from firstfault.conclude import conclude
-from firstfault.evidence.progress import progress_by_group
+from firstfault.evidence.progress import group_progress
 from firstfault.job_logs import flight
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.model import Scope, Verdict
@@ -117,7 +117,7 @@ def test_groups_that_cannot_be_named() -> None:
     assert progress[0].group == ""
     assert "default_pg" in {item.group for item in progress}
     known = make_error(5, collectives=parse_flight_recorder([dump(5, {"tensor": (9, 5)})]))
-    recorded, _ = progress_by_group([make_error(4, collectives=progress), known])
+    recorded, _ = group_progress([make_error(4, collectives=progress), known])
     assert recorded["tensor (9)"].keys() == {5}
 
 
@@ -126,7 +126,7 @@ def test_a_name_of_two_groups() -> None:
     early, late = dump(0, {"tensor": (8, 5)}), dump(4, {"tensor": (2, 2)}, entries=False)
     late["pg_config"]["7"] = late["pg_config"].pop("9")
     workers = [make_error(rank, collectives=parse_flight_recorder([told])) for rank, told in ((0, early), (4, late))]
-    recorded, _ = progress_by_group(workers)
+    recorded, _ = group_progress(workers)
     assert {group: [*members] for group, members in recorded.items() if group.startswith("tensor")} == {
         "tensor (7) of ranks 0, 1": [0],
         "tensor (7) of ranks 4, 5": [4],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from firstfault import model
-from firstfault.evidence.progress import progress_by_group, progress_in_text, waited_ns
+from firstfault.evidence.progress import get_waited_ns, group_progress, parse_progress
 from firstfault.exceptions.stack_dumps import add_source_lines, format_stack_dump
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.render.json_report import json_report
@@ -190,7 +190,7 @@ TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total
 )
 def test_what_a_watchdog_prints(text: str, progress: list[model.CollectiveProgress]) -> None:
     """The counters of each group, and the collective that is outstanding, are read in the words of each torch."""
-    assert list(progress_in_text(text)) == progress
+    assert list(parse_progress(text)) == progress
 
 
 @pytest.mark.parametrize(
@@ -203,18 +203,18 @@ def test_what_a_watchdog_prints(text: str, progress: list[model.CollectiveProgre
 )
 def test_how_long_a_rank_had_waited(text: str, waited_s: float) -> None:
     """The time is read in the words of both NCCL backends, and not in a program's own."""
-    assert waited_ns(make_error(2, exception=None, log_tail=text)) == waited_s * 1e9
+    assert get_waited_ns(make_error(2, exception=None, log_tail=text)) == waited_s * 1e9
 
 
 def test_a_group_without_a_name_is_the_only_one() -> None:
     """The words of torch 2.1 name no group: they are about the one that the job has, if it has one."""
     silent = make_error(0, exception=None, log_tail=TORCH_2_1)
     spoken = make_error(1, collectives=(model.CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),))
-    recorded, printed = progress_by_group([silent, spoken])
+    recorded, printed = group_progress([silent, spoken])
     assert recorded.keys() == printed.keys() == {"world (0)"}
     assert (printed["world (0)"][0].enqueued, recorded["world (0)"][1].enqueued) == (31, 30)
     more = replace(spoken, collectives=(*spoken.collectives, model.CollectiveProgress("tensor (1)", "", 4, 4)))
-    recorded, printed = progress_by_group([silent, more])
+    recorded, printed = group_progress([silent, more])
     assert printed.keys() == {""}
 
 

@@ -118,8 +118,8 @@ def test_restarts_that_were_recovered_from_are_counted() -> None:
 
 def test_stacks_of_suspects() -> None:
     """If no rank is named, -v shows the stacks of the suspects."""
-    hung = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "timeout"),)}
-    job = make_job(make_error(0, pid=7, stack_dumps=(StackDump(7, 0, "in recv"),), **hung))
+    find_stragglers = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "timeout"),)}
+    job = make_job(make_error(0, pid=7, stack_dumps=(StackDump(7, 0, "in recv"),), **find_stragglers))
     verdict = replace(
         run_strategy(get_strategy("evidence"), job), scope=Scope.UNDETERMINED, root=None, suspects=(Suspect("so", 0),)
     )

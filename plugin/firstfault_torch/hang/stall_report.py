@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from firstfault.evidence.progress import without_messages
+from firstfault.evidence.progress import drop_messages
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
@@ -162,7 +162,7 @@ def _list_outstanding(failure: WorkerError) -> list[CollectiveCall]:
     """Return the enqueued but incomplete collectives of a rank."""
     return [
         (entry.operation.rpartition(":")[2], entry.sequence, progress.group)
-        for progress in map(without_messages, failure.collectives)
+        for progress in map(drop_messages, failure.collectives)
         for entry in progress.last
         if progress.is_outstanding and entry.state != "completed" and entry.sequence > (progress.completed or 0)
     ]
@@ -201,7 +201,7 @@ def _describe_stragglers(
     found = []
     for rank in ranks:
         failure = by_rank[rank]
-        groups = map(without_messages, failure.collectives)
+        groups = map(drop_messages, failure.collectives)
         begun = next((item.enqueued for item in groups if item.group == group), None)
         others = [name for name, *call in _list_outstanding(failure) if call == [number, group] and name != operation]
         report = f"has begun {begun:,}" if begun is not None else "is waited for"

@@ -1,4 +1,4 @@
-"""All failures of one attempt, judged once: their classes, the clocks, which ranks they name, and which are missing."""
+"""The diagnosis of an attempt: classes of all failures, clocks, blamed ranks, and missing documents."""
 
 from __future__ import annotations
 
@@ -15,40 +15,47 @@ from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.layout import ErrorKey
 from firstfault.utils.text import one_line
 
-ENDS_OF_NODES = {FailureClass.LOST, FailureClass.EXTERNAL}
-_MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
-"""Names of exceptions that a wait may time out with."""
-_ERROR = 200
-"""Characters of another rank's error."""
-_MANY = 3
-"""More ranks than this aren't one fault."""
+NODE_END_CLASSES = {FailureClass.LOST, FailureClass.EXTERNAL}
+EXCEPTIONS_OF_WAITS = {
+    "RuntimeError",
+    "TimeoutError",
+    "DistError",
+    "DistStoreError",
+    "DistNetworkError",
+    "DistBackendError",
+}
+"""Exceptions that a timed-out wait may raise."""
+MAX_ERROR_CHARACTERS = 200
+"""For another rank's error in a sentence."""
+MAX_CULPRITS = 3
+"""More ranks than this are hardly one fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Accusations:
-    """How many others name each rank and node."""
+class BlameCounts:
+    """Number of failures that blame each rank and node."""
 
     ranks: Counter[int] = field(default_factory=Counter)
     nodes: Counter[str] = field(default_factory=Counter)
     broadcast: Counter[model.CausedBy] = field(default_factory=Counter)
-    """How many agents and workers were stopped for each failure that the agents broadcast, without its document."""
+    """Number of agents and workers stopped because of each broadcast failure, without its document's name."""
     broadcast_of: Counter[int | str] = field(default_factory=Counter)
-    """The same by the rank of the failure; by its node if it has no rank."""
+    """The same by the failure's rank, or by its node if it has no rank."""
 
     def of(self, judged: ClassifiedFailure) -> int:
-        """Return how many others name this failure's process or its node."""
+        """Return the number of failures that blame this failure's process or node."""
         rank, node = judged.failure.rank, judged.failure.node
         return (self.ranks[rank] if rank is not None else 0) + self.nodes[node]
 
     def times_broadcast(self, judged: ClassifiedFailure) -> int:
-        """Return how many were stopped because of it. The agents noticed it first, but it need not have been first."""
+        """Return how many processes were stopped because of it: the first failure noticed, not always the first."""
         rank, node = judged.failure.rank, judged.failure.node
         return (self.broadcast_of[rank] if rank is not None else 0) + self.broadcast_of[node]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A rank or node that reported no fault of its own, and why it is likely to be the root cause."""
+    """A rank or node without a fault of its own that is likely the root cause, and why."""
 
     why: str
     rank: int | None = None
@@ -59,41 +66,47 @@ class Candidate:
     weight: int = 1
     """Number of independent reasons."""
     is_shared: bool = False
-    """Whether all such candidates are the root cause together, each in its own group of ranks."""
+    """Whether all these candidates together are the root cause, each in its own group of ranks."""
     is_sure: bool = True
-    """Whether all ranks that may be it have told how far they came."""
+    """Whether the progress of all possible culprits is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstFault:
-    """The fault that was the first, or may have been."""
+    """The first fault, or the one that may be."""
 
     first: ClassifiedFailure
     same: tuple[ClassifiedFailure, ...]
-    """All failures with its fault, `first` included."""
+    """All failures with this fault, including `first`."""
     others: tuple[ClassifiedFailure, ...]
-    """Other faults."""
+    """Failures with different faults."""
     rivals: tuple[ClassifiedFailure, ...]
-    """Other faults that may have been the first."""
+    """Different faults that may have been first: their order is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that is known about the failures of an attempt before a strategy picks the root cause."""
+    """All knowledge about an attempt's failures, from which a strategy picks the root cause.
+
+    diagnose        classifies each failure, bounds the clocks, counts blame
+    with_faults     orders the possible faults (`faults`, `first`)
+    demote_...      reclassifies ranks that gave up waiting as victims; faults after a timeout move to `late`
+    rules           each rule of the strategy reads the result; nothing changes any more
+    """
 
     job: model.JobErrors
     classified: tuple[ClassifiedFailure, ...]
     """One for each of `JobErrors.failures`, in the same order."""
     clocks: Clocks
     """Bounds for the difference between any two failures' times."""
-    accusations: Accusations
-    """How often each rank and node is named by others."""
+    blame_counts: BlameCounts
+    """How often each rank and node is blamed."""
     faults: tuple[ClassifiedFailure, ...] = ()
     """The faults that may be the root cause; set by `with_faults`."""
     first: FirstFault | None = None
     """The first of `faults`."""
     late: tuple[ClassifiedFailure, ...] = ()
-    """Faults that can't be the root cause: a rank had timed out before any of them; set by `with_faults`."""
+    """Faults that can't be the root cause because a rank had timed out before; set by `with_faults`."""
 
     @property
     def workers(self) -> list[ClassifiedFailure]:
@@ -107,14 +120,14 @@ class Diagnosis:
 
     @property
     def unclear(self) -> list[ClassifiedFailure]:
-        """The failures that may be cause or consequence, except on nodes whose agent lost its peers."""
+        """Failures that may be cause or consequence, except on nodes with an agent that lost its peers."""
         lost_peers = {item.failure.node for item in self.classified if item.failure.subject is model.Subject.AGENT}
         found = (item for item in self.classified if item.failure_class is FailureClass.UNCLEAR)
         return [item for item in found if item.failure.node not in lost_peers]
 
     @property
     def exits(self) -> list[ClassifiedFailure]:
-        """Those of `unclear` that didn't wait, and weren't stopped because others had timed out."""
+        """Failures of `unclear` that neither waited nor were stopped because of a timeout."""
         has_waits = bool(self.waits)
         return [item for item in self.unclear if not item.waited and not (has_waits and item.failure.stopped_by_agent)]
 
@@ -122,38 +135,38 @@ class Diagnosis:
 def diagnose(job: model.JobErrors) -> Diagnosis:
     """Classify the failures of the judged round. Pure: the same job gives the same diagnosis."""
     classified = classify_failures(job)
-    return Diagnosis(job, classified, Clocks(job), _accusations(job, classified))
+    return Diagnosis(job, classified, Clocks(job), _count_blame(job, classified))
 
 
-def names_it(count: int) -> str:
+def describe_blame(count: int) -> str:
     """Return "1 failure names it", "3 failures name it"."""
     return "1 failure names it" if count == 1 else f"{count} failures name it"
 
 
-def _accusations(job: model.JobErrors, classified: Iterable[ClassifiedFailure]) -> Accusations:
-    """Return how often each rank and node is named; a failure that names itself doesn't count."""
-    nodes_at: dict[str, set[str]] = defaultdict(set)  # an address that several nodes share names none
+def _count_blame(job: model.JobErrors, classified: Iterable[ClassifiedFailure]) -> BlameCounts:
+    """Count how often each rank and node is blamed; a failure that names itself doesn't count."""
+    nodes_at: dict[str, set[str]] = defaultdict(set)  # an address shared by several nodes identifies none
     for place in job.places:
         for name in (place.ip, place.host, place.host.partition(".")[0], place.node):
             if name and place.node:
                 nodes_at[name].add(place.node)
-    accusations = Accusations()
+    blame_counts = BlameCounts()
     told = [entry.first_failure for entry in job.roster] + [judged.failure.caused_by for judged in classified]
     causes = [replace(cause, document="") for cause in told if cause is not None]
-    accusations.broadcast.update(causes)
-    accusations.broadcast_of.update(cause.node if cause.rank is None else cause.rank for cause in causes)
+    blame_counts.broadcast.update(causes)
+    blame_counts.broadcast_of.update(cause.node if cause.rank is None else cause.rank for cause in causes)
     for judged in classified:
         if judged.pointer is None:
             continue
-        rank, node = judged.pointer.rank, _named_node(judged.pointer, nodes_at)
+        rank, node = judged.pointer.rank, _find_named_node(judged.pointer, nodes_at)
         if rank is not None and rank != judged.failure.rank:
-            accusations.ranks[rank] += 1
+            blame_counts.ranks[rank] += 1
         if node and node != judged.failure.node:
-            accusations.nodes[node] += 1
-    return accusations
+            blame_counts.nodes[node] += 1
+    return blame_counts
 
 
-def _named_node(pointer: Pointer, nodes_at: dict[str, set[str]]) -> str:
+def _find_named_node(pointer: Pointer, nodes_at: dict[str, set[str]]) -> str:
     # a dual-stack socket writes an IPv4 address as "::ffff:10.0.0.1"
     for name in (pointer.ip.removeprefix("::ffff:"), pointer.host, pointer.host.partition(".")[0]):
         if len(nodes := nodes_at.get(name, set())) == 1:
@@ -165,30 +178,30 @@ def _named_node(pointer: Pointer, nodes_at: dict[str, set[str]]) -> str:
 
 
 def are_unlisted(job: model.JobErrors, failures: Iterable[model.WorkerError]) -> bool:
-    """Whether the agents of these ranks' nodes have reported which documents their nodes wrote, and not all of theirs.
+    """Whether these ranks' agents have listed their nodes' documents, and some of these failures' aren't listed.
 
-    Another process that may write to the attempt's prefix may have written the others.
+    A different process with access to the attempt's prefix may have written those.
     """
     listed: dict[tuple[str, int | None, int], set[str]] = defaultdict(set)
     for entry in job.roster:
         if entry.phase is model.Phase.FAILED:
-            listed[_pod_of(entry.place)].update(receipt.name for receipt in entry.receipts)
+            listed[_get_pod(entry.place)].update(receipt.name for receipt in entry.receipts)
     for failure in failures:
-        names = listed[_pod_of(failure.place)]
+        names = listed[_get_pod(failure.place)]
         if failure.place.rank is None or not names or names >= {document.name for document in failure.documents}:
             return False
     return True
 
 
-def _pod_of(place: model.Place) -> tuple[str, int | None, int]:
+def _get_pod(place: model.Place) -> tuple[str, int | None, int]:
     return place.node, place.group_rank, place.round
 
 
-def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks that are known to have failed and whose documents could not be read.
+def find_lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the ranks that failed but have no readable document.
 
-    A document whose name has a fingerprint of victims doesn't count, nor does a rank without a receipt on a node that
-    has receipts: it had not failed. If there are many ranks, only those that others name are returned.
+    Documents with a victim's fingerprint in their name don't count, nor do ranks without a receipt on a node that has
+    receipts: they didn't fail. Of many ranks, only the blamed ones are returned.
     """
     job = diagnosis.job
     present = {document.name for failure in job.failures for document in failure.documents}
@@ -196,7 +209,7 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     unopened = {rank for group in job.unopened for rank in group.ranks}
     victims = [item.failure for item in diagnosis.classified if item.failure_class >= FailureClass.UNCLEAR]
     of_victims = {failure.fingerprint.partition(":")[2] for failure in victims}
-    of_victims |= {_in_name(document.name) for failure in victims for document in failure.documents}
+    of_victims |= {_parse_fingerprint(document.name) for failure in victims for document in failure.documents}
     of_victims.discard("")
     found = []
     for entry in job.roster:
@@ -206,19 +219,19 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
             is_lost = rank in lost or not entry.receipts
             if not is_lost or rank in unopened or (node, rank) in reported:
                 continue
-            if rank in lost and _in_name(lost[rank].name) in of_victims:
+            if rank in lost and _parse_fingerprint(lost[rank].name) in of_victims:
                 continue
             reason = lost[rank].error if rank in lost else ""
             why = f"its document was not uploaded ({reason})" if reason else "its document is missing"
             found.append(Candidate(why, rank, node, None, "unknown"))
     found.sort(key=lambda item: (item.node, item.rank if item.rank is not None else -1))
-    if len(found) > _MANY:
-        found = [item for item in found if item.rank is not None and diagnosis.accusations.ranks[item.rank]]
-    return found if len(found) <= _MANY else []
+    if len(found) > MAX_CULPRITS:
+        found = [item for item in found if item.rank is not None and diagnosis.blame_counts.ranks[item.rank]]
+    return found if len(found) <= MAX_CULPRITS else []
 
 
-def without_failure(job: model.JobErrors) -> dict[int, str]:
-    """Return the ranks without a failure, with their nodes: those of finished nodes, and of nodes that reported others.
+def find_ranks_without_failure(job: model.JobErrors) -> dict[int, str]:
+    """Return the ranks without a failure, with their nodes, on finished nodes and on nodes that reported failures.
 
     Ranks without an agent aren't among them.
     """
@@ -229,23 +242,23 @@ def without_failure(job: model.JobErrors) -> dict[int, str]:
     return {rank: entry.place.node for entry in failed + finished for rank in entry.ranks if rank not in known}
 
 
-def _in_name(name: str) -> str:
-    """Return the fingerprint in the name of a document; empty: it has none."""
+def _parse_fingerprint(name: str) -> str:
+    """Return the fingerprint in a document's name; empty: none."""
     key = ErrorKey.parse(name)
     return key.fingerprint if key is not None else ""
 
 
-def ended_alone(job: model.JobErrors) -> list[model.NodePresence]:
-    """Return the entries of ranks without an agent that ended by themselves, with any exit code."""
+def find_self_ended_ranks(job: model.JobErrors) -> list[model.NodePresence]:
+    """Return the entries of ranks without an agent that exited on their own, with any exit code."""
     return [entry for entry in job.roster if entry.phase is model.Phase.SUCCEEDED and entry.place.rank is not None]
 
 
-def terminated_nodes(job: model.JobErrors) -> list[Candidate]:
-    """Return the nodes whose workers were stopped because their agent was terminated, if the agent left no document.
+def find_terminated_nodes(job: model.JobErrors) -> list[Candidate]:
+    """Return the nodes where workers were stopped because the agent was terminated.
 
-    Ranks without an agent may also be terminated by their launcher, because one of them has ended.
+    None if ranks ran without an agent: a launcher terminates those as soon as one of them exits.
     """
-    if ended_alone(job):
+    if find_self_ended_ranks(job):
         return []
     reasons = {model.TERMINATED, model.TERMINATED_ALONE}
     workers: Counter[str] = Counter(
@@ -257,29 +270,29 @@ def terminated_nodes(job: model.JobErrors) -> list[Candidate]:
     ]
 
 
-def spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks that failed in a checkpoint and were stopped before they raised that: others raised their error.
+def find_spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the ranks with a checkpoint error that only other ranks raised before this rank was stopped.
 
-    An asynchronous checkpoint raises it where a rank asks for the result, which the failed rank may do last.
+    An asynchronous checkpoint raises the error where a rank asks for the result; the failed rank may ask last.
     """
     by_rank = {failure.rank: failure for failure in diagnosis.job.failures if failure.rank is not None}
     raised = {failure.rank: failure.exception for failure in diagnosis.job.failures if failure.exception is not None}
     errors = {rank: exception for exception in raised.values() for rank in ranks_of_spread_error(exception)}
     ranks = sorted(errors.keys() - raised.keys())
-    if not ranks or len(ranks) > _MANY:
+    if not ranks or len(ranks) > MAX_CULPRITS:
         return []
     error = find_first_cause(errors[ranks[0]])
-    why = f"others raised its error: {get_short_name(error)}: {one_line(error.message, _ERROR)}"
+    why = f"others raised its error: {get_short_name(error)}: {one_line(error.message, MAX_ERROR_CHARACTERS)}"
     places = ((rank, by_rank.get(rank)) for rank in ranks)
     return [Candidate(why, rank, getattr(failure, "node", ""), failure, "checkpoint") for rank, failure in places]
 
 
-def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the rank or node whose failure the agents broadcast most often, if it left no document.
+def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the rank or node with the most broadcast failure, if it left no document.
 
-    If a rank timed out waiting, the failure that was noticed first may be such a timeout, and doesn't count.
+    If a rank timed out, the first failure noticed may be that timeout, so it doesn't count.
     """
-    job, broadcast = diagnosis.job, diagnosis.accusations.broadcast
+    job, broadcast = diagnosis.job, diagnosis.blame_counts.broadcast
     most = max(broadcast.values(), default=0)
     causes = [cause for cause, count in broadcast.items() if count == most]
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
@@ -287,7 +300,7 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     if len(causes) != 1 or (is_everyone and causes[0].node not in nodes):
         return []
     rank, node = causes[0].rank, causes[0].node
-    # if a node left any document, that counts more than the others' texts about it
+    # a node's own document counts more than what its peers wrote about it
     if any(rank in group.ranks for group in job.unopened):
         return []
     if any(failure.node == node and rank in {None, failure.rank} for failure in job.failures):
@@ -297,7 +310,7 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     given = Counter(reason for cause, reason in told if cause and (cause.rank, cause.node) == (rank, node))
     reason = max(given, key=lambda item: (given[item], item)) if given else ""
     what = reason.partition(" failed: ")[2]
-    if diagnosis.waits and (what in _MAY_BE_A_WAIT or not what):
+    if diagnosis.waits and (what in EXCEPTIONS_OF_WAITS or not what):
         return []
     what = what or reason or "no reason was given"
     why = f"its agent reported its failure to the other nodes ({what}), but its own document is missing"
@@ -311,38 +324,38 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     return [Candidate(why, rank, node, None, category)]
 
 
-def nodes_without_report(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the nodes that joined the round and sent no report since; if others name some of them, only these.
+def find_unreported_nodes(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the nodes that joined the round and have sent no report; if some are blamed, only these.
 
-    Such a node is lost if others name it, or no rank timed out waiting; else it may hang, or be late with its report.
+    Such a node is lost if it is blamed, or no rank timed out; otherwise it may hang, or its report may be late.
     """
     done = {entry.place.node for entry in diagnosis.job.roster if entry.phase is not model.Phase.JOINED}
     found = []
-    for node in sorted(_unheard(diagnosis.job) - done):
-        votes = diagnosis.accusations.nodes[node]
-        named = f", and {names_it(votes)}" if votes else ""
+    for node in sorted(_find_nodes_without_document(diagnosis.job) - done):
+        votes = diagnosis.blame_counts.nodes[node]
+        named = f", and {describe_blame(votes)}" if votes else ""
         category = "node_lost" if votes or not diagnosis.waits else "unknown"
         why = f"it had started and sent no report{named}"
         found.append(Candidate(why, None, node, None, category, weight=1 + bool(votes)))
     return found
 
 
-def accused_nodes(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the node that most failures name, if it has reported, and its documents are missing."""
-    job, named = diagnosis.job, diagnosis.accusations.nodes
+def find_blamed_nodes(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the node that most failures blame, if it has reported but its documents are missing."""
+    job, named = diagnosis.job, diagnosis.blame_counts.nodes
     done = {entry.place.node for entry in job.roster if entry.phase is not model.Phase.JOINED}
     with_receipts = {
         entry.place.node for entry in job.roster if any(receipt.rank is not None for receipt in entry.receipts)
     }
     return [
-        Candidate(f"its documents are missing, and {names_it(named[node])}", None, node, None, "unknown")
-        for node in sorted(_unheard(job) & done - with_receipts)
+        Candidate(f"its documents are missing, and {describe_blame(named[node])}", None, node, None, "unknown")
+        for node in sorted(_find_nodes_without_document(job) & done - with_receipts)
         if named[node] * 2 > named.total()
     ]
 
 
-def _unheard(job: model.JobErrors) -> set[str]:
-    """Return the nodes that joined the round and of which there is no document."""
+def _find_nodes_without_document(job: model.JobErrors) -> set[str]:
+    """Return the nodes that joined the round and left no document."""
     listed = {number for group in job.unopened for number in group.group_ranks}
     there = {failure.node for failure in job.failures}
     there |= {entry.place.node for entry in job.roster if entry.place.group_rank in listed}

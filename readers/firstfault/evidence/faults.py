@@ -14,11 +14,11 @@ from firstfault.evidence.classification import (
     prints_a_peers_error,
 )
 from firstfault.evidence.clocks import Clocks
-from firstfault.evidence.diagnosis import ENDS_OF_NODES, Accusations, Diagnosis, FirstFault
-from firstfault.evidence.hangs import hung
-from firstfault.evidence.progress import progress_by_group, waited_ns, without_messages
+from firstfault.evidence.diagnosis import NODE_END_CLASSES, BlameCounts, Diagnosis, FirstFault
+from firstfault.evidence.hangs import find_stragglers
+from firstfault.evidence.progress import drop_messages, get_waited_ns, group_progress
 from firstfault.evidence.texts import message_of
-from firstfault.evidence.watchdogs import without_leavers
+from firstfault.evidence.watchdogs import demote_ranks_that_gave_up
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.first_cause import find_causes, find_first_cause, find_own_frames
@@ -46,26 +46,26 @@ def with_faults(diagnosis: Diagnosis) -> Diagnosis:
     An exception that was still inside the task function when its process was stopped isn't a fault if another rank may
     have timed out before it was raised.
     """
-    diagnosis = without_leavers(_without_retries(diagnosis))
+    diagnosis = demote_ranks_that_gave_up(_without_retries(diagnosis))
     waits, clocks = [judged.failure for judged in diagnosis.waits], diagnosis.clocks
     is_before_waits = clocks.before_all(waits)
     faults = tuple(
         judged
         for judged in diagnosis.classified
-        if _is_fault(judged, diagnosis.accusations) and (not judged.in_flight or is_before_waits(judged.failure))
+        if _is_fault(judged, diagnosis.blame_counts) and (not judged.in_flight or is_before_waits(judged.failure))
     )
     # what such a rank waited for happened before any rank failed by itself
     if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
         return replace(diagnosis, late=(*diagnosis.late, *faults))
-    first = _first_fault(faults, clocks, diagnosis.accusations) if faults else None
+    first = _first_fault(faults, clocks, diagnosis.blame_counts) if faults else None
     return replace(diagnosis, faults=faults, first=first)
 
 
-def _is_fault(judged: ClassifiedFailure, accusations: Accusations) -> bool:
+def _is_fault(judged: ClassifiedFailure, blame_counts: BlameCounts) -> bool:
     """Whether a failure is a fault of its own; an exit that may be a consequence is one if the agents broadcast it."""
     # either end of a message may have another size than the others
     may_be = is_unclear_exit(judged) and judged.signature != MISMATCH
-    return judged.failure_class <= FailureClass.EXTERNAL or (may_be and accusations.times_broadcast(judged) > 0)
+    return judged.failure_class <= FailureClass.EXTERNAL or (may_be and blame_counts.times_broadcast(judged) > 0)
 
 
 def gave_up(failure: WorkerError) -> bool:
@@ -87,7 +87,7 @@ def came_after_a_long_wait(diagnosis: Diagnosis) -> bool:
     that an abort has unblocked may raise anything.
     """
     faults = diagnosis.faults
-    waits = [(judged.failure, waited_ns(judged.failure)) for judged in diagnosis.waits]
+    waits = [(judged.failure, get_waited_ns(judged.failure)) for judged in diagnosis.waits]
     long = [(failure, waited) for failure, waited in waits if waited >= _LONG_WAIT_NS and failure.timestamp_ns]
     if not long or len(long) * 2 < len(diagnosis.workers) or any(item.failure.timestamp_ns is None for item in faults):
         return False
@@ -104,7 +104,7 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     They retried, or a handler failed. The other cause is a fault of another rank that may have been earlier, or a rank
     for which most of the others waited.
     """
-    recorded, _ = progress_by_group([judged.failure for judged in diagnosis.workers])
+    recorded, _ = group_progress([judged.failure for judged in diagnosis.workers])
     # how many of a group's collectives all members have called whose flight recorder was read
     least = [(min(item.enqueued for item in members.values()), members) for members in recorded.values()]
     counts = {(rank, item.group): count for count, members in least for rank, item in members.items()}
@@ -132,7 +132,7 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
         for judged in diagnosis.classified
     )
     others = replace(diagnosis, classified=changed)
-    return others if own or (len(late) * 2 > len(changed) and hung(others)) else diagnosis
+    return others if own or (len(late) * 2 > len(changed) and find_stragglers(others)) else diagnosis
 
 
 def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], int]) -> str:
@@ -150,7 +150,7 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], 
     if any(
         progress.last_operation.startswith("gloo:")
         and progress.enqueued > counts.get((judged.failure.rank or 0, progress.group), 0)
-        for progress in map(without_messages, judged.failure.collectives)
+        for progress in map(drop_messages, judged.failure.collectives)
     ):
         return _WHY
     has_printed = not judged.specific and prints_a_peers_error(judged.failure.printed)
@@ -160,9 +160,9 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], 
 # --- the first of several faults ------------------------------------------------------------------------------------
 
 
-def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, accusations: Accusations) -> FirstFault:
+def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_counts: BlameCounts) -> FirstFault:
     faults = _without_accusers(_without_aftermath(faults, clocks), clocks)
-    faults = sorted(faults, key=lambda fault: _order(fault, accusations))
+    faults = sorted(faults, key=lambda fault: _order(fault, blame_counts))
     may_be_first = clocks.contenders([fault.failure for fault in faults])
     contenders = [fault for fault, may_be in zip(faults, may_be_first, strict=True) if may_be]
     contenders = contenders or list(faults)  # circular times: none is first
@@ -186,7 +186,7 @@ def _without_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> l
     ends: dict[str, list[ClassifiedFailure]] = {}
     earliest: dict[str, ClassifiedFailure] = {}
     for fault in faults:
-        if fault.failure_class in ENDS_OF_NODES:
+        if fault.failure_class in NODE_END_CLASSES:
             ends.setdefault(fault.failure.node, []).append(fault)
         elif not _is_terminated(fault) and not (
             fault.failure.node in earliest and clocks.before(earliest[fault.failure.node].failure, fault.failure)
@@ -234,7 +234,7 @@ def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> li
     return [fault for fault in faults if not accuses(fault)]
 
 
-def _order(fault: ClassifiedFailure, accusations: Accusations) -> tuple[object, ...]:
+def _order(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object, ...]:
     """Return the sort key of faults whose order in time isn't known: evidence, then accusations, then time.
 
     What no peer's failure causes comes first, a fault of the GPU or a SIGKILL that no agent sent: a clean-up after it
@@ -249,9 +249,9 @@ def _order(fault: ClassifiedFailure, accusations: Accusations) -> tuple[object, 
         fault.in_flight,
         gave_up(failure),
         not fault.specific,
-        -accusations.times_broadcast(fault),
+        -blame_counts.times_broadcast(fault),
         fault.failure_class,
-        -accusations.of(fault),
+        -blame_counts.of(fault),
         failure.timestamp_ns is None,
         failure.timestamp_ns or 0,
         failure.rank if failure.rank is not None else 1 << 62,

@@ -1,6 +1,6 @@
-"""The ranks that the others waited for: behind in their collectives, elsewhere in the code, or not answering.
+"""Finds stragglers: ranks behind in their collectives, elsewhere in the code, or unresponsive.
 
-torch's flight recorder, or the text that its watchdog printed, shows how many collectives of each group a rank did.
+Each function looks at one kind of evidence and returns candidates; `find_stragglers` combines them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from firstfault.evidence.classification import (
     prints_a_peers_error,
     prints_a_timeout,
 )
-from firstfault.evidence.diagnosis import Candidate, Diagnosis, ended_alone, without_failure
+from firstfault.evidence.diagnosis import Candidate, Diagnosis, find_ranks_without_failure, find_self_ended_ranks
 from firstfault.evidence.progress import (
     Progress,
-    behind,
-    message_peers,
-    printed_by,
-    progress_by_group,
-    progress_in_text,
+    find_message_peers,
+    find_ranks_behind,
+    get_printed_text,
+    group_progress,
+    parse_progress,
 )
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
@@ -40,87 +40,90 @@ from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure, WorkerError
 from firstfault.model.failure import RECORDED_ONLY
 
-_SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
-"""Operations whose ranks all pass the same sizes."""
-_COMPARED = (
+EQUAL_SIZES_OPERATION = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
+"""Operations in which all ranks must pass equal sizes."""
+COMPARED_FIELDS = (
     ("operation", "called", 0),
     ("dtypes", "used", 0),
     ("dtypes", "used", 1),
     ("sizes", "passed", 0),
     ("sizes", "passed", 1),
 )
-"""Fields of a collective, how a sentence speaks of them, and whether inputs (0) or outputs (1) are compared."""
-_MANY = 3
-"""More ranks than this aren't one fault."""
-_SEVERAL = 2
-"""So many ranks must have timed out for each one that didn't."""
-_WITHIN = re.compile(r":\d+ in (?!main$|<module>$)")
-"""In a place in the program: its line, if its function is small."""
-_ANSWERS = {"KeyboardInterrupt", "SignalException", "SystemExit"}
-"""What a process raises because of its agent's signal."""
-_CHECKPOINT = "torch/distributed/checkpoint/"
-_REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
+"""Fields of a collective, the verb for them in a sentence, and whether inputs (0) or outputs (1) are compared."""
+MAX_CULPRITS = 3
+"""More ranks than this are hardly one fault: rather the majority waits for something else."""
+MIN_TIMED_OUT_PER_CULPRIT = 2
+"""Minimum of timed-out ranks for each rank without a timeout."""
+LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
+"""The line in a position such as "train.py:12 in step": positions in one function count as equal."""
+SIGNAL_RESPONSES = {"KeyboardInterrupt", "SignalException", "SystemExit"}
+"""Exceptions raised in response to the agent's signal."""
+CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
+MISSING_RANKS_REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
-_CALLS = re.compile(r"torch/distributed/distributed_c10d\.py$")
-_OF_SOME_RANKS = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
-"""Calls that not all ranks make."""
-Apart = dict[str, list[tuple[int, str]]]
-"""The groups whose ranks called a collective differently, each with the ranks that differ from most, if most agree."""
+COLLECTIVES_FILE = re.compile(r"torch/distributed/distributed_c10d\.py$")
+SUBGROUP_CALL = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
+"""Calls that only some ranks make."""
+DivergedRanks = dict[str, list[tuple[int, str]]]
+"""Groups in which ranks called different collectives, each with the ranks that differ from a majority, if any."""
 
 
-def hung(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks that the others waited for, by their stacks, collective counters and failed threads.
+def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the stragglers, by stacks, collective counters and failed threads; none if all ranks are alike.
 
-    Where all ranks are in the same place, none is returned. If no rank timed out, all stand where they were stopped.
+    Stacks beat counters. A rank that waits in a collective of one group is often also behind in another group, or has a
+    dead helper thread, as a consequence; its stack shows that it waits itself. So if any stack shows a rank outside of
+    all collectives, ranks that waited are not stragglers, whatever their counters say.
     """
     if not diagnosis.waits:
-        return []
-    if failed := _failed_checkpoints(diagnosis.workers):
-        return _candidates(diagnosis, failed)
+        return []  # no rank timed out: each stack shows where its rank was stopped, not whom it waited for
+    if failed := _find_failed_checkpoint_threads(diagnosis.workers):
+        return _build_candidates(diagnosis, failed)
     classified = diagnosis.classified
-    alive = _sorted(diagnosis)
-    recorded, printed = progress_by_group(alive)
+    alive = _sort_failures(diagnosis)
+    recorded, printed = group_progress(alive)
     groups = sorted({*recorded, *printed})
     known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups}
-    # a rank that met an error about a peer stood where it handled that
+    # a rank that received an error about a peer was stopped while handling it: its position proves nothing
     raised = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
-    victims = (item for item in raised if not (item.failure.sent_signals and item.failure.what in _ANSWERS))
+    victims = (item for item in raised if not (item.failure.sent_signals and item.failure.what in SIGNAL_RESPONSES))
     met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
-    elsewhere = _elsewhere(alive, met, diagnosis.waits)
-    apart = _apart(recorded, printed)
-    late, is_one_fault = behind(known, apart, message_peers(alive))
-    missing = _without_dump(alive)
+    elsewhere = _find_ranks_outside_collective(alive, met, diagnosis.waits)
+    apart = _find_diverged(recorded, printed)
+    late, is_one_fault = find_ranks_behind(known, apart, find_message_peers(alive))
+    missing = _list_ranks_without_dump(alive)
     reasons = [
         *elsewhere,
-        *_each(apart),
+        *_flatten_diverged(apart),
         *late.items(),
-        *_told_by_dumps(alive, missing, has_late=bool(late)),
-        *_not_started(recorded),
-        *_threads(diagnosis.workers),
-        *_frozen(alive),
-        *_did_not_time_out(diagnosis.workers),
-        *_reported(classified),
-        *_said_nothing(diagnosis.workers),
+        *_find_ranks_without_dump(alive, missing, has_late=bool(late)),
+        *_find_unstarted_ranks(recorded),
+        *_find_dead_threads(diagnosis.workers),
+        *_find_unresponsive_ranks(alive),
+        *_find_ranks_without_timeout(diagnosis.workers),
+        *_find_reported_missing(classified),
+        *_find_rank_without_error(diagnosis.workers),
     ]
     if elsewhere:
-        # a rank that waited itself isn't the one that the others waited for, whatever its counters and threads; nor is
-        # one that tries again after its timeout
+        # a rank that printed a timeout waited, too, even if it is retrying now
         met |= {failure.rank for failure in alive if prints_a_timeout(failure)}
         reasons = [(rank, why) for rank, why in reasons if rank not in met]
-    found = _candidates(diagnosis, reasons)
-    # groups of other ranks have other names and counts
+    found = _build_candidates(diagnosis, reasons)
+    # different groups of ranks have different names and counts
     are_shared = late if is_one_fault else {}
     return [replace(item, is_shared=item.rank in are_shared, is_sure=not missing) for item in found]
 
 
-def _without_dump(alive: Sequence[WorkerError]) -> set[int]:
-    """Return the ranks that are members of a group and left no dump, in a job of which only dumps are known."""
+def _list_ranks_without_dump(alive: Sequence[WorkerError]) -> set[int]:
+    """Return group members without a flight recorder dump, in a job known only by its dumps."""
     groups = {progress.members for failure in alive for progress in failure.collectives}
     is_of_dumps = all(failure.code == RECORDED_ONLY for failure in alive)
     return set().union(*groups) - {failure.rank for failure in alive} if is_of_dumps else set()
 
 
-def _told_by_dumps(alive: Sequence[WorkerError], missing: Collection[int], *, has_late: bool) -> list[tuple[int, str]]:
+def _find_ranks_without_dump(
+    alive: Sequence[WorkerError], missing: Collection[int], *, has_late: bool
+) -> list[tuple[int, str]]:
     """Return the few ranks without a dump; if all have one and none is behind, the few that didn't wait."""
     idle = [
         failure.rank
@@ -129,16 +132,18 @@ def _told_by_dumps(alive: Sequence[WorkerError], missing: Collection[int], *, ha
     ]
     is_of_dumps = all(failure.code == RECORDED_ONLY for failure in alive)
     found = sorted(missing) if missing or has_late or not is_of_dumps else idle
-    if len(found) > _MANY or len(found) * 2 >= len(alive):
+    if len(found) > MAX_CULPRITS or len(found) * 2 >= len(alive):
         return []
     others = len(alive) - len(idle)
     told = "left no readable dump of its flight recorder" if missing else "had no collective outstanding"
     return [(rank, f"it {told}, and {others} others waited") for rank in found]
 
 
-def _candidates(diagnosis: Diagnosis, reasons: Iterable[tuple[int, str]], category: str = "hang") -> list[Candidate]:
-    """Return the ranks that have reasons as candidates, each with its document, if it left one."""
-    by_rank = {failure.rank: failure for failure in _sorted(diagnosis)}
+def _build_candidates(
+    diagnosis: Diagnosis, reasons: Iterable[tuple[int, str]], category: str = "hang"
+) -> list[Candidate]:
+    """Build a candidate for each rank that has reasons, with its document, if any."""
+    by_rank = {failure.rank: failure for failure in _sort_failures(diagnosis)}
     found: dict[int, list[str]] = defaultdict(list)
     for rank, why in reasons:
         found[rank].append(why)
@@ -148,52 +153,54 @@ def _candidates(diagnosis: Diagnosis, reasons: Iterable[tuple[int, str]], catego
     ]
 
 
-def _sorted(diagnosis: Diagnosis) -> list[WorkerError]:
-    """Return the failures of workers by rank: in whatever order they were read, the result is the same."""
+def _sort_failures(diagnosis: Diagnosis) -> list[WorkerError]:
+    """Return the workers' failures by rank, so that results don't depend on the order of reading."""
     return sorted(
         (judged.failure for judged in diagnosis.workers),
         key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
     )
 
 
-def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the rank that passed another size than the others, if one received a message longer than it expects.
+def find_size_mismatch(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the rank with a wrong size, if a rank received a message longer than it expects.
 
-    The receiver aborts, so the others' flight recorders decide: if one of them differs, it is that rank; if all agree,
-    it is the receiver. Two ranks that differ can't be told apart.
+    The receiver aborts, so the flight recorders of the remaining ranks decide: a single rank that differs is the
+    culprit; if they agree, the receiver is. With two differing ranks, neither can be singled out.
     """
     receivers = [judged.failure for judged in diagnosis.classified if judged.signature == MISMATCH]
     if not receivers:
         return []
-    recorded, printed = progress_by_group([judged.failure for judged in diagnosis.workers])
-    odd = dict(_each(_apart(recorded, printed)))
+    recorded, printed = group_progress([judged.failure for judged in diagnosis.workers])
+    odd = dict(_flatten_diverged(_find_diverged(recorded, printed)))
     agreeing = max((len(members) for members in recorded.values()), default=0)
     receiver = receivers[0].rank
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
         odd = {receiver: "it received a message longer than it expects, and the others' sizes agree"}
-    return _candidates(diagnosis, odd.items(), "user_code") if len(odd) == 1 else []
+    return _build_candidates(diagnosis, odd.items(), "user_code") if len(odd) == 1 else []
 
 
-def called_differently(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the few ranks of a group that all waited in different collectives: which of them is wrong isn't known."""
+def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the few ranks of a group that all waited in different collectives; nothing shows which one is wrong."""
     waited = {judged.failure.rank for judged in diagnosis.waits}
-    for progress in progress_by_group(_sorted(diagnosis)):
+    for progress in group_progress(_sort_failures(diagnosis)):
         for group, members in sorted(progress.items()):
-            is_split = len(members) <= _MANY + 1 and members.keys() <= waited and _first_odd_ones(members) == []
+            is_split = (
+                len(members) <= MAX_CULPRITS + 1 and members.keys() <= waited and _find_first_divergence(members) == []
+            )
             calls = {rank: one.last[-1] for rank, one in sorted(members.items()) if one.last} if is_split else {}
             if len(calls) > 1:
                 told = ", ".join(f"rank {rank} {call.operation} with {call.sizes}" for rank, call in calls.items())
                 number = next(iter(calls.values())).sequence
                 why = f"it called a different collective as number {number} of {group}: {told}"
-                return _candidates(diagnosis, [(rank, why) for rank in calls], "user_code")
+                return _build_candidates(diagnosis, [(rank, why) for rank in calls], "user_code")
     return []
 
 
-def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks that had not called a collective which most others had outstanding when they failed alike.
+def find_ranks_left_behind(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the ranks without a collective that most ranks had outstanding when they failed with the same error.
 
-    When NCCL aborts a communicator after a timeout, the main threads continue with data that never arrived. They may
-    raise anything before the watchdog ends their process.
+    When NCCL aborts a communicator after a timeout, main threads continue with data that never arrived, and may raise
+    any exception before the watchdog kills their process.
     """
     workers = [] if diagnosis.waits else diagnosis.workers
     misled = [
@@ -204,28 +211,28 @@ def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
         and any(progress.is_outstanding for progress in judged.failure.collectives)
     ]
     alike = {judged.failure.fingerprint for judged in misled}
-    if len(misled) < _SEVERAL or len(misled) * 2 <= len(workers) or len(alike) > 1:
+    if len(misled) < MIN_TIMED_OUT_PER_CULPRIT or len(misled) * 2 <= len(workers) or len(alike) > 1:
         return []
     failed = {judged.failure.rank for judged in misled}
-    recorded, _ = progress_by_group([judged.failure for judged in workers])
-    late, _ = behind(recorded, {}, message_peers(judged.failure for judged in workers))
-    return _candidates(diagnosis, [(rank, why) for rank, why in late.items() if rank not in failed])
+    recorded, _ = group_progress([judged.failure for judged in workers])
+    late, _ = find_ranks_behind(recorded, {}, find_message_peers(judged.failure for judged in workers))
+    return _build_candidates(diagnosis, [(rank, why) for rank, why in late.items() if rank not in failed])
 
 
-def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks whose function had returned when all others lost a peer: those that left, with fewer batches.
+def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the ranks that had returned from training when all remaining ranks lost a peer: they had fewer batches.
 
-    A rank that destroys its process group at its end, or just leaves, closes its connections. Of a program that exits
-    with 0 nothing is recorded.
+    A rank that destroys its process group at the end, or exits, closes its connections. A program that exits with 0
+    leaves no document.
     """
-    if left := ended_alone(diagnosis.job):
+    if left := find_self_ended_ranks(diagnosis.job):
         why = "its process had ended by itself, and the others waited for it or lost a peer"
         victims = [item for item in diagnosis.workers if item.waited or item.failure_class is FailureClass.CONSEQUENCE]
-        is_cause = len(left) <= min(_MANY, len(victims)) and len(victims) == len(diagnosis.workers)
+        is_cause = len(left) <= min(MAX_CULPRITS, len(victims)) and len(victims) == len(diagnosis.workers)
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
     workers = diagnosis.workers
     stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
-    # a victim that handles its peer's error may leave, too
+    # a victim that handles its peer's error may exit, too
     found = [
         Candidate(f"{where.exit_stage} when the others lost a peer", failure.rank, failure.node, failure, "exit")
         for failure, where in stood
@@ -233,20 +240,20 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     ]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
-    silent = without_failure(diagnosis.job)
+    silent = find_ranks_without_failure(diagnosis.job)
     is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
     are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
-    if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > _MANY:
+    if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > MAX_CULPRITS:
         return []
     meanwhile = "while the others waited for it" if diagnosis.waits else "when the others lost a peer"
     why = f"it had exited with code 0 {meanwhile}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
 
-def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the rank that waited in another operation than most, by the tracebacks of their timeouts.
+def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the rank that timed out in a different operation than the majority, by the timeouts' tracebacks.
 
-    It left an operation out, or called one more. Ranks of several groups, and those that send and receive, may differ.
+    It skipped an operation, or called an additional one. Different groups, sends and receives may differ rightly.
     """
     calls: dict[int, tuple[str, str]] = {}
     for judged in diagnosis.workers:
@@ -258,11 +265,11 @@ def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
         if not names_a_wait(find_first_cause(exception)):
             return []
         own, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
-        called = [frame.function for frame in frames if _CALLS.search(frame.file)] or [""]
-        if not own or _OF_SOME_RANKS.search(f"{own[0].code} {called[-1]}"):
+        called = [frame.function for frame in frames if COLLECTIVES_FILE.search(frame.file)] or [""]
+        if not own or SUBGROUP_CALL.search(f"{own[0].code} {called[-1]}"):
             return []
         calls[judged.failure.rank] = (called[-1], format_place(own[0]))
-    if len(calls) <= _SEVERAL:
+    if len(calls) <= MIN_TIMED_OUT_PER_CULPRIT:
         return []
     usual, number = Counter(calls.values()).most_common(1)[0]
     odd = {rank: call for rank, call in calls.items() if call[0] != usual[0]}
@@ -271,49 +278,54 @@ def waited_apart(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     ((rank, (name, at)),) = odd.items()
     why = f"it waited in {name or 'a backward pass'} at {at}, the others at {usual[1]}"
-    return _candidates(diagnosis, [(rank, why)])
+    return _build_candidates(diagnosis, [(rank, why)])
 
 
-def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the node of a job on one node if all ranks timed out in the same collective, with the same sizes.
+def find_unfinished_collective(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the node of a single-node job if all ranks timed out in the same collective, with the same sizes.
 
-    Then none of them was missing: the data didn't get from one to another.
+    No rank was missing, so the transfer itself failed.
     """
     works: dict[int, list[tuple[str, Collective]]] = {}
     for judged in diagnosis.waits:
         if judged.failure.rank is not None:
-            found = progress_in_text(printed_by(judged.failure))
+            found = parse_progress(get_printed_text(judged.failure))
             works[judged.failure.rank] = [(progress.group, work) for progress in found for work in progress.last]
     size = max((judged.failure.place.world_size for judged in diagnosis.classified), default=0)
     nodes = {judged.failure.node for judged in diagnosis.classified}
     waits = list(works.values())
-    if size < _SEVERAL or len(works) < size or any(wait != waits[0] or not wait for wait in waits) or len(nodes) != 1:
+    if (
+        size < MIN_TIMED_OUT_PER_CULPRIT
+        or len(works) < size
+        or any(wait != waits[0] or not wait for wait in waits)
+        or len(nodes) != 1
+    ):
         return []
     work = waits[0][0][1]
     why = f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none finished"
     return [Candidate(why, None, nodes.pop(), None, "network")]
 
 
-def _apart(recorded: Progress, printed: Progress) -> Apart:
-    """Return the ranks that differ from most in the first collective of a group in which the ranks differ.
+def _find_diverged(recorded: Progress, printed: Progress) -> DivergedRanks:
+    """Return for each group the ranks that differ from the majority in the first collective that isn't the same.
 
-    Recorders and texts give operations and sizes in different words, so each is compared with its own kind.
+    Recorders and printed texts spell operations and sizes differently, so each is compared with its own kind.
     """
-    found: Apart = {}
+    found: DivergedRanks = {}
     for progress in (recorded, printed):
         for group, members in progress.items():
-            odd = _first_odd_ones(members)
+            odd = _find_first_divergence(members)
             if odd is not None and not found.get(group):
                 found[group] = [(rank, f"as collective {number} of group {group} {why}") for rank, number, why in odd]
     return found
 
 
-def _each(apart: Apart) -> list[tuple[int, str]]:
+def _flatten_diverged(apart: DivergedRanks) -> list[tuple[int, str]]:
     return [each for group in sorted(apart) for each in apart[group]]
 
 
-def _first_odd_ones(members: dict[int, CollectiveProgress]) -> list[tuple[int, int, str]] | None:
-    """Return what differs in the first collective in which ranks differ; None: they agree in all."""
+def _find_first_divergence(members: dict[int, CollectiveProgress]) -> list[tuple[int, int, str]] | None:
+    """Return the ranks that differ in the first differing collective, with its number; None: all agree."""
     steps: dict[int, dict[int, Collective]] = defaultdict(dict)
     for rank, progress in members.items():
         if progress.last_operation:
@@ -323,24 +335,24 @@ def _first_odd_ones(members: dict[int, CollectiveProgress]) -> list[tuple[int, i
                 steps[entry.sequence][rank] = entry
     odd: list[tuple[int, int, str]] | None = None
     for number, calls in sorted(steps.items()):
-        found = _odd_ones(calls)
+        found = _find_divergent_calls(calls)
         if found:
-            return [(rank, number, why) for rank, why in found]  # a rank that has diverged differs in all that follows
+            return [(rank, number, why) for rank, why in found]  # after it, a diverged rank differs everywhere
         if found is not None:
             odd = []
     return odd
 
 
-def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
-    """Return the ranks that called one collective with another operation, type or size than most; None: all agree."""
-    is_same_everywhere = any(_SAME_EVERYWHERE.search(call.operation) for call in calls.values())
-    for field, verb, side in _COMPARED:
+def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
+    """Return the ranks that differ from the majority in operation, type or size; None: all agree."""
+    is_same_everywhere = any(EQUAL_SIZES_OPERATION.search(call.operation) for call in calls.values())
+    for field, verb, side in COMPARED_FIELDS:
         if field == "sizes" and not is_same_everywhere:
-            break  # the ranks may pass different sizes
-        # an operation's backend stands before it: "gloo:all_reduce"
+            break  # ranks may rightly pass different sizes
+        # without the backend: "gloo:all_reduce"
         told = {rank: getattr(call, field).rpartition(":")[2] for rank, call in calls.items()}
         sides = {rank: text.split(" -> ") for rank, text in told.items()}
-        # the root of a gather has outputs and the others none; an operation has only one side
+        # only the root of a gather has outputs; an operation name has only one side
         values = {rank: parts[side] for rank, parts in sides.items() if side < len(parts) and parts[side]}
         if len(set(values.values())) > 1:
             usual, number = Counter(values.values()).most_common(1)[0]
@@ -353,8 +365,8 @@ def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
     return None
 
 
-def _not_started(recorded: Progress) -> list[tuple[int, str]]:
-    """Return the few ranks whose GPU had not started a collective that the others' GPUs had."""
+def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
+    """Return the few ranks whose GPU hadn't started a collective that had started on most GPUs."""
     found = []
     for group, members in sorted(recorded.items()):
         states: dict[int, str] = {}
@@ -363,46 +375,46 @@ def _not_started(recorded: Progress) -> list[tuple[int, str]]:
             for entry in progress.last:
                 states[rank] = states.get(rank, "") if entry.is_p2p else entry.state
         waiting = sorted(rank for rank, state in states.items() if state == "scheduled")
-        # some recorders never tell that a collective has started
+        # some recorders never report "started"
         if len(numbers) == 1 and "started" in states.values() and len(waiting) * 2 < len(states):
             found += [(rank, f"it had not started the last collective of group {group}") for rank in waiting]
     return found
 
 
-def _elsewhere(
+def _find_ranks_outside_collective(
     alive: Sequence[WorkerError], waited: Collection[int | None], waits: Sequence[ClassifiedFailure]
 ) -> list[tuple[int, str]]:
-    """Return the few ranks that were outside of any collective while others waited in one.
+    """Return the few ranks outside of any collective while other ranks waited in one.
 
-    If all waits were for keys in the store, a rank in a collective may be the one that didn't set them. The main
-    thread of ranks that `waited` may stand at any wait for the GPU. A rank that stands where those of `waits` did waits
-    as well.
+    If all waits were for keys in the store, a rank in a collective may be the one that didn't set them. Ranks in
+    `waited` are excluded, because their main threads may be at any wait for the GPU; so are ranks at a position where
+    a rank of `waits` waited.
     """
     raised = [judged.failure.exception for judged in waits if judged.failure.exception is not None]
     lines = {format_place(frame) for exception in raised for frame in find_own_frames(exception)[-1:]}
-    functions = {_WITHIN.sub(" in ", line) for line in lines}
+    functions = {LINE_IN_FUNCTION.sub(" in ", line) for line in lines}
     stood = {failure.rank: (locate_main_thread(failure), failure) for failure in alive if failure.rank not in waited}
     stood = {rank: at for rank, at in stood.items() if at[0].exit_stage or at[0].frame not in {"", *lines}}
     away = {rank: at for rank, at in stood.items() if rank is not None and at[0].kind is PositionKind.ELSEWHERE}
-    away = {rank: at for rank, at in away.items() if _WITHIN.sub(" in ", at[0].frame) not in functions} or away
+    away = {rank: at for rank, at in away.items() if LINE_IN_FUNCTION.sub(" in ", at[0].frame) not in functions} or away
     if not away and all(judged.signature == STORE_WAIT for judged in waits):
         away = {rank: at for rank, at in stood.items() if rank is not None}
-    if len(away) > _MANY:
+    if len(away) > MAX_CULPRITS:
         return []
     return [
         (rank, f"{where.description} while the others waited for it")
         for rank, (where, failure) in sorted(away.items())
-        if not prints_a_timeout(failure)  # it may be about to try again
+        if not prints_a_timeout(failure)  # it may be retrying
     ]
 
 
-def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks that have a dead thread, and neither timed out nor stand in a collective.
+def _find_dead_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the ranks with a dead thread that neither timed out nor are in a collective.
 
-    A rank that waits for another one doesn't do so because of its own helper thread.
+    A rank that waits for a peer doesn't wait because of its own helper thread.
     """
     return [
-        (failure.rank, _why_ended(thread))
+        (failure.rank, _describe_dead_thread(thread))
         for judged in workers
         for failure in (judged.failure,)
         if failure.rank is not None
@@ -412,32 +424,32 @@ def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     ]
 
 
-def _failed_checkpoints(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks with a thread that failed by itself in torch's checkpoint, in which the others' threads wait.
+def _find_failed_checkpoint_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the ranks with a thread that failed on its own in torch's checkpoint, where all ranks' threads meet.
 
-    It doesn't matter where the main threads stand: each waits for its own thread, or trains on.
+    The main threads' positions don't matter: each waits for its own thread, or continues training.
     """
     return [
-        (failure.rank, _why_ended(thread))
+        (failure.rank, _describe_dead_thread(thread))
         for judged in workers
         for failure in (judged.failure,)
         for thread in failure.thread_failures
         if failure.rank is not None
         and is_own_fault(thread.exception)
-        and any(_CHECKPOINT in frame.file for link in iter_exceptions(thread.exception) for frame in link.frames)
+        and any(CHECKPOINT_PACKAGE in frame.file for link in iter_exceptions(thread.exception) for frame in link.frames)
     ]
 
 
-def _why_ended(thread: ThreadFailure) -> str:
+def _describe_dead_thread(thread: ThreadFailure) -> str:
     return f"its thread {thread.thread!r} ended with {thread.exception.type}: {thread.exception.message}"
 
 
-def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the few ranks that didn't time out although most others did.
+def _find_ranks_without_timeout(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the few ranks without a timeout although most ranks timed out.
 
-    A rank that has joined a collective of NCCL times out with the others of its group: their watchdogs wait for each
-    other's dumps before they end the processes. One that hasn't joined is stopped, or fails when it comes and the
-    others are gone. gloo has no watchdog: there the first timeout ends the others' wait.
+    A rank that joined a collective of NCCL times out together with its group: the watchdogs wait for each other's
+    dumps before they kill their processes. A rank that didn't join is stopped, or fails later because its peers are
+    gone. gloo has no watchdog: there the first timeout ends the wait of all ranks.
     """
     timed_out = (judged for judged in workers if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL})
     waited = {judged.failure.rank for judged in timed_out}
@@ -448,7 +460,7 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
         and judged.failure.rank not in waited
         and (judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK or judged.failure.is_silent)
     }
-    if len(others) > _MANY or len(waited) < _SEVERAL * len(others):
+    if len(others) > MAX_CULPRITS or len(waited) < MIN_TIMED_OUT_PER_CULPRIT * len(others):
         return []
     why = {DUMP_SIGNAL: "it had no collective outstanding", STUCK: "its watchdog could not run"}
     return [
@@ -457,10 +469,10 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
     ]
 
 
-def _said_nothing(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the rank of which a log has no word about a failure, if all others timed out or lost a peer.
+def _find_rank_without_error(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the rank without an error in its log, if all remaining ranks timed out or lost a peer.
 
-    Agents tell where a rank stood that they stopped: then that decides.
+    Only for jobs without stacks and counters, which would be better evidence.
     """
     failures = [judged.failure for judged in workers]
     if any(failure.stack_dumps or failure.collectives for failure in failures):
@@ -471,15 +483,17 @@ def _said_nothing(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]
     return [(quiet[0].rank, f"its log has no word about a failure, and {len(failures) - 1} others timed out or failed")]
 
 
-def _reported(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks that a report of missing ranks names, torch's or Horovod's, and that report no other rank."""
-    reports = [(item, item.pointer.rank) for item in classified if item.signature in _REPORTS and item.pointer]
+def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the ranks named by torch's or Horovod's report of missing ranks that report no rank themselves."""
+    reports = [
+        (item, item.pointer.rank) for item in classified if item.signature in MISSING_RANKS_REPORTS and item.pointer
+    ]
     missing = {rank for _, rank in reports if rank is not None} - {item.failure.rank for item, _ in reports}
     return [(rank, "a report of missing ranks names it") for rank in sorted(missing)]
 
 
-def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the few ranks that gave neither a stack nor counters and had to be killed."""
+def _find_unresponsive_ranks(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
+    """Return the few ranks without stack and counters that had to be killed."""
     frozen = {
         failure.rank
         for failure in alive
@@ -488,6 +502,6 @@ def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         and not failure.collectives
         and locate_main_thread(failure).kind is PositionKind.UNKNOWN
     }
-    if len(frozen) > _MANY or len(frozen) * 2 > len(alive):
+    if len(frozen) > MAX_CULPRITS or len(frozen) * 2 > len(alive):
         return []
     return [(rank, "it answered no signal and was killed by SIGKILL") for rank in sorted(frozen)]

@@ -1,6 +1,6 @@
-"""How far the ranks came in the collectives of each group, and which of them the others waited for.
+"""Progress of the ranks in each group's collectives, and the stragglers by these counters.
 
-torch's flight recorder, or the text that its watchdog printed, shows how many collectives of each group a rank did.
+Counters come from torch's flight recorder, or from the text that its watchdog printed.
 """
 
 from __future__ import annotations
@@ -14,71 +14,71 @@ from firstfault.evidence.signatures import Pattern
 from firstfault.model import Collective, CollectiveProgress, WorkerError
 from firstfault.model.failure import DEFAULT_GROUP, name_of_group
 
-_COUNTS = Pattern(
+PRINTED_COUNTERS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
     r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d{1,18})[, ][^\n]*?)?"
     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
 )
-"""What torch's watchdogs and monitors print since 2.2."""
-_WORK = Pattern(
+"""Printed by torch's watchdogs and monitors since 2.2."""
+TIMED_OUT_WORK = Pattern(
     r"Work\w*\(\s*SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+)"
     r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
 )
-"""The collective that has timed out."""
-_RAN = Pattern(
+"""The collective that timed out."""
+RUN_TIME = Pattern(
     r"(?:ran for|\[TC\][^\n]*Operation timed out after) (?P<ms>\d{1,12}) (?:milliseconds before timing out|ms\b)"
 )
-"""How long it ran; torch 2.15's other NCCL backend tells neither the collective nor counters."""
-_UNNAMED = ""
-"""The group of a text that names none, or of a recorder that doesn't tell its name."""
-_FEW = 8
-"""Members of a group that a sentence lists."""
-_UNKNOWN_SIZE = 1 << 30
-_OF_ALL = re.compile(
+"""Its run time; torch 2.15's second NCCL backend prints neither the collective nor counters."""
+UNNAMED_GROUP = ""
+"""For a text or a recorder without the group's name."""
+MAX_LISTED_MEMBERS = 8
+"""In a sentence."""
+UNKNOWN_GROUP_SIZE = 1 << 30
+COLLECTIVE_NEEDING_ALL_RANKS = re.compile(
     r"nccl\w*:_?(?:all_?reduce|all_?gather|reduce_scatter|all_?to_?all|barrier)(?!.*coalesced)", re.IGNORECASE
 )
-"""A collective that ends on no rank before all ranks have given it their data."""
-_MESSAGE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
+"""A collective that completes on no rank before all ranks have contributed their data."""
+SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 
 Progress = dict[str, dict[int, CollectiveProgress]]
 """By group and global rank."""
 
 
-def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
-    """Return each group's progress as torch's watchdog or monitor printed it last."""
+def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
+    """Parse each group's progress from the last lines of torch's watchdog or monitor."""
     counted: dict[str, CollectiveProgress] = {}
     numbers: dict[str, str] = {}
-    for found in _COUNTS.find_all(text):
+    for found in PRINTED_COUNTERS.find_all(text):
         guid, description = found["guid"], found.get("description", "")
         name = name_of_group(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
         counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
         numbers[found.get("number", "")] = name
-    for found in _WORK.find_all(text)[:1]:
+    for found in TIMED_OUT_WORK.find_all(text)[:1]:
         number, operation = int(found["number"]), found["operation"]
         sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
         work = Collective(number, operation, sizes, state="started")
-        name = numbers.get(found["number"], next(iter(counted), _UNNAMED) if len(counted) <= 1 else _UNNAMED)
+        name = numbers.get(found["number"], next(iter(counted), UNNAMED_GROUP) if len(counted) <= 1 else UNNAMED_GROUP)
         known = counted.get(name, CollectiveProgress(name, "", number, number - 1))
         counted[name] = replace(known, last=(work,))
     return tuple(counted.values())
 
 
-def printed_by(failure: WorkerError) -> str:
-    """Return the texts in which a watchdog's lines may be: the end of the log, then the message."""
+def get_printed_text(failure: WorkerError) -> str:
+    """Return the texts that may contain a watchdog's lines: the end of the log, then the message."""
     return f"{failure.printed}\n{failure.message}"
 
 
-def waited_ns(failure: WorkerError) -> int:
-    """Return how long a rank had waited in a collective when its watchdog gave up, nanoseconds; 0: unknown."""
-    found = _RAN.search(printed_by(failure))
+def get_waited_ns(failure: WorkerError) -> int:
+    """Return the time in a collective until the watchdog's timeout, nanoseconds; 0: unknown."""
+    found = RUN_TIME.search(get_printed_text(failure))
     return int(found["ms"]) * 1_000_000 if found is not None else 0
 
 
-def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
-    """Return the progress that the flight recorders tell, and the one that texts tell, by group and rank.
+def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
+    """Return the progress from flight recorders, and that from printed texts, by group and rank.
 
-    Groups of one name with other members are other groups. In the first, a member that has called none of its group's
-    collectives has a count of 0.
+    Groups with the same name and different members are different groups. In the first, a member without any collective
+    of its group has a count of 0.
     """
     recorded: Progress = defaultdict(dict)
     printed: Progress = defaultdict(dict)
@@ -88,52 +88,52 @@ def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progres
     for _, progress in every:
         variants[progress.group].update([progress.members] if progress.members else [])
     for rank, progress in every:
-        if name := _label(progress, rank, variants[progress.group]):
-            recorded[name][rank] = without_messages(progress)
+        if name := _name_group(progress, rank, variants[progress.group]):
+            recorded[name][rank] = drop_messages(progress)
     for rank, failure in ranked:
-        for progress in progress_in_text(printed_by(failure)):
-            printed[_label(progress, rank, variants[progress.group])][rank] = progress
+        for progress in parse_progress(get_printed_text(failure)):
+            printed[_name_group(progress, rank, variants[progress.group])][rank] = progress
     known = {rank for rank, _ in every} - {rank for rank, progress in every if not progress.group}
-    compared = {group: _comparable(group, members, known) for group, members in recorded.items()}
-    names = {*recorded, *printed} - {_UNNAMED}
-    if _UNNAMED in printed and len(names) <= 1:  # it is the only group
+    compared = {group: _keep_counted(group, members, known) for group, members in recorded.items()}
+    names = {*recorded, *printed} - {UNNAMED_GROUP}
+    if UNNAMED_GROUP in printed and len(names) <= 1:  # it is the only group
         name = next(iter(names), DEFAULT_GROUP)
-        printed[name] = {**printed.pop(_UNNAMED), **printed.get(name, {})}
+        printed[name] = {**printed.pop(UNNAMED_GROUP), **printed.get(name, {})}
     return {group: members for group, members in compared.items() if members}, dict(printed)
 
 
-def _comparable(group: str, members: dict[int, CollectiveProgress], known: set[int]) -> dict[int, CollectiveProgress]:
-    """Return the members whose collectives are counted; a rank of `known` without a counter has called none."""
-    silent = known.intersection(members_of(members)) - members.keys()
+def _keep_counted(group: str, members: dict[int, CollectiveProgress], known: set[int]) -> dict[int, CollectiveProgress]:
+    """Return the members with counted collectives; ranks of `known` without a counter have called none."""
+    silent = known.intersection(get_members(members)) - members.keys()
     ranks = members | {rank: CollectiveProgress(group, "", 0, 0) for rank in silent}
     if not any(entry.is_p2p for progress in members.values() for entry in progress.last):
         return ranks
-    # a counter without a collective beside it counts messages
+    # a counter without any collective counts sends and receives
     return {rank: item for rank, item in ranks.items() if any(not entry.is_p2p for entry in item.last)}
 
 
-def members_of(progress: Mapping[int, CollectiveProgress]) -> tuple[int, ...]:
+def get_members(progress: Mapping[int, CollectiveProgress]) -> tuple[int, ...]:
     """Return the global ranks of a group's members; empty: unknown."""
     return next((item.members for item in progress.values() if item.members), ())
 
 
-def _label(progress: CollectiveProgress, rank: int, variants: Collection[tuple[int, ...]]) -> str:
-    """Return the name of a group; with its members if several groups have this name."""
+def _name_group(progress: CollectiveProgress, rank: int, variants: Collection[tuple[int, ...]]) -> str:
+    """Return a group's name, with its members if several groups have this name."""
     if len(variants) <= 1:
         return progress.group
     members = progress.members or next((found for found in variants if rank in found), ())
-    return f"{progress.group} {_listed(members)}" if progress.group and members else _UNNAMED
+    return f"{progress.group} {_format_members(members)}" if progress.group and members else UNNAMED_GROUP
 
 
-def _listed(members: Sequence[int]) -> str:
-    some = ", ".join(map(str, members[:_FEW]))
-    return f"of ranks {some}" + (f", ... ({len(members)} ranks)" if len(members) > _FEW else "")
+def _format_members(members: Sequence[int]) -> str:
+    some = ", ".join(map(str, members[:MAX_LISTED_MEMBERS]))
+    return f"of ranks {some}" + (f", ... ({len(members)} ranks)" if len(members) > MAX_LISTED_MEMBERS else "")
 
 
-def without_messages(progress: CollectiveProgress) -> CollectiveProgress:
-    """Return a group's progress by its collectives alone: gloo counts sends and receives with them.
+def drop_messages(progress: CollectiveProgress) -> CollectiveProgress:
+    """Return a group's progress without sends and receives, which gloo counts, too.
 
-    Each rank of a pipeline sends and receives another number of messages.
+    The ranks of a pipeline send and receive different numbers of messages.
     """
     called = max((work.sequence for work in progress.last if not work.is_p2p), default=progress.enqueued)
     if called >= progress.enqueued or progress.completed is None:
@@ -141,11 +141,11 @@ def without_messages(progress: CollectiveProgress) -> CollectiveProgress:
     return replace(progress, enqueued=called, completed=called - progress.is_outstanding)
 
 
-# --- for whom the others waited ---------------------------------------------------------------------------------------
+# --- stragglers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Late:
+class RankBehind:
     """A rank that is behind in a group."""
 
     group: str
@@ -155,20 +155,19 @@ class _Late:
     """Number of the group's members."""
 
 
-def behind(
+def find_ranks_behind(
     groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]], peers: Mapping[int, set[int]]
 ) -> tuple[dict[int, str], bool]:
-    """Return the ranks for which the others waited in their collectives, each with the reason, and if all are guilty.
+    """Return the stragglers with reasons, and whether all of them are culprits of one fault.
 
-    The smallest groups decide: in larger ones, those are behind, too, that waited for them. A rank that didn't see the
-    end of collectives that need its data, and which have ended on the others, is guilty as well: its GPU, or the thread
-    that watches it, is stuck. If those are other ranks, or ranks wait for each other, one of them may be a victim.
+    """Return the stragglers with reasons, and whether all of them are culprits of a single fault.
+    too, if a collective that needs its data completed elsewhere but not on this rank: its GPU, or the thread that
+    watches the GPU, is stuck. If these are different ranks, or ranks wait for each other, some may be victims.
 
-    `apart` has the groups whose ranks called a collective differently, with the ranks that differ; `peers` is what
-    `message_peers` returns.
+    `apart` has the diverged ranks of each group; `peers` is the result of `find_message_peers`.
     """
-    late = _not_called(groups, apart)
-    stuck = _not_seen(groups)
+    late = _find_uncalled(groups, apart)
+    stuck = _find_unseen(groups)
     if stuck and stuck.keys() >= late.keys():
         return {rank: _sentence("saw the end of", at, groups) for rank, at in stuck.items()}, True
     awaited = {rank: peers.get(rank, set()) & late.keys() for rank in late}
@@ -179,20 +178,20 @@ def behind(
     return reasons | {rank: _sentence("called", at, groups) for rank, at in late.items()}, is_one_fault
 
 
-def message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
-    """Return the ranks for whose messages, or to send them one, each rank waited."""
+def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
+    """Return for each rank the peers of its outstanding sends and receives."""
     found: dict[int, set[int]] = {}
     for failure in workers:
         for progress in failure.collectives if failure.rank is not None else ():
             waiting = progress.last if progress.is_outstanding else ()
-            ends = [_MESSAGE.search(entry.operation) for entry in waiting if entry.state != "completed"]
+            ends = [SEND_OR_RECEIVE.search(entry.operation) for entry in waiting if entry.state != "completed"]
             places = [int(end["peer"]) for end in ends if end is not None]
             members = [progress.members[place] for place in places if place < len(progress.members)]
             found.setdefault(failure.rank or 0, set()).update(members)
     return found
 
 
-def _not_called(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]) -> dict[int, _Late]:
+def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]) -> dict[int, RankBehind]:
     """Return the ranks that haven't called a collective of a group in which most of its members wait.
 
     A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
@@ -216,7 +215,7 @@ def _not_called(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]
         if few and len(few) * 2 <= len(counts):
             late[group] = few
     return _innermost(
-        (rank, _Late(group, count, usual[group], len(members_of(groups[group])) or _UNKNOWN_SIZE))
+        (rank, RankBehind(group, count, usual[group], len(get_members(groups[group])) or UNKNOWN_GROUP_SIZE))
         for group, counts in sorted(late.items())
         for rank, count in sorted(counts.items())
         if not any(
@@ -226,49 +225,57 @@ def _not_called(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]
     )
 
 
-def _not_seen(groups: Progress) -> dict[int, _Late]:
-    """Return the ranks that haven't seen the end of any collective in which they wait, though others have.
+def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
+    """Return the ranks on which a collective hasn't completed although it has elsewhere.
 
-    Only in groups whose members all have a recorder: dumps of a job in which one has died may be of different times.
+    Only in groups with a dump of every member: if a member died, the dumps may have different times.
     """
-    found: list[tuple[int, _Late]] = []
+    found: list[tuple[int, RankBehind]] = []
     waits: set[int] = set()
     for group, members in sorted(groups.items()):
         ends = {rank: item.enqueued if item.completed is None else item.completed for rank, item in members.items()}
         most, size = max(ends.values()), len(members)
-        is_whole = set(members_of(members)) == members.keys()
+        is_whole = set(get_members(members)) == members.keys()
         if not is_whole:
             continue
         unseen = [rank for rank, progress in members.items() if _has_unseen(progress, most)]
         unseen = unseen if len(unseen) * 2 <= size else []
-        found += [(rank, _Late(group, ends[rank], most, size)) for rank in unseen]
+        found += [(rank, RankBehind(group, ends[rank], most, size)) for rank in unseen]
         waits.update(rank for rank, progress in members.items() if progress.is_outstanding and rank not in unseen)
-    # no rank is behind in this because it waits for another one, so each group counts
+    # waiting for a peer doesn't explain this, so every group counts, not only the smallest
     return _by_rank((rank, at) for rank, at in found if rank not in waits)
 
 
 def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
-    """Whether the first collective that hasn't completed on a rank needs the data of all, and had ended elsewhere."""
+    """Whether a rank's first incomplete collective needs all ranks' data and has completed elsewhere."""
     done = progress.completed
     left = (entry for entry in progress.last if done is not None and entry.sequence > done and not entry.is_p2p)
     first = next(left, None)
-    return first is not None and first.sequence <= ended and _OF_ALL.match(first.operation) is not None
+    return (
+        first is not None
+        and first.sequence <= ended
+        and COLLECTIVE_NEEDING_ALL_RANKS.match(first.operation) is not None
+    )
 
 
-def _innermost(found: Iterable[tuple[int, _Late]]) -> dict[int, _Late]:
+def _innermost(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
     """Return the ranks of the smallest groups."""
     ranks = _by_rank(found)
     smallest = min((at.size for at in ranks.values()), default=0)
     return {rank: at for rank, at in ranks.items() if at.size == smallest}
 
 
-def _by_rank(found: Iterable[tuple[int, _Late]]) -> dict[int, _Late]:
-    """Return each rank with its smallest group; of several with that in which it is farthest behind."""
+def _by_rank(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
+    """Return each rank with its smallest group; among equals, the one in which it is farthest behind."""
     return dict(sorted(found, key=lambda item: (-item[1].size, item[1].usual - item[1].count, item[1].group)))
 
 
-def _sentence(verb: str, at: _Late, groups: Progress) -> str:
-    members = members_of(groups[at.group])
-    is_listed = at.group == DEFAULT_GROUP or at.group.endswith(_listed(members)) or not 0 < len(members) <= _FEW
-    which = at.group if is_listed else f"{at.group} {_listed(members)}"
+def _sentence(verb: str, at: RankBehind, groups: Progress) -> str:
+    members = get_members(groups[at.group])
+    is_listed = (
+        at.group == DEFAULT_GROUP
+        or at.group.endswith(_format_members(members))
+        or not 0 < len(members) <= MAX_LISTED_MEMBERS
+    )
+    which = at.group if is_listed else f"{at.group} {_format_members(members)}"
     return f"it {verb} {at.count} collectives of group {which}, the others {at.usual}"

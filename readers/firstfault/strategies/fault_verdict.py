@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from firstfault.evidence import faults
 from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure, FailureClass, left_no_reason
-from firstfault.evidence.diagnosis import ENDS_OF_NODES, Diagnosis, FirstFault, are_unlisted
-from firstfault.evidence.watchdogs import may_have_waited_for, tells_of_a_wait
+from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault, are_unlisted
+from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
@@ -59,7 +59,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
         why.append(Reason(text, timeless))
     why += explain_wrong_clocks(diagnosis)
     has_printed = any(item.why == faults.AFTER_A_PRINTED_ERROR for item in classified)
-    stragglers = may_have_waited_for(diagnosis, fault.same)
+    stragglers = find_stragglers_before_exits(diagnosis, fault.same)
     is_only = not (fault.others or earlier or near or unwinding or raising or doubts or has_printed or stragglers)
     verdict = build_root_verdict(
         diagnosis.job,
@@ -164,7 +164,7 @@ def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailur
 
 
 def _explain_blame(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reason]:
-    count = diagnosis.accusations.of(first)
+    count = diagnosis.blame_counts.of(first)
     ranks = {None, first.failure.rank}
     others = (item for item in diagnosis.classified if item is not first)
     blaming = (item for item in others if item.pointer and item.pointer.rank in ranks)
@@ -182,7 +182,7 @@ def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> 
     earlier = [
         item
         for item in diagnosis.classified
-        if (faults.is_unclear_exit(item) or (item.waited and first.failure_class in ENDS_OF_NODES))
+        if (faults.is_unclear_exit(item) or (item.waited and first.failure_class in NODE_END_CLASSES))
         and id(item) not in known
         and not diagnosis.clocks.before(first.failure, item.failure)
     ]

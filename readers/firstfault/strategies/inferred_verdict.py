@@ -166,7 +166,7 @@ def build_elimination_verdict(
 
 def _find_heaviest_candidates(candidates: Sequence[Candidate], diagnosis: Diagnosis) -> list[Candidate]:
     """Return the candidates with the most reasons. Being named by other failures is one more reason."""
-    blame_counts = diagnosis.accusations.ranks
+    blame_counts = diagnosis.blame_counts.ranks
     weights = [item.weight + (item.rank is not None and blame_counts[item.rank] > 0) for item in candidates]
     max_weight = max(weights, default=0)
     return [item for item, weight in zip(candidates, weights, strict=True) if weight == max_weight]

@@ -25,26 +25,26 @@ from functools import partial
 
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import (
-    ENDS_OF_NODES,
+    NODE_END_CLASSES,
     Candidate,
     Diagnosis,
-    accused_nodes,
-    broadcast_root,
     diagnose,
-    lost_documents,
-    nodes_without_report,
-    spread_errors,
-    terminated_nodes,
+    find_blamed_nodes,
+    find_broadcast_cause,
+    find_lost_documents,
+    find_spread_errors,
+    find_terminated_nodes,
+    find_unreported_nodes,
 )
 from firstfault.evidence.faults import came_after_a_long_wait, with_faults
 from firstfault.evidence.hangs import (
-    all_in_one_collective,
-    called_differently,
-    hung,
-    left_behind,
-    mismatched,
-    returned_early,
-    waited_apart,
+    find_early_returns,
+    find_mismatched_wait,
+    find_mixed_calls,
+    find_ranks_left_behind,
+    find_size_mismatch,
+    find_stragglers,
+    find_unfinished_collective,
 )
 from firstfault.model import DocumentsNeeded, JobErrors, RestartKind, Scope, Suspect, Verdict, Writer
 from firstfault.strategies.fault_verdict import build_fault_verdict
@@ -90,11 +90,11 @@ def _find_ranks_to_read(job: JobErrors) -> set[int]:
     if not job.failures:
         return set()
     diagnosis = diagnose(job)
-    accusations, verdict = diagnosis.accusations, evidence(job, diagnosis)
-    ranks: set[int | None] = {rank for rank, _ in accusations.ranks.most_common(_MAX_RANKS_READ_PER_REASON)}
-    ranks |= {cause.rank for cause, _ in accusations.broadcast.most_common(_MAX_RANKS_READ_PER_REASON)}
+    blame_counts, verdict = diagnosis.blame_counts, evidence(job, diagnosis)
+    ranks: set[int | None] = {rank for rank, _ in blame_counts.ranks.most_common(_MAX_RANKS_READ_PER_REASON)}
+    ranks |= {cause.rank for cause, _ in blame_counts.broadcast.most_common(_MAX_RANKS_READ_PER_REASON)}
     ranks |= {*verdict.ranks[:_MAX_RANKS_READ_PER_REASON], *(suspect.rank for suspect in verdict.suspects)}
-    nodes: set[str | None] = {node for node, _ in accusations.nodes.most_common(_MAX_BLAMED_NODES_READ)}
+    nodes: set[str | None] = {node for node, _ in blame_counts.nodes.most_common(_MAX_BLAMED_NODES_READ)}
     nodes |= {verdict.node, *(suspect.node for suspect in verdict.suspects)}
     ranks_of_nodes = {rank for entry in job.roster if entry.place.node in nodes for rank in entry.ranks}
     return {rank for rank in ranks if rank is not None} | ranks_of_nodes
@@ -141,7 +141,7 @@ def _judge_long_wait(diagnosis: Diagnosis) -> Verdict | None:
     # exception is a fault, but it came after the hang.
     if not diagnosis.faults or not came_after_a_long_wait(diagnosis):
         return None
-    verdict = build_candidates_verdict(diagnosis, hung(diagnosis))
+    verdict = build_candidates_verdict(diagnosis, find_stragglers(diagnosis))
     if verdict is None or not verdict.ranks or any(fault.failure.rank in verdict.ranks for fault in diagnosis.faults):
         return None
     return _add_suspects(verdict, diagnosis.faults)
@@ -176,7 +176,7 @@ def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
 
 def _judge_own_fault(diagnosis: Diagnosis, *, is_alone: bool = True) -> Verdict | None:
     fault = diagnosis.first
-    if fault is None or fault.first.failure_class in ENDS_OF_NODES or is_alone is bool(fault.others or fault.rivals):
+    if fault is None or fault.first.failure_class in NODE_END_CLASSES or is_alone is bool(fault.others or fault.rivals):
         return None
     return build_fault_verdict(diagnosis, fault)
 
@@ -194,7 +194,9 @@ def _judge_raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
     # function. By their times, ranks 0 to 2 failed first.
     if not any(item.failure_class is FailureClass.OWN_FAULT for item in diagnosis.classified):
         return None
-    candidates = (find(diagnosis) for find in (mismatched, hung, left_behind, returned_early))
+    candidates = (
+        find(diagnosis) for find in (find_size_mismatch, find_stragglers, find_ranks_left_behind, find_early_returns)
+    )
     return build_raised_in_hang_verdict(diagnosis, next(filter(None, candidates), []))
 
 
@@ -223,7 +225,7 @@ def _judge_mismatch_of_two(diagnosis: Diagnosis) -> Verdict | None:
     unclear = sorted(_find_only_unclear_fault(diagnosis), key=get_time_sort_key)
     peers = [item for item in diagnosis.classified if unclear and item is not unclear[0]]
     if not peers or unclear[0].signature != MISMATCH:
-        return build_candidates_verdict(diagnosis, called_differently(diagnosis))
+        return build_candidates_verdict(diagnosis, find_mixed_calls(diagnosis))
     # of two ranks with different sizes, nothing shows which one is right
     text = "it may have passed the other size"
     suspects = [Suspect(text, item.failure.rank, item.failure.node) for item in peers[:MAX_SUSPECTS]]
@@ -294,14 +296,38 @@ RULES = (
     Rule("no-progress", _blame(all_in_one_collective), "low", "the only node: all ranks waited in one collective"),
     Rule("left-behind", _blame(left_behind), "low", "the rank that missed a collective after which most failed alike"),
     Rule(
-        "returned", _blame(returned_early), "medium", "the rank that had ended when all others lost a peer or timed out"
+        "spread-error", _blame(find_spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"
     ),
-    Rule("accused-node", _blame(accused_nodes), "medium", "the node that most name, and whose documents are missing"),
-    Rule("node-without-report", _blame(nodes_without_report), "medium", "a node that joined and sent no report since"),
+    Rule("broadcast", _blame(find_broadcast_cause), "medium", "the rank or node whose failure agents told each other"),
+    Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
+    Rule("mismatch", _blame(find_size_mismatch), "medium", "the rank that passed another size than the others"),
+    Rule("hang", _blame(find_stragglers), "medium", "the rank for which the others waited"),
+    Rule("no-progress", _blame(find_unfinished_collective), "low", "the only node: all ranks waited in one collective"),
+    Rule(
+        "left-behind",
+        _blame(find_ranks_left_behind),
+        "low",
+        "the rank that missed a collective after which most failed alike",
+    ),
+    Rule(
+        "returned",
+        _blame(find_early_returns),
+        "medium",
+        "the rank that had ended when all others lost a peer or timed out",
+    ),
+    Rule(
+        "accused-node", _blame(find_blamed_nodes), "medium", "the node that most name, and whose documents are missing"
+    ),
+    Rule("node-without-report", _blame(find_unreported_nodes), "medium", "a node that joined and sent no report since"),
     Rule("lost-document", _judge_lost_document, "medium", "a rank that failed, and whose document is missing"),
     # what remains
     Rule("mismatch-of-two", _judge_mismatch_of_two, "low", "two that called a collective differently"),
-    Rule("waited-apart", _blame(waited_apart), "low", "the rank that timed out in another operation than all others"),
+    Rule(
+        "waited-apart",
+        _blame(find_mismatched_wait),
+        "low",
+        "the rank that timed out in another operation than all others",
+    ),
     Rule("by-elimination", _judge_by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _judge_stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
     Rule("only-failure", _judge_only_failure, "low", "the only failure of a job without peers"),

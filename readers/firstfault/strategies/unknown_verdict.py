@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from firstfault.evidence.classification import FailureClass
-from firstfault.evidence.diagnosis import Candidate, Diagnosis, names_it
+from firstfault.evidence.diagnosis import Candidate, Diagnosis, describe_blame
 from firstfault.evidence.texts import message_of
 from firstfault.model import JobErrors, Reason, Suspect, Verdict
 from firstfault.strategies import reasons
@@ -63,10 +63,10 @@ def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
     """Return the ranks and nodes that failures name most often, in a stable order."""
     entries = sorted(diagnosis.job.roster, key=lambda entry: entry.place.node)
     node_by_rank = {rank: entry.place.node for entry in entries for rank in entry.ranks}
-    ranks = sorted(diagnosis.accusations.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
-    nodes = sorted(diagnosis.accusations.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
-    suspects = [Suspect(names_it(count), rank, node_by_rank.get(rank)) for rank, count in ranks]
-    return suspects + [Suspect(names_it(count), None, node) for node, count in nodes]
+    ranks = sorted(diagnosis.blame_counts.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
+    nodes = sorted(diagnosis.blame_counts.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
+    suspects = [Suspect(describe_blame(count), rank, node_by_rank.get(rank)) for rank, count in ranks]
+    return suspects + [Suspect(describe_blame(count), None, node) for node, count in nodes]
 
 
 def _describe_common_failure(job: JobErrors) -> str:
