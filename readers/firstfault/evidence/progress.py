@@ -160,8 +160,8 @@ def find_ranks_behind(
 ) -> tuple[dict[int, str], bool]:
     """Return the stragglers with reasons, and whether all of them are culprits of one fault.
 
-    """Return the stragglers with reasons, and whether all of them are culprits of a single fault.
-    too, if a collective that needs its data completed elsewhere but not on this rank: its GPU, or the thread that
+    The smallest groups decide: in larger groups, ranks are also behind that waited for a straggler. A rank is also a
+    culprit if a collective that needs its data completed elsewhere but not on this rank: its GPU, or the thread that
     watches the GPU, is stuck. If these are different ranks, or ranks wait for each other, some may be victims.
 
     `apart` has the diverged ranks of each group; `peers` is the result of `find_message_peers`.

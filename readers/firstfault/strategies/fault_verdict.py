@@ -99,7 +99,7 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
     """Return what contradicts the first fault itself."""
     first, same, has_peers = fault.first, get_failures(fault.same), len(diagnosis.classified) > 1
     is_printed_only = first.category == "disk_full" and find_ending_exception(first.failure) is None
-    is_wait = tells_of_a_wait(first) and (first.failure.exception is None or len(same) > 1)
+    is_wait = reports_timed_out_wait(first) and (first.failure.exception is None or len(same) > 1)
     # A doubt lowers the confidence to medium. An agent's roster entry lists the documents of its node: a document that
     # isn't listed may have been written by any process with access to the attempt's folder.
     doubts = {

@@ -158,7 +158,7 @@ def _judge_terminated_node(diagnosis: Diagnosis) -> Verdict | None:
         is_external = fault.first.failure_class is FailureClass.EXTERNAL
         return _add_preceding_stall(build_fault_verdict(diagnosis, fault), diagnosis.job) if is_external else None
     # a terminated agent may leave no document, but its workers' documents name that as the reason of their SIGTERM
-    nodes = [] if diagnosis.waits else terminated_nodes(diagnosis.job)
+    nodes = [] if diagnosis.waits else find_terminated_nodes(diagnosis.job)
     return _add_preceding_stall(build_candidate_verdict(diagnosis, nodes[0]), diagnosis.job) if nodes else None
 
 
@@ -203,7 +203,7 @@ def _judge_raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
 def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:
     # The roster shows that a rank failed, but the rank's document wasn't uploaded, or is gone. If another rank exited
     # without a reason, that exit may be the root cause as well.
-    lost = lost_documents(diagnosis)
+    lost = find_lost_documents(diagnosis)
     if len(lost) == 1 and not diagnosis.exits:
         return build_candidate_verdict(diagnosis, lost[0])
     return build_unknown_cause_verdict(diagnosis, lost) if lost else None
@@ -288,13 +288,20 @@ RULES = (
     ),
     Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same one on several ranks"),
     # no process had a fault: the other failures imply the root cause
-    Rule("spread-error", _blame(spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"),
-    Rule("broadcast", _blame(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
+    Rule(
+        "spread-error", _blame(find_spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"
+    ),
+    Rule("broadcast", _blame(find_broadcast_cause), "medium", "the rank or node whose failure agents told each other"),
     Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
-    Rule("mismatch", _blame(mismatched), "medium", "the rank that passed another size than the others"),
-    Rule("hang", _blame(hung), "medium", "the rank for which the others waited"),
-    Rule("no-progress", _blame(all_in_one_collective), "low", "the only node: all ranks waited in one collective"),
-    Rule("left-behind", _blame(left_behind), "low", "the rank that missed a collective after which most failed alike"),
+    Rule("mismatch", _blame(find_size_mismatch), "medium", "the rank that passed another size than the others"),
+    Rule("hang", _blame(find_stragglers), "medium", "the rank for which the others waited"),
+    Rule("no-progress", _blame(find_unfinished_collective), "low", "the only node: all ranks waited in one collective"),
+    Rule(
+        "left-behind",
+        _blame(find_ranks_left_behind),
+        "low",
+        "the rank that missed a collective after which most failed alike",
+    ),
     Rule(
         "spread-error", _blame(find_spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"
     ),
