@@ -303,20 +303,6 @@ RULES = (
         "the rank that missed a collective after which most failed alike",
     ),
     Rule(
-        "spread-error", _blame(find_spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"
-    ),
-    Rule("broadcast", _blame(find_broadcast_cause), "medium", "the rank or node whose failure agents told each other"),
-    Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
-    Rule("mismatch", _blame(find_size_mismatch), "medium", "the rank that passed another size than the others"),
-    Rule("hang", _blame(find_stragglers), "medium", "the rank for which the others waited"),
-    Rule("no-progress", _blame(find_unfinished_collective), "low", "the only node: all ranks waited in one collective"),
-    Rule(
-        "left-behind",
-        _blame(find_ranks_left_behind),
-        "low",
-        "the rank that missed a collective after which most failed alike",
-    ),
-    Rule(
         "returned",
         _blame(find_early_returns),
         "medium",
