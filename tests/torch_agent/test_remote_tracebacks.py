@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstfault.exceptions.exceptions_in_text import REMOTE, add_remote_cause, unwrap_remote
+from firstfault.exceptions.exceptions_in_text import REMOTE_RELATION, add_remote_cause, unwrap_remote
 from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.exceptions.traceback_format import format_exception, list_causes_first
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
@@ -148,7 +148,7 @@ ValueError: y"""
     found = add_remote_cause(ExceptionInfo("RuntimeError", f"Caught ValueError.\n{text}"))
     assert found.message == "Caught ValueError."
     assert [(cause.type, cause.message, cause.relation) for cause in found.causes] == [
-        ("ValueError", "y", REMOTE),
+        ("ValueError", "y", REMOTE_RELATION),
         ("KeyError", "'x'", "context"),
     ]
 

@@ -22,7 +22,7 @@ from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
 from firstfault.model.failure import signal_of_exit_code
 
 _FATAL_WORD = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
-_PYTHON_ERROR = re.compile(
+_PYTHON_ERROR_TEXT = re.compile(
     r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
 )
 _PYBIND_FRAME = re.compile(
@@ -93,7 +93,7 @@ def _aborted_elsewhere(failure: WorkerError, exception: ExceptionInfo) -> bool:
 
 def _find_exception_thrown_to_cpp(stderr: str) -> ExceptionInfo | None:
     """Return the Python exception that C++ couldn't handle, such as an autograd hook's; None: there is none."""
-    match = _PYTHON_ERROR.match(find_cpp_exception(stderr))
+    match = _PYTHON_ERROR_TEXT.match(find_cpp_exception(stderr))
     if match is None:
         return None
     matches = _PYBIND_FRAME.finditer(stderr)

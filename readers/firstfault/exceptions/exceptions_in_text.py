@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from firstfault.model import ExceptionInfo, FrameInfo
 
-REMOTE = "remote"
+REMOTE_RELATION = "remote"
 """The relation of another process's exception to the exception that reports it in this process."""
 _MAX_TRACEBACKS = 16
 _MAX_FRAMES = 200
@@ -23,7 +23,7 @@ _TORCH_WRAPPER = re.compile(
     re.MULTILINE,
 )
 """Lines that torch writes above a traceback. All lines after the traceback belong to the exception."""
-_CHECKPOINT_RANK = "(RANK "
+_CHECKPOINT_RANK_MARK = "(RANK "
 """Begins each of several ranks' tracebacks in an error of torch's checkpoints."""
 _TRACEBACK_START = re.compile(
     r"^(?P<indent>[ \t]*)(?:Original )?Traceback \(most recent call last\):.*$"
@@ -46,7 +46,7 @@ _MESSAGE_ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
 
 def unwrap_remote(exception: ExceptionInfo) -> ExceptionInfo:
     """Return the exception of the process that failed; `exception` itself if it reports no other process."""
-    remote = [cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE]
+    remote = [cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE_RELATION]
     return remote[-1] if remote else exception
 
 
@@ -64,7 +64,7 @@ def get_short_name(exception: ExceptionInfo) -> str:
 
 
 def add_remote_cause(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return an exception that has the exception of the other process as a cause, related by `REMOTE`.
+    """Return an exception that has the exception of the other process as a cause, related by `REMOTE_RELATION`.
 
     The message becomes the text above the traceback. An exception that reports no other process is returned unchanged,
     and so is an exception with the traceback of one of its causes in its text.
@@ -112,11 +112,11 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
         relation = "cause" if between.endswith(CAUSE_SENTENCE) else ""
         relation = "context" if between.endswith(CONTEXT_SENTENCE) else relation
         # without Python's sentence between them, the next traceback belongs to the text of this exception
-        body = between if relation or _CHECKPOINT_RANK in match[0] else text[match.end() :]
+        body = between if relation or _CHECKPOINT_RANK_MARK in match[0] else text[match.end() :]
         exception = parse_traceback(body, len(match["indent"] or ""))
         if exception is None:
             return text, ()
-        chain.insert(0, replace(exception, relation=relation or REMOTE))
+        chain.insert(0, replace(exception, relation=relation or REMOTE_RELATION))
         if not relation:
             break
     if not chain:

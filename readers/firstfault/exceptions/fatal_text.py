@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from firstfault.exceptions.printed_tracebacks import RANK_PREFIX, find_chain_spans, find_tracebacks, strip_rank_prefix
 
-_SURVIVAL = re.compile(r"\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b", re.IGNORECASE)
+_SURVIVAL_NOTICE = re.compile(r"(?i)\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b")
 """In a line about something that the process survives."""
 _NATIVE_LINE = re.compile(
     r"""
@@ -83,7 +83,7 @@ def extract_fatal_text(stderr: str, signal: str) -> str:
     bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
     chains = find_chain_spans(bare_lines, find_tracebacks(bare_lines))
     if not chains:
-        return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _SURVIVAL.search(line))
+        return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _SURVIVAL_NOTICE.search(line))
     return "\n".join(lines[chains[-1][0] :])
 
 

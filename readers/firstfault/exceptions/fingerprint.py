@@ -26,7 +26,7 @@ from firstfault.model.failure import DEFAULT_GROUP
 
 FINGERPRINT_VERSION = 2
 _HEX_DIGITS = 12
-_MAX_FRAMES = 5
+_FRAMES_HASHED = 5
 _MAX_MESSAGE_CHARS = 400
 """Limit of the normalized message. Cutting before the normalization would move the cut with long paths and numbers."""
 _MESSAGE_CHARS_READ = 10 * _MAX_MESSAGE_CHARS
@@ -45,7 +45,7 @@ def compute_fingerprint(error: WorkerError) -> str:
     exception = find_ending_exception(error)
     if exception is not None:
         first = find_first_cause(exception)
-        frames = join_frames([*find_causes(exception).wrappers, first])[-_MAX_FRAMES:]
+        frames = join_frames([*find_causes(exception).wrappers, first])[-_FRAMES_HASHED:]
         places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in frames]
         parts = [first.type, normalize_message(first.message), *places]
     elif error.signal or error.exit_code is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from firstfault.exceptions.exceptions_in_text import (
     POOL_TRACEBACK_SUFFIX,
-    REMOTE,
+    REMOTE_RELATION,
     get_short_name,
     unwrap_remote,
 )
@@ -32,9 +32,9 @@ _INTERRUPTION_TYPES = {"CancelledError", "GeneratorExit", "StopIteration", "Stop
 """Exceptions that report how a task or an iterator ended, not why."""
 _VAGUE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
 """Lookups with uninformative messages: the exception that a program raises in the handler explains more."""
-_MISSING_TYPES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
+_MISSING_FEATURES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
 """Exceptions that make a program take another way, whatever else its handler does."""
-_LOOKUP_TYPES = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_TYPES
+_LOOKUP_TYPES = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_FEATURES
 """Exceptions that programs expect: they try one way, and take another way in the handler."""
 _CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
 _AFTERMATH_WORD = re.compile(
@@ -156,7 +156,7 @@ def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
             # only in the wrapper's traceback.
             catching = _get_function(link.frames[0])
             caught = [number for number, frame in enumerate(frames) if _get_function(frame) == catching]
-            if caught and link.relation != REMOTE:
+            if caught and link.relation != REMOTE_RELATION:
                 frames = frames[: caught[-1]]
             elif not is_member:
                 frames = ()
@@ -199,7 +199,7 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)
     if any(_AFTERMATH_WORD.search(text) for text in (code.partition("(")[0], *(frame.function for frame in below))):
         return False
-    if name not in _MISSING_TYPES and any(_PEER_ERROR_WORD.search(link.message) for link in (outer, context)):
+    if name not in _MISSING_FEATURES and any(_PEER_ERROR_WORD.search(link.message) for link in (outer, context)):
         return False
     is_own = bool(below) and _is_own_frame(below[0])
     is_again = is_own and _get_function(below[0]) in map(_get_function, context.frames[1:2])
@@ -209,7 +209,7 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         return False  # the same function was called again: a second try, which fails because of the first
     # a clause for any exception, or an unknown clause: only a substitute shows that the program took another way
     has_substitute = is_own and _SUBSTITUTE_STATEMENT.match(code)
-    if expected & _ANY_EXCEPTION and name not in _MISSING_TYPES and not has_substitute:
+    if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURES and not has_substitute:
         return False
     if above is not None:
         after = (n for n in range(here + 1, len(at.context)) if find_enclosing_handler(at.context, n) == above)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from firstfault.exceptions.exceptions_in_text import CAUSE_SENTENCE, CONTEXT_SENTENCE, REMOTE, add_remote_cause
+from firstfault.exceptions.exceptions_in_text import CAUSE_SENTENCE, CONTEXT_SENTENCE, REMOTE_RELATION, add_remote_cause
 from firstfault.exceptions.source_files import find_library, is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.utils.text import counted
 
 _SENTENCE_BY_RELATION = {
-    REMOTE: "The traceback above is in the text of the following exception:",
+    REMOTE_RELATION: "The traceback above is in the text of the following exception:",
     "cause": CAUSE_SENTENCE,
     "context": CONTEXT_SENTENCE,
 }

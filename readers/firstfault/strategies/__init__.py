@@ -6,7 +6,8 @@ A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a pla
 - `registry`: finds a strategy by its name.
 - `running`: runs one, and knows which documents it needs.
 - `verdicts`, `headlines`: build a verdict from a root cause.
-- `rules`: the default strategy, ``evidence``. To add a rule for a new cause, start there.
+- `rules`: the default strategy, ``evidence``. To add a rule for a new cause, start there. Its verdicts are built by
+  `fault_verdict`, `inferred_verdict` and `unknown_verdict`, with `reasons`.
 - `earliest`: the strategy of Flyte's RFC 5598.
 
 Imports `evidence`, `exceptions` and `model`, never storage.

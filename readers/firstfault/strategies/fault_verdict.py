@@ -178,12 +178,12 @@ def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> 
     These are exits without a reason. If the root cause is a lost or terminated node, they are also ranks that timed out
     waiting.
     """
-    first, known = fault.first, {*map(id, fault.same), *map(id, fault.others)}
+    first, accounted = fault.first, {*map(id, fault.same), *map(id, fault.others)}
     earlier = [
         item
         for item in diagnosis.classified
         if (faults.is_unclear_exit(item) or (item.waited and first.failure_class in NODE_END_CLASSES))
-        and id(item) not in known
+        and id(item) not in accounted
         and not diagnosis.clocks.before(first.failure, item.failure)
     ]
     return sorted(earlier, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure)))

@@ -149,8 +149,8 @@ def build_elimination_verdict(
         return None
     remaining = sorted(remaining, key=reasons.get_time_sort_key)
     first = remaining[0]
-    known = set(map(id, remaining))
-    victims = (item for item in diagnosis.classified if id(item) not in known)
+    remaining_ids = set(map(id, remaining))
+    victims = (item for item in diagnosis.classified if id(item) not in remaining_ids)
     why = [
         Reason(f"{name_process(first.failure)} {first.why}", (first.failure,)),
         Reason("no other rank shows a fault of its own", reasons.sample_failures(victims)),

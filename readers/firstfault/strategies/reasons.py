@@ -33,8 +33,8 @@ def sample_failures(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerErro
 
 def to_suspects(classified: Iterable[ClassifiedFailure], when: str = "") -> list[Suspect]:
     """Return failures as suspects: "rank 3 on worker-1 was killed by SIGKILL, later"."""
-    named = ((name_process(item.failure), item) for item in classified)
-    return [Suspect(f"{name} {item.why}{when}", item.failure.rank, item.node) for name, item in named]
+    items = ((name_process(item.failure), item) for item in classified)
+    return [Suspect(f"{process} {item.why}{when}", item.failure.rank, item.node) for process, item in items]
 
 
 def explain_wrong_clocks(diagnosis: Diagnosis) -> list[Reason]:

@@ -16,7 +16,7 @@ from firstfault.strategies.verdicts import build_undetermined_verdict, build_vic
 from firstfault.utils.text import one_line
 
 _MAX_UNREPORTED_NODES = 8
-_MAX_BLAMED = 5
+_MAX_BLAMED_SUSPECTS = 5
 """Ranks, and nodes, that are suspects only because other failures name them."""
 
 
@@ -63,8 +63,8 @@ def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
     """Return the ranks and nodes that failures name most often, in a stable order."""
     entries = sorted(diagnosis.job.roster, key=lambda entry: entry.place.node)
     node_by_rank = {rank: entry.place.node for entry in entries for rank in entry.ranks}
-    ranks = sorted(diagnosis.blame_counts.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
-    nodes = sorted(diagnosis.blame_counts.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED]
+    ranks = sorted(diagnosis.blame_counts.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED_SUSPECTS]
+    nodes = sorted(diagnosis.blame_counts.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED_SUSPECTS]
     suspects = [Suspect(describe_blame(count), rank, node_by_rank.get(rank)) for rank, count in ranks]
     return suspects + [Suspect(describe_blame(count), None, node) for node, count in nodes]
 
