@@ -50,6 +50,7 @@ def conclude(
     Raises:
         StrategyError: the strategy is unknown, raised, or didn't return a verdict.
     """
+    # an unknown strategy is an error even if the attempt didn't fail
     chosen_strategy = get_strategy(strategy) if strategy is not None else None
     if not has_failed(job):
         return None

@@ -100,6 +100,7 @@ class ComposablePolicy:
 
         return ComposablePolicy(either)
 
+    # Python calls these for ``function | policy``, since functions have no operators
     def __ror__(self, other: RetryPolicy) -> ComposablePolicy:
         return to_policy(other) | self
 

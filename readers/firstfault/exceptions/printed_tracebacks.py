@@ -263,6 +263,7 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
     names = {get_short_name(link) for link in chain}
     first_lines = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
     texts = {line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)} | {""}
+    # the worker's document has the exception as data; the node's roster entry gets the rest of its stderr
     kept: list[str] = []
     start = 0
     while start < len(lines):

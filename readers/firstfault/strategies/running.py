@@ -61,6 +61,7 @@ def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagn
     Raises:
         StrategyError: the strategy raised, or didn't return a Verdict.
     """
+    # strategies may take `job.failures[0]` without a check
     if not job.failures:
         return build_undetermined_verdict(job, getattr(strategy, "__name__", "none"))
     name = getattr(strategy, "__name__", repr(strategy))

@@ -43,6 +43,7 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
         Reason(text, unclear or reasons.sample_failures(classified)),
         *reasons.explain_wrong_clocks(diagnosis),
     ]
+    # a node without firstfault explains an undetermined verdict best, so it comes first
     headline = f"undetermined: {_describe_unreported_nodes(job)}"
     headline += _describe_common_failure(job) or _describe_expired_deadline(job)
     headline += "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
