@@ -148,7 +148,7 @@ class RestartContext:
     restarts_left: int
     """How many of `max_restarts` are left, before this decision."""
     nodes_left: int = 1
-    """Number of nodes whose agents are alive and stay in the job."""
+    """Number of nodes with an agent that is alive and stays in the job."""
     min_nodes: int = 1
     """The minimum of `nnodes`."""
     previous_fingerprint: str = ""

@@ -1,4 +1,4 @@
-"""Retry policies: whether to run a task again, and on whose retry budget.
+"""Retry policies: whether to run a task again, and which retry budget pays.
 
 A policy is a callable of (verdict, context) that returns a `Vote` or a bool. Policies compose:
 ``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. `decide` applies one and returns the `Decision`.
@@ -64,7 +64,7 @@ class Vote:
     retry: bool
     reason: str
     origin: Origin | None = None
-    """Whose budget pays for the retry; None: not specified, so the user's."""
+    """The budget that pays for the retry: the user's or the system's; None: the user's."""
 
     def __bool__(self) -> bool:
         return self.retry

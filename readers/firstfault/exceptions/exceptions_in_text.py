@@ -35,7 +35,7 @@ _FRAME_LINE = re.compile(
 )
 EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
 _CUT_MARK = re.compile(r"\.\.\. \d{1,12} characters left out \.\.\.")
-"""Stands where a stored text was cut."""
+"""Marks where a stored text was cut."""
 POOL_TRACEBACK_SUFFIX = "RemoteTraceback"
 """Ends the types in which `multiprocessing`, `concurrent.futures` and joblib wrap the text of a traceback."""
 CAUSE_SENTENCE = "The above exception was the direct cause of the following exception:"
@@ -64,7 +64,7 @@ def get_short_name(exception: ExceptionInfo) -> str:
 
 
 def add_remote_cause(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return an exception that has the exception of the other process as a cause, related by `REMOTE_RELATION`.
+    """Return an exception that has the remote exception as a cause, related by `REMOTE_RELATION`.
 
     The message becomes the text above the traceback. An exception that reports no other process is returned unchanged,
     and so is an exception with the traceback of one of its causes in its text.
@@ -122,7 +122,7 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
     if not chain:
         return text, ()
     head, nested = _split_at_traceback(chain[0].message, depth - 1) if depth else ("", ())
-    # "worker failed:" above a nested traceback reports it; any other text may only happen to stand above it
+    # "worker failed:" above a nested traceback reports it; any other text may be unrelated
     if nested and (head.endswith(":") or _TORCH_WRAPPER.search(head)):
         chain = [replace(chain[0], message=head), *nested, *chain[1:]]
     elif "\n" in chain[0].message and not (

@@ -31,7 +31,7 @@ ALL_TRIES_FAILED = re.compile(
 )
 """The message of an exception that reports how often something failed, without the reason."""
 LINES_PROVING_SURVIVAL = 10
-"""So many lines after a traceback show that its process survived the exception."""
+"""If a process printed more lines after a traceback, it survived the exception."""
 
 
 def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
@@ -60,7 +60,7 @@ def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
         last_try = next(filter(_is_from_collective, exceptions), None)
     frames = (frame for link in iter_exceptions(last_try) for frame in link.frames) if last_try is not None else ()
     calls = {f'File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames}
-    # the first traceback whose outermost frame is a call in which the last try failed, too
+    # the first traceback with an outermost frame in which the last try failed, too
     same_call = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
     first_chain = next((parse_chain(lines, *span) for span in same_call), None)
     return None if first_chain is None or _is_from_collective(first_chain.exception) else first_chain.exception

@@ -1,4 +1,4 @@
-"""Whose code a source file is: the user's, a library's, or firstfault's."""
+"""Which source files are the user's, a library's, or firstfault's."""
 
 from __future__ import annotations
 

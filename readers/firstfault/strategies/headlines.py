@@ -53,7 +53,7 @@ def describe_failure(root: WorkerError) -> str:
     if root.expired is not None:
         frame = locate_main_thread(root).frame
         return f"{root.expired.text} at {frame}" if frame else root.expired.text
-    # a process that its agent stopped has the agent's signal, which says nothing about the fault
+    # a process that its agent stopped has the agent's signal, which doesn't explain the fault
     is_stopped = root.sent_signals and not root.crashed_while_stopped
     if (root.signal and not is_stopped) or (root.exit_code is not None and not root.signal):
         return explain_end(root)

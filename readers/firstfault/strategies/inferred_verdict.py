@@ -34,7 +34,7 @@ _HEADLINE_AND_CODE = {
 
 
 def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
-    """Return the verdict that the candidates with the most reasons are the root cause; None: there are no candidates.
+    """Return the verdict that the candidates with the most reasons are the root cause; None without candidates.
 
     Several candidates with the same reason diverged from their peers together, and are the root cause together. With
     different reasons they are suspects.

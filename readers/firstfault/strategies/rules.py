@@ -103,7 +103,7 @@ def _find_ranks_to_read(job: JobErrors) -> set[int]:
 @takes_diagnosis
 @needs_documents(DocumentsNeeded.SAMPLE, _find_ranks_to_read)
 def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
-    """Pick the failure that explains the other failures.
+    """Pick the failure that explains all others.
 
     A process that was stopped, or that reports a lost peer, is a victim, whatever its time. Times decide only as far as
     the clocks are known.
@@ -174,9 +174,13 @@ def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
     return replace(verdict, headline=headline, why=(*verdict.why, sentence), sources=(*verdict.sources, ()))
 
 
-def _judge_own_fault(diagnosis: Diagnosis, *, is_alone: bool = True) -> Verdict | None:
+def _judge_own_fault(diagnosis: Diagnosis, *, is_only_fault: bool = True) -> Verdict | None:
     fault = diagnosis.first
-    if fault is None or fault.first.failure_class in NODE_END_CLASSES or is_alone is bool(fault.others or fault.rivals):
+    if (
+        fault is None
+        or fault.first.failure_class in NODE_END_CLASSES
+        or is_only_fault is bool(fault.others or fault.rivals)
+    ):
         return None
     return build_fault_verdict(diagnosis, fault)
 
@@ -284,7 +288,10 @@ RULES = (
     Rule("lost-node", _judge_lost_node, "high", "a node whose agent is gone"),
     Rule("terminated-node", _judge_terminated_node, "high", "a node that was terminated"),
     Rule(
-        "first-of-several", partial(_judge_own_fault, is_alone=False), "medium", "the first of several different faults"
+        "first-of-several",
+        partial(_judge_own_fault, is_only_fault=False),
+        "medium",
+        "the first of several different faults",
     ),
     Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same one on several ranks"),
     # no process had a fault: the other failures imply the root cause
