@@ -174,13 +174,9 @@ def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
     return replace(verdict, headline=headline, why=(*verdict.why, sentence), sources=(*verdict.sources, ()))
 
 
-def _judge_own_fault(diagnosis: Diagnosis, *, is_only_fault: bool = True) -> Verdict | None:
+def _judge_own_fault(diagnosis: Diagnosis, *, is_only: bool = True) -> Verdict | None:
     fault = diagnosis.first
-    if (
-        fault is None
-        or fault.first.failure_class in NODE_END_CLASSES
-        or is_only_fault is bool(fault.others or fault.rivals)
-    ):
+    if fault is None or fault.first.failure_class in NODE_END_CLASSES or is_only is bool(fault.others or fault.rivals):
         return None
     return build_fault_verdict(diagnosis, fault)
 
@@ -289,7 +285,7 @@ RULES = (
     Rule("terminated-node", _judge_terminated_node, "high", "a node that was terminated"),
     Rule(
         "first-of-several",
-        partial(_judge_own_fault, is_only_fault=False),
+        partial(_judge_own_fault, is_only=False),
         "medium",
         "the first of several different faults",
     ),
