@@ -56,7 +56,7 @@ def _reader(data: bytes) -> None:
         for path, _, content in (part.partition(b"\x00") for part in data.split(_BETWEEN))
     }
     reader = MultiErrorFileOutputReader("memory://fuzz", copies=files)
-    conclusion = reader.conclude_from(reader.job_of_copies("only copies"))
+    conclusion = reader.conclude_from(reader.read_copies("only copies"))
     if conclusion is None:
         return
     report = reader.report(conclusion)

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
-from firstfault.utils.loggers import logger_of
+from firstfault.utils.loggers import get_logger
 from firstfault_torch.time_limits import (
     BACKGROUND_RESULT_TIMEOUT_SECONDS,
     SHUTDOWN_CALL_TIMEOUT_SECONDS,
     SHUTDOWN_POLL_SECONDS,
 )
 
-logger = logger_of("firstfault_torch")
+logger = get_logger("firstfault_torch")
 
 T = TypeVar("T")
 WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)

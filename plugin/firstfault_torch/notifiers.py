@@ -32,7 +32,7 @@ WEBHOOK_VARIABLE = "FIRSTFAULT_WEBHOOK"
 """The environment variable with the URL to which each verdict is sent."""
 
 
-def event_of(about: Report | Stall) -> dict[str, Any]:
+def build_event(about: Report | Stall) -> dict[str, Any]:
     """Return the CloudEvents 1.0 event of a report, with the data of ``firstfault show --json``, or of a stall."""
     if isinstance(about, Report):
         data, kind, mark = json.loads(json_report(about, _TEXT)), "verdict", about.verdict.digest
@@ -71,7 +71,7 @@ def post(about: Report | Stall) -> None:
         return
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{WEBHOOK_VARIABLE} must begin with http:// or https://")
-    body = json.dumps(event_of(about)).encode()
+    body = json.dumps(build_event(about)).encode()
     headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}
     try:
         request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - the scheme was checked
@@ -124,7 +124,7 @@ def send_record(about: Report | Stall) -> None:
         )
     if isinstance(about, Report):
         data, kind, severity = json.loads(json_report(about, _TEXT)), "verdict", "ERROR"
-        attributes, at_ns = attributes_of(about, data), about.verdict.timestamp_ns
+        attributes, at_ns = build_attributes(about, data), about.verdict.timestamp_ns
     else:
         data, kind, severity, at_ns = about, "stall", "WARN", None
         names = {"rank": "rank", "pod": "node", "uri": "uri", "lost_seconds": "lost_seconds"}
@@ -149,7 +149,7 @@ def send_record(about: Report | Stall) -> None:
 send_record.on_stall = send_record  # type: ignore[attr-defined]
 
 
-def attributes_of(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:
+def build_attributes(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record's attributes, without those that aren't known.
 
     Args:

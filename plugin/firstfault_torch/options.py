@@ -58,17 +58,19 @@ class RestartsInProcess(Protocol):
     def by_last_rank(self, results: Mapping[int, Any]) -> dict[int, Any]:
         """Return what the workers returned, by the rank that each had in the last iteration."""
 
-    def survivors(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> Survivors:
+    def survivors(
+        self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter
+    ) -> SurvivorsProtocol:
         """Return what looks at the workers of a node in torch's place."""
 
 
-class Survivors(Protocol):
+class SurvivorsProtocol(Protocol):
     """The workers of one node that continue after one of them has ended."""
 
     def begin_round(self) -> None:
         """Forget the round before."""
 
-    def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
+    def poll(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have failed."""
 
     def forget_recovered(self, group: WorkerGroup) -> None:

@@ -42,7 +42,7 @@ def _address(git: Path) -> str:
     shared = git / "commondir"
     common = (git / shared.read_text(encoding="utf-8").strip()).resolve() if shared.exists() else git
     head = (git / "HEAD").read_text(encoding="ascii").strip()
-    commit = _commit_of(head.removeprefix("ref:").strip(), git, common) if head.startswith("ref:") else head
+    commit = _find_commit(head.removeprefix("ref:").strip(), git, common) if head.startswith("ref:") else head
     web = _web_address(common)
     if not web or _COMMIT.fullmatch(commit) is None:
         return ""
@@ -51,7 +51,7 @@ def _address(git: Path) -> str:
     return f"{web}/{folder}/{commit}" if folder else ""
 
 
-def _commit_of(ref: str, git: Path, common: Path) -> str:
+def _find_commit(ref: str, git: Path, common: Path) -> str:
     for folder in (git, common):
         if (folder / ref).is_file():
             return (folder / ref).read_text(encoding="ascii").strip()

@@ -117,7 +117,7 @@ def expires(after: float, scope: str = "") -> _Deadline:
         raise UsageError(f"watchdog.expires(after=...) must be a number of seconds above 0, not {after!r}")
     if not isinstance(scope, str):
         raise UsageError(f"watchdog.expires(scope=...) must be a text, not {scope!r}")
-    since = _line_of(sys._getframe(1)) if _client() is not None else ""  # noqa: SLF001 - documented, as in logging
+    since = _format_line(sys._getframe(1)) if _client() is not None else ""  # noqa: SLF001 - documented, as in logging
     return _Deadline(float(after), scope[:MAX_SCOPE] or since, since)
 
 
@@ -141,7 +141,7 @@ def pause() -> contextlib.AbstractContextManager[None]:
     client = _client()
     if client is not None:
         client.pause()
-    return _pausing(_line_of(sys._getframe(1)))  # noqa: SLF001 - as above
+    return _pausing(_format_line(sys._getframe(1)))  # noqa: SLF001 - as above
 
 
 @contextlib.contextmanager
@@ -245,7 +245,7 @@ class _Client:
             self._heart = thread
             if thread in self._open.values() or (not begins and now - self._pinged < self._spared):
                 return
-            self._since = _line_of(frame)
+            self._since = _format_line(frame)
             self._beat(now)
             self._send()
 
@@ -325,7 +325,7 @@ def _client() -> _Client | None:
     return _current
 
 
-def _line_of(frame: FrameType) -> str:
+def _format_line(frame: FrameType) -> str:
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

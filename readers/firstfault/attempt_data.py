@@ -12,7 +12,7 @@ from typing import IO
 
 from firstfault.conclude import Conclusion, has_failed
 from firstfault.errors import FirstFaultError
-from firstfault.layout import OUTPUTS, attempt_of
+from firstfault.layout import OUTPUTS, parse_attempt_number
 from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import Snapshot
@@ -38,9 +38,9 @@ ReaderOf = Callable[[str], MultiErrorFileOutputReader]
 """Makes the reader of a URI."""
 
 
-def logs_of_run(uri: str) -> dict[str, str]:
+def find_run_logs(uri: str) -> dict[str, str]:
     """Return the log files of an attempt of ``firstfault run``, by pod; empty for any other attempt."""
-    here = attempt_of(uri)
+    here = parse_attempt_number(uri)
     if here is None or is_remote(uri):
         return {}
     folder = Path(here[0].removeprefix("file://")) / "logs" / f"attempt-{here[1]}"
@@ -68,7 +68,7 @@ class ReadAttempt:
         return self.conclusion is not None or self.succeeded or bool(self.job.roster)
 
 
-def read_attempt(uri: str, reader_of: ReaderOf, beside: Sequence[Path] = ()) -> ReadAttempt:
+def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -> ReadAttempt:
     """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
 
     If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
@@ -83,29 +83,29 @@ def read_attempt(uri: str, reader_of: ReaderOf, beside: Sequence[Path] = ()) -> 
     """
     path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
     if path is not None and path.is_file() and path.suffix != ".pb":
-        return read_logs([path, *beside], uri, reader_of)
-    found = _read_documents(uri, _with_beside(reader_of, beside) if beside else reader_of)
+        return read_logs([path, *beside], uri, make_reader)
+    found = _read_documents(uri, _with_beside(make_reader, beside) if beside else make_reader)
     if found.exists or path is None or uri.rstrip("/").endswith((".pb", "/errors")):
         return found
-    logs = read_logs([path, *beside], uri, reader_of)
+    logs = read_logs([path, *beside], uri, make_reader)
     return logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else found
 
 
-def _with_beside(reader_of: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
+def _with_beside(make_reader: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
     """Return a maker of readers that add what logs and flight recorders tell."""
-    found = _snapshot_of(beside)
-    return lambda uri: reader_of(uri).with_beside(found)
+    found = _read_logs_snapshot(beside)
+    return lambda uri: make_reader(uri).with_beside(found)
 
 
-def _read_documents(uri: str, reader_of: ReaderOf) -> ReadAttempt:
+def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
     """As `read_attempt`, without logs; if there is no attempt, return that it doesn't exist."""
-    here = _read_one(uri, reader_of)
+    here = _read_one(uri, make_reader)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
     found = None
     missing = 0
     for number in range(_MOST_ATTEMPTS):
-        attempt = _read_one(join(uri, str(number)), reader_of)
+        attempt = _read_one(join(uri, str(number)), make_reader)
         missing = 0 if attempt.exists else missing + 1
         if missing > _GAP:
             break
@@ -113,16 +113,16 @@ def _read_documents(uri: str, reader_of: ReaderOf) -> ReadAttempt:
             continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    return found or _newest_run(uri, reader_of) or here
+    return found or _newest_run(uri, make_reader) or here
 
 
-def _newest_run(uri: str, reader_of: ReaderOf) -> ReadAttempt | None:
+def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
     """Return the last attempt of the last run in a local folder of runs; None if `uri` isn't one."""
     runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
-    return _read_documents(str(runs[0]), reader_of) if runs else None
+    return _read_documents(str(runs[0]), make_reader) if runs else None
 
 
-def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, reader_of: ReaderOf) -> ReadAttempt:
+def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: ReaderOf) -> ReadAttempt:
     """Return what a job left that ran without firstfault.
 
     `sources` are files and folders of logs, dumps of flight recorders, or a stream of a log, all of one job; `uri` is
@@ -131,14 +131,14 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, reader_of: ReaderOf
     Raises:
         BadDocumentError: it can't be read as a log.
     """
-    job = reader_of(uri).job_of(_snapshot_of(sources))
+    job = make_reader(uri).job_of(_read_logs_snapshot(sources))
     # a report names no output prefix: there is none
     here = "" if has_failed(job) else uri
-    reader = reader_of(here)
+    reader = make_reader(here)
     return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True)
 
 
-def _snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
+def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it
 
     snapshot = None
@@ -148,7 +148,7 @@ def _snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
     return snapshot or Snapshot()
 
 
-def read_document(data: bytes, name: str, reader_of: ReaderOf) -> ReadAttempt:
+def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
     """Read one error document that is in no storage.
 
     `name` tells where its bytes are from, for errors.
@@ -156,13 +156,13 @@ def read_document(data: bytes, name: str, reader_of: ReaderOf) -> ReadAttempt:
     Raises:
         BadDocumentError: it isn't valid.
     """
-    reader = reader_of("")
+    reader = make_reader("")
     job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
     return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
 
 
-def _read_one(uri: str, reader_of: ReaderOf) -> ReadAttempt:
-    reader = reader_of(uri)
+def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
+    reader = make_reader(uri)
     job = reader.job()
     conclusion = reader.conclude_from(job)
     may_succeed = conclusion is None and not uri.rstrip("/").endswith((".pb", "/errors"))
@@ -180,35 +180,35 @@ def sibling_attempts(
     `uri` is the attempt's output prefix, or a path below it. Without a `strategy`, that of each other job is taken.
     `seconds` is the longest read of each earlier attempt, and of all later ones together.
     """
-    here = attempt_of(uri)
+    here = parse_attempt_number(uri)
     if here is None:
         return ()
     folder, number = here
 
-    def reader_of(other: int) -> MultiErrorFileOutputReader:
+    def make_reader(other: int) -> MultiErrorFileOutputReader:
         return MultiErrorFileOutputReader(join(folder, str(other)), strategy=strategy)
 
-    others = run_sync(_around(folder, number, reader_of, seconds))
+    others = run_sync(_around(folder, number, make_reader, seconds))
     everyone = [*others, _concluded(number, conclusion)] if others else []
     return tuple(sorted(everyone, key=lambda attempt: attempt.number))
 
 
 async def _around(
-    folder: str, number: int, reader_of: Callable[[int], MultiErrorFileOutputReader], seconds: float
+    folder: str, number: int, make_reader: Callable[[int], MultiErrorFileOutputReader], seconds: float
 ) -> list[AttemptSummary]:
     async def after() -> list[AttemptSummary]:
         deadline = time.monotonic() + seconds
         found: list[AttemptSummary] = []
         for other in range(number + 1, number + 1 + _AROUND - len(before)):
             left = deadline - time.monotonic()
-            summary = await _summary(folder, other, reader_of(other), left) if left > 0 else None
+            summary = await _summary(folder, other, make_reader(other), left) if left > 0 else None
             if summary is None:
                 break
             found.append(summary)
         return found
 
     async def one(other: int) -> list[AttemptSummary]:
-        summary = await _summary(folder, other, reader_of(other), seconds)
+        summary = await _summary(folder, other, make_reader(other), seconds)
         return [summary] if summary is not None else []
 
     before = range(max(number - _AROUND, 0), number)

@@ -14,10 +14,10 @@ from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, same_fault_again
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
-from firstfault.utils.loggers import logger_of
+from firstfault.utils.loggers import get_logger
 from firstfault.wire.json_schemas import from_json
 
-logger = logger_of(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

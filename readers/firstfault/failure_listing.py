@@ -79,8 +79,8 @@ class FailedAttempt:
     @property
     def execution(self) -> str:
         """Name of its execution, or of its local run."""
-        run = layout.attempt_of(self.uri)
-        return layout.execution_of(self.uri) or (run[0].rpartition("/")[2] if run is not None else self.uri)
+        run = layout.parse_attempt_number(self.uri)
+        return layout.parse_execution(self.uri) or (run[0].rpartition("/")[2] if run is not None else self.uri)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class _Reader:
 
     async def _with_machine(self, summary: FailedAttempt, found: FoundAttempt, verdict: Verdict) -> FailedAttempt:
         """Return a summary with the machine that the root cause's document names."""
-        name = _document_of(verdict, found.documents) if self._with_machines else ""
+        name = _find_document(verdict, found.documents) if self._with_machines else ""
         if not name:
             return summary
         read = await read_document(self._store, layout.join_name(found.path, f"{layout.ERRORS}/{name}"))
@@ -211,7 +211,7 @@ def _summary(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision
     )
 
 
-def _document_of(verdict: Verdict, names: Iterable[str]) -> str:
+def _find_document(verdict: Verdict, names: Iterable[str]) -> str:
     """Return the name of a document about the root cause; empty if no name tells it."""
     keys = [(name, layout.ErrorKey.parse(name)) for name in names]
     exact = [name for name, key in keys if key is not None and key.timestamp_ns == verdict.timestamp_ns]

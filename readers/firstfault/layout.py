@@ -158,7 +158,7 @@ def join_name(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def attempt_of(uri: str) -> tuple[str, int] | None:
+def parse_attempt_number(uri: str) -> tuple[str, int] | None:
     """Return the folder of all attempts and this attempt's number; None if the output prefix doesn't end in one.
 
     Flyte's output prefix of an attempt is ``<...>/data/<number>``. `uri` may be a path below it.
@@ -169,9 +169,9 @@ def attempt_of(uri: str) -> tuple[str, int] | None:
     return (folder, int(name)) if _ATTEMPT.fullmatch(name) else None
 
 
-def execution_of(uri: str) -> str | None:
+def parse_execution(uri: str) -> str | None:
     """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
-    here = attempt_of(uri) if uri else None
+    here = parse_attempt_number(uri) if uri else None
     parts = here[0].split("/") if here is not None else []
     return parts[-3] if len(parts) > 3 and parts[-1] == "data" else None  # noqa: PLR2004 - the parts above
 

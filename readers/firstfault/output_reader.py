@@ -226,7 +226,7 @@ class MultiErrorFileOutputReader:
         except StoreError as error:
             if not self._copies:
                 raise
-            return await self._job_of_copies(f"only the documents at hand were read; {error}")
+            return await self._read_copies(f"only the documents at hand were read; {error}")
 
     def with_beside(self, beside: Snapshot) -> MultiErrorFileOutputReader:
         """Return this reader; it adds what logs and flight recorders of the same job tell."""
@@ -237,11 +237,11 @@ class MultiErrorFileOutputReader:
         """As `job`, from what has been read already."""
         return self._request.job_of(snapshot)
 
-    def job_of_copies(self, note: str) -> JobErrors:
+    def read_copies(self, note: str) -> JobErrors:
         """Return the job that the copies alone make, without a request; `note` is the reason, for the coverage."""
-        return run_sync(self._job_of_copies(note))
+        return run_sync(self._read_copies(note))
 
-    async def _job_of_copies(self, note: str) -> JobErrors:
+    async def _read_copies(self, note: str) -> JobErrors:
         alone = StoreWithCopies(None, self._copies, self._layout.root)
         self.read_files = alone.read
         return replace(await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False)

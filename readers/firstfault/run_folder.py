@@ -62,10 +62,10 @@ def may_go_on(run: Path) -> bool:
         except OSError:
             return True
         hosts = {line.decode(errors="replace").strip() for line in mark}
-    return hosts != {socket.gethostname()} and not all(map(_has_ended, attempts_of(run)))
+    return hosts != {socket.gethostname()} and not all(map(_has_ended, list_attempts(run)))
 
 
-def attempts_of(run: Path) -> list[Path]:
+def list_attempts(run: Path) -> list[Path]:
     """Return the folders of a run's attempts."""
     return [path for path in run.iterdir() if path.name.isdecimal() and path.is_dir()]
 

@@ -34,7 +34,7 @@ from firstfault.wire.json_schemas import DECISION
 from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.conclusion.notifications import NOTIFIERS
 from firstfault_torch.failures.failure_records import ErrorClass
-from firstfault_torch.notifiers import attributes_of
+from firstfault_torch.notifiers import build_attributes
 from lab.chaos.chaos import STORAGE_FAULTS
 from lab.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES
@@ -291,7 +291,7 @@ def test_the_fields_to_chart_exist() -> None:
     """Each question of the table names a field of the JSON, and an attribute of the log record."""
     report = SCOPE_SCENES["rank"]()
     data = json.loads(json_report(report))
-    attributes = attributes_of(report, data)
+    attributes = build_attributes(report, data)
     for fields, names in _table("docs/platform.md", "Question").values():
         for path in fields.removesuffix(" is undetermined").split(", "):
             found: Any = data

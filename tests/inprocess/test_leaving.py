@@ -13,8 +13,8 @@ import torch.distributed as dist
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess import wrap as call_module
 from firstfault_torch.inprocess.exception import RankLost
-from firstfault_torch.inprocess.job import root_of
-from firstfault_torch.inprocess.monitor import Phase, Progress, Watcher, position_of
+from firstfault_torch.inprocess.job import find_root_fault
+from firstfault_torch.inprocess.monitor import RankPhase, SharedProgress, Watcher, find_position
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
 from firstfault_torch.inprocess.wrap import CallWrapper
 
@@ -32,8 +32,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[CallWrapper]:
         yield began
 
 
-@pytest.mark.parametrize("phase", [Phase.ENDING, Phase.ARRIVED])
-def test_a_rank_that_was_taken_for_lost(phase: Phase, call: CallWrapper) -> None:
+@pytest.mark.parametrize("phase", [RankPhase.ENDING, RankPhase.ARRIVED])
+def test_a_rank_that_was_taken_for_lost(phase: RankPhase, call: CallWrapper) -> None:
     """The others have continued without it: it interrupts none of their iterations, and is not counted again."""
     iteration = Iteration(call._store, call._prefix, 0, 4)
     iteration.leave(0)
@@ -81,7 +81,7 @@ class _Failing:
 
 
 def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
-    progress = Progress()
+    progress = SharedProgress()
     progress.begin(0, 0, 2)
     progress.automatic -= 10.0
     options = inprocess.InProcessRestart(
@@ -143,7 +143,7 @@ def _fault(rank: int, kind: FaultKind, **fields: Any) -> Fault:
 )
 def test_the_root(faults: list[Fault], root: int | None) -> None:
     """A rank that ended comes before one that raised, and a rank that waits for others comes last."""
-    found = root_of(faults)
+    found = find_root_fault(faults)
     assert (found.initial_rank if found is not None else None) == root
 
 
@@ -157,13 +157,13 @@ def test_where_a_thread_stands() -> None:
     thread = threading.Thread(target=waiting)
     thread.start()
     try:
-        position = position_of(thread.ident or 0, begun=3)
+        position = find_position(thread.ident or 0, begun=3)
         while position is None or "threading" not in position.text:
-            position = position_of(thread.ident or 0, begun=3)
+            position = find_position(thread.ident or 0, begun=3)
     finally:
         gate.set()
         thread.join()
     line = waiting.__code__.co_firstlineno + 1
     assert position.text == f"test_leaving.py:{line} in waiting, which calls threading.wait"
     assert (position.waits, position.begun) == (False, 3)
-    assert position_of(2**40) is None
+    assert find_position(2**40) is None

@@ -21,8 +21,8 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault_torch import PlainEngine, Watchdog, guard, inprocess, watchdog
 from firstfault_torch.agent.timers import TimerServer
-from firstfault_torch.inprocess.meeting import open_sockets
 from firstfault_torch.inprocess.store import Fault, FaultKind
+from firstfault_torch.inprocess.store_host import open_sockets
 from firstfault_torch.inprocess.wrap import CallWrapper, current_call
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
@@ -177,7 +177,7 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
 
         its.send(train())
 
-    process = context.Process(target=rank)
+    process = context.DetachedProcess(target=rank)
     process.start()
     frozen = ours.recv()
     for number in (signal.SIGSTOP, signal.SIGCONT):

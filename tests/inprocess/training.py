@@ -237,7 +237,8 @@ def run(
     events = context.SimpleQueue()
     port = port or get_free_port()
     processes = [
-        context.Process(target=worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
+        context.DetachedProcess(target=worker, args=(rank, world, port, (kind, options), events))
+        for rank in range(world)
     ]
     for process in processes:
         process.start()

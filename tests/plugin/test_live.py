@@ -29,7 +29,7 @@ from firstfault.model import NodePresence, Phase, SentSignal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from flytekitplugins.firstfault.local.live import LiveView, shown_rows
+from flytekitplugins.firstfault.local.live import AttemptView, shown_rows
 from flytekitplugins.firstfault.local.pods import Pod
 from flytekitplugins.firstfault.local.runner import Running
 from tests.plugin.running import Running as Started
@@ -126,7 +126,7 @@ def _threads() -> set[str]:
 def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen) -> None:
     """The view shows nodes, ranks and their states as documents are written; afterwards no thread or line remains."""
     running = Running(1, tuple(pods(None, None)), _reader(tmp_path), time.monotonic())
-    with LiveView(screen.console) as view:
+    with AttemptView(screen.console) as view:
         view.tell("attempt 1: starting 2 [red]pods[/red]")
         with view.watching(running):
             screen.await_text(" s, 2 of 2 pods run")
@@ -150,7 +150,7 @@ def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: P
 def test_a_view_that_breaks_ends_with_a_line(tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture) -> None:
     """A view that cannot be drawn ends with one log line; the run continues and still prints its steps."""
     running = Running(0, ("no pod",), _reader(tmp_path), time.monotonic())  # type: ignore[arg-type]
-    with LiveView(screen.console) as view:
+    with AttemptView(screen.console) as view:
         with view.watching(running):
             view.tell("one")
             view.tell("two")
@@ -166,7 +166,7 @@ def test_storage_that_cannot_be_followed(
     """If the documents cannot be read, the pods are still shown."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     running = Running(0, tuple(pods(None)), _reader(tmp_path / "loop"), time.monotonic())
-    with LiveView(screen.console) as view, view.watching(running):
+    with AttemptView(screen.console) as view, view.watching(running):
         screen.await_text("no ranks yet")
         until(lambda: caplog.records)
     assert "cannot list" in caplog.text
@@ -180,7 +180,7 @@ def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixt
             raise OSError(5, "Input/output error")
 
     caplog.set_level(logging.WARNING)
-    with LiveView(Console(file=Gone(), force_terminal=True)) as view:
+    with AttemptView(Console(file=Gone(), force_terminal=True)) as view:
         view.tell("one")
         with view.watching(Running(0, (), _reader(tmp_path), time.monotonic())):
             view.tell("two")
@@ -193,7 +193,7 @@ def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatc
     handler = logging.StreamHandler(sys.stderr)
     logging.getLogger().addHandler(handler)
     try:
-        with LiveView(screen.console):
+        with AttemptView(screen.console):
             assert handler.stream is not screen.out
             logging.getLogger().warning("look here")
         assert handler.stream is screen.out

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from firstfault import model
 from firstfault.layout import ErrorKey
 from firstfault.model.job import nodes_done, pods_live
-from firstfault.reading.assemble import Snapshot, Unreadable, assemble, digest_of
+from firstfault.reading.assemble import Snapshot, Unreadable, assemble, compute_digest
 from firstfault.testing import START_NS, make_error, make_presence
 
 _KILLED = {"writer": model.Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
@@ -217,7 +217,7 @@ def test_a_withdrawn_document_says_nothing(phase: model.Phase, judged: int) -> N
         make_presence(model.Phase.FAILED, node="a", round=judged),
     )
     job = _job(_handled(round=1), roster=entries)
-    assert (job.failures, job.history, job.document_count, job.digest) == ((), (), 0, digest_of([]))
+    assert (job.failures, job.history, job.document_count, job.digest) == ((), (), 0, compute_digest([]))
     assert len(job.handled) == (judged == 1)
     assert (job.coverage.complete, job.coverage.notes) == (True, ())
 
@@ -399,8 +399,8 @@ def test_no_document_is_lost(documents: list[model.WorkerError]) -> None:
 def test_the_digest_is_over_the_documents_names() -> None:
     """The digest depends on the documents' names, not on their order."""
     one, other = make_error(0), make_error(1)
-    assert digest_of([one, other]) == digest_of([other, one])
-    assert len({digest_of([]), digest_of([one]), digest_of([other]), digest_of([one, other])}) == 4
+    assert compute_digest([one, other]) == compute_digest([other, one])
+    assert len({compute_digest([]), compute_digest([one]), compute_digest([other]), compute_digest([one, other])}) == 4
 
 
 # --- coverage -------------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.attempt_data import logs_of_run, sibling_attempts
+from firstfault.attempt_data import find_run_logs, sibling_attempts
 from firstfault.errors import AccessDeniedError
-from firstfault.layout import attempt_of
+from firstfault.layout import parse_attempt_number
 from firstfault.model import JobErrors, Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.report.data import AttemptSummary, changes_between
@@ -48,7 +48,7 @@ def _siblings(attempt: Attempt, number: int, below: str = "", **options: float) 
 )
 def test_the_number_of_an_attempt(uri: str, found: tuple[str, int] | None) -> None:
     """The last part of an output prefix is the attempt's number, if it is one."""
-    assert attempt_of(uri) == found
+    assert parse_attempt_number(uri) == found
 
 
 def test_three_attempts_of_which_one_cannot_be_read(attempt: Attempt) -> None:
@@ -149,7 +149,7 @@ def test_logs_of_a_run_on_this_machine(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "attempt-1" / "f00-n0-0-worker-1.log"
     log.parent.mkdir(parents=True)
     log.touch()
-    assert logs_of_run(f"{tmp_path}/1") == {"f00-n0-0-worker-1": str(log)}
-    assert logs_of_run(f"{tmp_path}/0") == {}
-    assert logs_of_run(f"{tmp_path}/x") == {}
-    assert logs_of_run("s3://bucket/data/1") == {}
+    assert find_run_logs(f"{tmp_path}/1") == {"f00-n0-0-worker-1": str(log)}
+    assert find_run_logs(f"{tmp_path}/0") == {}
+    assert find_run_logs(f"{tmp_path}/x") == {}
+    assert find_run_logs("s3://bucket/data/1") == {}

@@ -13,7 +13,7 @@ from firstfault.conclude import Conclusion, conclude
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import CausedBy, NodePresence, Phase, Receipt, SentSignal, StackDump, WorkerError, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.assemble import round_of
+from firstfault.reading.assemble import find_judged_round
 from firstfault.report import Report, build_report
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -43,7 +43,7 @@ def _files(failures: list[WorkerError], entries: list[NodePresence]) -> list[tup
 def _read(files: list[tuple[str, bytes]], forms: Mapping[str, Callable[[Report], str]] = FORMS) -> Conclusion | None:
     """Return what a reader concludes, after it was drawn; None: the job recovered in a later round."""
     reader = MultiErrorFileOutputReader("memory://nowhere", copies=dict(files))
-    conclusion = reader.conclude_from(reader.job_of_copies("only copies were read"))
+    conclusion = reader.conclude_from(reader.read_copies("only copies were read"))
     if conclusion is not None:
         report = reader.report(conclusion)
         for draw in forms.values():
@@ -140,7 +140,7 @@ _SOON_S = 2
 """Of this thread; a thirtieth of a second is expected."""
 
 
-def _of_text(part: str, text: str) -> WorkerError:
+def _classify_text(part: str, text: str) -> WorkerError:
     if part == "log":
         return make_error(3, exception=None, exit_code=1, message="", log_tail=text)
     if part == "stack":
@@ -151,7 +151,7 @@ def _of_text(part: str, text: str) -> WorkerError:
 
 
 def _seconds(part: str, text: str) -> float:
-    job = make_job(_of_text(part, text), make_error(1, at_ms=50, message="Connection closed by peer"))
+    job = make_job(_classify_text(part, text), make_error(1, at_ms=50, message="Connection closed by peer"))
     began = time.thread_time()
     found = conclude(job)
     assert found is not None
@@ -173,7 +173,7 @@ def test_time_is_linear_in_documents_without_a_group_rank() -> None:
     """Documents of 10,000 nodes without group ranks are sorted into rounds at once."""
     documents = [make_error(0, node=f"w-{number}", incarnation=number + 1) for number in range(10_000)]
     began = time.thread_time()
-    judged = round_of((), documents, ())
+    judged = find_judged_round((), documents, ())
     assert all(map(judged.has, documents))
     assert time.thread_time() - began < 1
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.utils.loggers import logger_of
+from firstfault.utils.loggers import get_logger
 
 DOORS = {
     "firstfault.wire": "each text of a document is cleaned when it is written, and of a stock file when it is read",
@@ -33,7 +33,7 @@ LOGGERS = {
     "firstfault_torch.torchrun.agent": "leaves out a line of torch's",
     "flytekitplugins.firstfault.local.live": "moves the lines of others above a live view",
 }
-"""Who takes a logger that is not of `logger_of`."""
+"""Who takes a logger that is not of `get_logger`."""
 _EVERY = {"Exception", "BaseException"}
 
 
@@ -116,7 +116,7 @@ def test_what_swallows(code: str, swallows: bool) -> None:
 def test_each_line_has_the_name(caplog: pytest.LogCaptureFixture) -> None:
     """A line of firstfault's loggers begins with its name once, and no module has loggers of its own."""
     for _ in range(2):
-        logger_of("firstfault.example").warning("%d of %s", 3, "4")
+        get_logger("firstfault.example").warning("%d of %s", 3, "4")
     assert caplog.messages == ["firstfault: 3 of 4"] * 2
     takes = {
         name

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.utils.text import clean, clean_end, elide, one_line, printable, sentence_of
+from firstfault.utils.text import clean, clean_end, elide, extract_sentence, one_line, printable
 
 _ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
@@ -89,7 +89,7 @@ def test_one_line(text: str, limit: int, line: str) -> None:
 )
 def test_the_sentence_of_a_message(message: str, sentence: str) -> None:
     """The first line of a message, without the code that flytekit puts before it."""
-    assert sentence_of(message) == sentence
+    assert extract_sentence(message) == sentence
 
 
 @given(_ANY_TEXT, st.integers(1, 40))

@@ -173,7 +173,7 @@ def cascade(root: WorkerError) -> JobErrors:
     return build_job(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
 
 
-def _of_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
+def _classify_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
         return report_conclusion(cascade(process(3, 0, raised(exception, message), category=category, **fields)))
 
@@ -285,7 +285,7 @@ def _kept(makers: dict[str, Callable[[], Report]]) -> dict[str, Callable[[], Rep
 
 SCOPE_SCENES: dict[str, Callable[[], Report]] = _kept(
     {
-        "rank": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
+        "rank": _classify_text("ValueError", "batch 17 has 3 columns, expected 4"),
         "ranks": _same_everywhere,
         "node": _lost_node,
         "external": _terminated,
@@ -296,37 +296,37 @@ SCOPE_SCENES: dict[str, Callable[[], Report]] = _kept(
 
 CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
     {
-        "recoverable": _of_text(
+        "recoverable": _classify_text(
             "flytekit.exceptions.user.FlyteRecoverableException",
             "no answer from the data server for shard 3",
             "recoverable",
             kind=Kind.RECOVERABLE,
         ),
         "user_code": SCOPE_SCENES["rank"],
-        "input": _of_text("TypeError", "train() got an unexpected keyword argument 'epochs'", "input"),
-        "config": _of_text("ValueError", "tensor parallel size 3 does not divide 32 heads", "config"),
-        "data": _of_text("ValueError", "record 55 of shard 3 is no JSON", "data"),
-        "numerics": _of_text("FloatingPointError", "loss is nan at step 1200", "numerics"),
-        "checkpoint": _of_text(
+        "input": _classify_text("TypeError", "train() got an unexpected keyword argument 'epochs'", "input"),
+        "config": _classify_text("ValueError", "tensor parallel size 3 does not divide 32 heads", "config"),
+        "data": _classify_text("ValueError", "record 55 of shard 3 is no JSON", "data"),
+        "numerics": _classify_text("FloatingPointError", "loss is nan at step 1200", "numerics"),
+        "checkpoint": _classify_text(
             "RuntimeError", "Error(s) in loading state_dict for Net: size mismatch for head.weight", "checkpoint"
         ),
-        "cuda_oom": _of_text(
+        "cuda_oom": _classify_text(
             "torch.OutOfMemoryError",
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79 GiB",
         ),
-        "gpu_kernel": _of_text("torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"),
-        "gpu_hardware": _of_text("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"),
+        "gpu_kernel": _classify_text("torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"),
+        "gpu_hardware": _classify_text("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"),
         "host_oom": _death("SIGKILL", -9, resources=_MEMORY),
-        "disk_full": _of_text("OSError", "[Errno 28] No space left on device: '/tmp/cache'"),
-        "storage": _of_text(
+        "disk_full": _classify_text("OSError", "[Errno 28] No space left on device: '/tmp/cache'"),
+        "storage": _classify_text(
             "botocore.exceptions.ClientError", "An error occurred (SlowDown) when calling the GetObject", "storage"
         ),
-        "network": _of_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", "network"),
-        "external_service": _of_text(
+        "network": _classify_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", "network"),
+        "external_service": _classify_text(
             "requests.HTTPError", "503 Server Error for url: https://hub/", "external_service"
         ),
-        "auth": _of_text("PermissionError", "401 Unauthorized: the token has expired", "auth"),
-        "collective": _of_text("RuntimeError", "the ranks disagree about the shape of a tensor", "collective"),
+        "auth": _classify_text("PermissionError", "401 Unauthorized: the token has expired", "auth"),
+        "collective": _classify_text("RuntimeError", "the ranks disagree about the shape of a tensor", "collective"),
         "rendezvous": _agent("rendezvous", "timed out waiting for 2 nodes to join", "RendezvousTimeoutError"),
         "hang": _hang,
         "signal": _death("SIGSEGV", -11),

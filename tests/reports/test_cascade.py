@@ -11,7 +11,7 @@ import pytest
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import JobErrors, Phase, SentSignal, Subject, Unopened, Verdict, Victims, WorkerError, Writer
-from firstfault.render.drawings import Timeline, node_map, timeline_of
+from firstfault.render.drawings import Timeline, build_timeline, node_map
 from firstfault.report import Report, flyte_message
 from firstfault.report.cascade import Cascade, Event, build_cascade
 from firstfault.report.data import AttemptSummary, changes_between, summarize_attempt, with_attempts
@@ -51,7 +51,7 @@ def _death(rank: int, at_ms: float = 0) -> WorkerError:
 
 
 def _drawn(cascade: Cascade) -> Timeline:
-    timeline = timeline_of(cascade)
+    timeline = build_timeline(cascade)
     assert timeline is not None
     return timeline
 
@@ -231,7 +231,7 @@ def test_many_ranks_whose_time_says_nothing() -> None:
     job = make_job(*(make_error(n, node=f"worker-{n}", world_size=40, at_ms=n, **abort) for n in range(40)))
     report = report_conclusion(job)
     assert (report.verdict.category, len(report.verdict.ranks)) == ("hang", 40)
-    assert timeline_of(report.cascade) is None
+    assert build_timeline(report.cascade) is None
     assert "worker-39" in FORMS["page"](report)
 
 
@@ -252,7 +252,7 @@ def test_a_hang() -> None:
 def test_the_time_line_is_within_its_drawing() -> None:
     """Every mark and band of every scene lies between the names and the times."""
     for scene in SCENES.values():
-        timeline = timeline_of(scene().cascade)
+        timeline = build_timeline(scene().cascade)
         if timeline is None:
             continue
         places = [lane.point for lane in timeline.lanes if lane.point is not None]
@@ -318,8 +318,8 @@ def test_labels_of_a_time_line_stand_apart() -> None:
 
 def test_one_time_has_no_time_line() -> None:
     """With one failure, or no failure with a time, no time line is drawn."""
-    assert timeline_of(_cascade(make_job(make_error()))) is None
-    assert timeline_of(SCENES["no-times"]().cascade) is None
+    assert build_timeline(_cascade(make_job(make_error()))) is None
+    assert build_timeline(SCENES["no-times"]().cascade) is None
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.failures.failure_records import ErrorClass
-from firstfault_torch.node.document_writer import spool_of
+from firstfault_torch.node.document_writer import open_worker_spool
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 from firstfault_torch.rounds.peer_connections import PeerConnections
@@ -358,7 +358,9 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     """Spool a document as a worker that could not upload it; return its name and its bytes."""
     own = make_error(2 + local_rank, node="worker-1", message="last words", monotonic_ns=time.monotonic_ns())
     name, data = error_key_for(own), encode(own)
-    spool = spool_of(agent.node.reporter.node_context, local_rank, agent.node.reporter.report.error_files[local_rank])
+    spool = open_worker_spool(
+        agent.node.reporter.node_context, local_rank, agent.node.reporter.report.error_files[local_rank]
+    )
     assert spool is not None
     spool.add(name, data)
     return name, data

@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault_torch.agent.deaths import read_torch_exception
-from firstfault_torch.failures.failure_records import ErrorClass, error_class_of
+from firstfault_torch.failures.failure_records import ErrorClass, classify_error
 from firstfault_torch.failures.torch_error_file import (
     error_file_data,
     read_error_file,
@@ -149,4 +149,4 @@ def test_every_class_has_its_flyte_class() -> None:
 )
 def test_agent_errors(error: Exception, error_class: ErrorClass) -> None:
     """An error of the agent is a rendezvous, infra, input or platform error."""
-    assert error_class_of(error) is error_class
+    assert classify_error(error) is error_class

@@ -107,7 +107,7 @@ def uploads(proxy: FaultyProxy, node_context: NodeContext) -> dict[str, tuple[Up
     def upload(what: str) -> Uploads:
         number, deadline = FIRST_RANK + FAULTS.index(what), LATER_S if what in HARMLESS else DEADLINE_S
         by_recorder, directly = failure(number), failure(100 + number)
-        spool, file = document_writer.spool_of(node_context, number, None), f"file-{number:07d}-.pb"
+        spool, file = document_writer.open_worker_spool(node_context, number, None), f"file-{number:07d}-.pb"
         assert spool is not None
         calls: list[Callable[[], tuple[str, bool]]] = [
             lambda: _told(document_writer.record_error(by_recorder, node_context, spool, deadline)[1]),

@@ -14,7 +14,14 @@ import torch.distributed as dist
 from torch.distributed import destroy_process_group as bound_before
 from torch.distributed import distributed_c10d as c10d
 
-from firstfault_torch.worker.in_flight import InFlight, Moment, Unwinding, moment_of, unwinding_of, watch_process_groups
+from firstfault_torch.worker.in_flight import (
+    InFlight,
+    Moment,
+    Unwinding,
+    find_unwinding,
+    get_moment,
+    watch_process_groups,
+)
 
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -79,7 +86,7 @@ def _clean_up() -> None:
 
 def _is_early(error: BaseException, before: Moment) -> bool:
     """Whether the moment is that of the raise, and not after the clean-up."""
-    moment = moment_of(error)
+    moment = get_moment(error)
     assert moment.monotonic_ns >= before.monotonic_ns
     assert moment.wall_ns >= before.wall_ns
     return moment.monotonic_ns <= _cleaned[0].monotonic_ns
@@ -150,10 +157,10 @@ def test_moment(call: Callable[[], None], early: bool, documents: Documents) -> 
     error, before = _left(call)
     assert len(documents.recorded) == (call is not _without_a_group)
     assert _is_early(error, before) is early
-    assert moment_of(error) == moment_of(error) or not early
+    assert get_moment(error) == get_moment(error) or not early
     error.__cause__ = KeyError()
     error.__cause__.__cause__ = error  # a circle
-    assert isinstance(moment_of(error), Moment)
+    assert isinstance(get_moment(error), Moment)
 
 
 # --- the end of a process group -------------------------------------------------------------------------------------
@@ -249,7 +256,7 @@ def test_a_hostile_exception(documents: Documents, caplog: pytest.LogCaptureFixt
     assert not dist.is_initialized()
     assert documents.recorded == []
     assert "firstfault: failed while noting an exception in flight (PermissionError" in caplog.text
-    assert isinstance(moment_of(error), Moment)
+    assert isinstance(get_moment(error), Moment)
 
 
 def test_a_record_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
@@ -450,7 +457,7 @@ def seen() -> Iterator[list[Unwinding | None]]:
 
 def _look() -> None:
     thread = threading.get_ident()
-    looking = threading.Thread(target=lambda: _seen.append(unwinding_of(thread)))
+    looking = threading.Thread(target=lambda: _seen.append(find_unwinding(thread)))
     looking.start()
     looking.join()
 

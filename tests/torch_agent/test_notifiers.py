@@ -178,7 +178,7 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
 
     peers = Mock()
     peers.settle.return_value = [CollectedReports(report.copies)]
-    peers.settlement.hand_over = hand_over
+    peers.settlement.publish = hand_over
     assert _reported(prefix, RoundEnd(prefix.node_context(), report, peers=peers)) is not None
     assert settled == [True]
     (request,) = webhook.received

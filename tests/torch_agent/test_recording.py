@@ -105,12 +105,12 @@ def _failure(**fields: Any) -> WorkerError:
 )
 def test_where_the_spool_is(error_file: str | None, there: bool, prefix: Prefix, tmp_path: Path) -> None:
     """It lies in the node's folder, without a recorder beside torch's error.json; without an agent there is none."""
-    spool = recorder.spool_of(prefix.node_context(), 1, error_file)
+    spool = recorder.open_worker_spool(prefix.node_context(), 1, error_file)
     assert (spool is not None) is there
     assert spool is None or str(spool.folder) == "/job/0/firstfault"
     assert recorder.spool_for_agent(prefix.node_context()) is None
     node_context = replace(prefix.node_context(), round=2, node_folder=str(tmp_path))
-    spools = (recorder.spool_of(node_context, 1, error_file), recorder.spool_for_agent(node_context))
+    spools = (recorder.open_worker_spool(node_context, 1, error_file), recorder.spool_for_agent(node_context))
     assert [spool and spool.folder for spool in spools] == [tmp_path / "spool" / "2-1", tmp_path / "spool" / "agent"]
 
 

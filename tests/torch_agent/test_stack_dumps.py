@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
+from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_tail
 from firstfault_torch.node.stacks import ask_for_stacks, register_stacks, write_unasked
 
 # Python 3.12 and later warn of a fork beside threads
@@ -208,7 +208,7 @@ def test_a_handler_of_the_programs(tmp_path: Path) -> None:
         write_unasked(_files(tmp_path))
         os._exit(len(calls))
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
-    assert "test_a_handler_of_the_programs" in tail_of(_files(tmp_path).stacks)
+    assert "test_a_handler_of_the_programs" in get_stack_tail(_files(tmp_path).stacks)
 
 
 def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> None:
@@ -224,8 +224,8 @@ def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> N
         process.start()
         process.join(LONG_S)
         assert process.exitcode == 0
-    assert "in answer" in tail_of(_files(tmp_path).stacks)
-    assert not tail_of(_files(tmp_path, 1).stacks)
+    assert "in answer" in get_stack_tail(_files(tmp_path).stacks)
+    assert not get_stack_tail(_files(tmp_path, 1).stacks)
 
 
 def test_a_process_that_cannot_answer(
@@ -260,7 +260,7 @@ def test_a_fatal_signal(
     process = start(where)
     process.join(LONG_S)
     assert process.exitcode == -number
-    stack = tail_of(_files(tmp_path).fatal_stacks)
+    stack = get_stack_tail(_files(tmp_path).fatal_stacks)
     assert stack.partition("\n")[0] == title
     assert (f"in {where.__name__}" in stack) is bool(title)
 

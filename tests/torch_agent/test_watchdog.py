@@ -23,7 +23,7 @@ from torch.distributed.elastic.timer import FileTimerClient
 from firstfault.errors import UsageError
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import Watchdog, watchdog
-from firstfault_torch.agent.timers import TimerServer, open_timers, watchdog_of
+from firstfault_torch.agent.timers import TimerServer, open_timers, resolve_watchdog
 from firstfault_torch.watchdog import Timer, parse_line, timer_line
 from tests.plugin.running import short_folder
 from tests.waiting import until
@@ -114,10 +114,10 @@ def test_a_wrong_argument(make: Callable[[], Any], message: str) -> None:
 
 def test_torchs_variable_turns_it_on() -> None:
     """TORCHELASTIC_ENABLE_FILE_TIMER=1 turns our watchdog on instead of torch's; what the user asked for counts."""
-    assert watchdog_of(None, {}) is None
-    assert watchdog_of(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}) is None
-    assert watchdog_of(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog()
-    assert watchdog_of(Watchdog(5), {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog(5)
+    assert resolve_watchdog(None, {}) is None
+    assert resolve_watchdog(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}) is None
+    assert resolve_watchdog(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog()
+    assert resolve_watchdog(Watchdog(5), {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog(5)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.distributed.run import get_args_parser
 from firstfault.cli import main
 from firstfault_start import handler
 from firstfault_torch.torchrun.agent import stand_in
-from firstfault_torch.torchrun.job import add_options, drop_invalid, options_of, set_variables
+from firstfault_torch.torchrun.job import add_options, drop_invalid, read_options, set_variables
 from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 
@@ -52,9 +52,9 @@ def test_options(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatc
         "FIRSTFAULT_STRATEGY": "earliest",
     }
     assert arguments.training_script_args == ["--ff-node", "its-own"]
-    options = options_of(os.environ)
+    options = read_options(os.environ)
     assert (options.strategy, options.restarts_follow_policy) == ("earliest", False)
-    assert options_of({}).restarts_follow_policy
+    assert read_options({}).restarts_follow_policy
 
 
 def test_help(parser: argparse.ArgumentParser) -> None:

@@ -143,7 +143,7 @@ class ReportingAgent(LocalElasticAgent):
             node.stop_after_peer_failure(failure)
             raise PeerFailedError(failure)
         # With in-process restarts the surviving ranks may recover from an exit that torch would report as a failure.
-        survivors = node.survivors.look(worker_group, self._pcontext) if node.survivors is not None else None
+        survivors = node.survivors.poll(worker_group, self._pcontext) if node.survivors is not None else None
         if survivors is not None:
             if survivors.state is WorkerState.HEALTHY:
                 self._handle_peer_failure(worker_group)

@@ -26,7 +26,7 @@ from firstfault_torch.agent.deaths import describe_agent_failure
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.compat import warn_once
-from firstfault_torch.failures.failure_records import ErrorClass, error_class_of
+from firstfault_torch.failures.failure_records import ErrorClass, classify_error
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext, environment_set
 from firstfault_torch.options import DEFAULT_SIGNALS
@@ -177,7 +177,7 @@ def _failed(agent: ReportingAgent | None, error: Exception, node_context: NodeCo
     # the failure of a worker or of another node is documented already
     if not isinstance(error, ChildFailedError | PeerFailedError):
         with suppress_internal_errors("reporting the agent's own failure"):
-            error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
+            error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else classify_error(error)
             if agent is not None:
                 agent.node.report_agent(error, error_class)
             else:  # before there is a round, and ranks

@@ -20,11 +20,11 @@ from firstfault_torch.agent.restarts import Restarts
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalReceived, suppress_internal_errors_in_main
 from firstfault_torch.agent.stop_processes import kill_orphans
-from firstfault_torch.agent.timers import watchdog_of
+from firstfault_torch.agent.timers import resolve_watchdog
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext
-from firstfault_torch.options import Stalls, Survivors
+from firstfault_torch.options import Stalls, SurvivorsProtocol
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
@@ -53,10 +53,10 @@ class NodeRound:
         self.places = PlaceFactory(group, node_context)
         self.reporter = Reporter(node_context, self.places.of)
         self.workers = LocalWorkers(
-            node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog_of(options.watchdog)
+            node_context, self.reporter, options.stop_seconds, self.wake.set, resolve_watchdog(options.watchdog)
         )
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
-        self.survivors: Survivors | None = None
+        self.survivors: SurvivorsProtocol | None = None
         if options.in_process_restart is not None:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
         self.restarts = Restarts(settings, self.reporter)

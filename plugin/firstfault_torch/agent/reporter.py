@@ -12,7 +12,7 @@ from typing import Any
 
 from firstfault import model
 from firstfault.exceptions.printed_tracebacks import remove_traceback
-from firstfault.recorder.folder import Recorder, SpooledDocument, tail_of
+from firstfault.recorder.folder import Recorder, SpooledDocument, get_stack_tail
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.agent.deaths import (
     ExitEvidence,
@@ -225,13 +225,15 @@ class Reporter:
         if death.signal == "SIGKILL" and by_itself and files is not None:
             with suppress_internal_errors("asking for the container's memory"):
                 resources = Recorder(files).resources(MEMORY_REPORT_TIMEOUT_SECONDS)
-        stack, log = self._fatal_stack(rank), self._log_of(death)
+        stack, log = self._fatal_stack(rank), self._get_log_tail(death)
         traces = ExitEvidence(kept, resources, stack, log, seen)
         self.write(describe_exit(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the others have recovered from it."""
-        spool = document_writer.spool_of(self.node_context, local_rank, self.report.error_files.get(local_rank))
+        spool = document_writer.open_worker_spool(
+            self.node_context, local_rank, self.report.error_files.get(local_rank)
+        )
         if spool is None:
             return
         for document in spool.documents():
@@ -240,13 +242,13 @@ class Reporter:
 
     def _keep_log(self, death: WorkerExit, own: model.WorkerError) -> None:
         """Keep the end of a worker's stderr for this node's roster entry: its own document can't have it."""
-        rank, log = self._place_of(death.local_rank).rank, self._log_of(death)
+        rank, log = self._place_of(death.local_rank).rank, self._get_log_tail(death)
         if own.exception is not None:
             log = remove_traceback(log, own.exception)
         if rank is not None and log:
             self._own_logs[death.local_rank] = model.LogTail(rank, log)
 
-    def _log_of(self, death: WorkerExit) -> str:
+    def _get_log_tail(self, death: WorkerExit) -> str:
         return self._log_tails.tail(death.local_rank) if self._log_tails is not None else ""
 
     def _own_documents(self, death: WorkerExit) -> list[model.WorkerError]:
@@ -255,7 +257,7 @@ class Reporter:
         A document that can't be read gets a receipt with that error; it hides neither the others nor the agent's own.
         """
         error_file = self.report.error_files.get(death.local_rank)
-        spool = document_writer.spool_of(self.node_context, death.local_rank, error_file)
+        spool = document_writer.open_worker_spool(self.node_context, death.local_rank, error_file)
         if spool is None:
             return []
         rank = self._place_of(death.local_rank).rank
@@ -287,7 +289,7 @@ class Reporter:
     def _fatal_stack(self, local_rank: int) -> str:
         if self.node_context.files is None:
             return ""
-        stack = tail_of(self.node_context.files.worker(self.node_context.round, local_rank).fatal_stacks)
+        stack = get_stack_tail(self.node_context.files.worker(self.node_context.round, local_rank).fatal_stacks)
         if stack:
             # torch elastic would print it there
             if self._log_tails is not None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from firstfault.recorder.folder import tail_of
+from firstfault.recorder.folder import get_stack_tail
 from firstfault.recorder.orphans import kill_orphan_processes
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import WorkerSnapshot
@@ -39,7 +39,7 @@ def collect_snapshots(
         stacks = ask_for_stacks(files, node_context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     for rank in answers.keys() - stacks.keys():
-        stacks[rank] = tail_of(files.worker(node_context.round, rank).stacks)
+        stacks[rank] = get_stack_tail(files.worker(node_context.round, rank).stacks)
     return {rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 

@@ -31,7 +31,7 @@ _ANCESTORS = 8
 """Generations between a process that sets a deadline and its worker."""
 
 
-def watchdog_of(
+def resolve_watchdog(
     asked: watchdog.Watchdog | None, environment: Mapping[str, str] = os.environ
 ) -> watchdog.Watchdog | None:
     """Return the watchdog of this agent: what the user asked for, also by torch's variable; None: none."""
@@ -199,7 +199,7 @@ class TimerServer:
         timers = self._timers.values()
         due = [timer for timer in timers if timer.deadline is not None and timer.deadline <= now]
         for timer in sorted(due, key=lambda timer: timer.deadline or 0.0):
-            worker = self._worker_of(timer.pid)
+            worker = self._find_worker(timer.pid)
             if not timer.kills:
                 logger.warning("process %d exceeded %r; it asked not to be killed", timer.pid, timer.scope)
             elif worker is None:
@@ -212,7 +212,7 @@ class TimerServer:
         self._timers = {key: timer for key, timer in self._timers.items() if timer.pid not in gone}
         return expired
 
-    def _worker_of(self, pid: int) -> int | None:
+    def _find_worker(self, pid: int) -> int | None:
         """Return the worker that is this process or one of its ancestors; None: no worker is, or it has ended."""
         for _ in range(_ANCESTORS):
             if pid in self._pids:

@@ -184,7 +184,7 @@ def _job(node_context: NodeContext, copies: Mapping[str, bytes], wait: Wait) -> 
         read, seconds, doing, wait.shutdown_requested, shutdown_seconds=time_limits.TERMINATED_READ_TIMEOUT_SECONDS
     )
     if job is None:
-        alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
+        alone = reader.read_copies("only the documents at hand were read; the storage did not answer in time")
         return alone, reader.read_files
     return job if wait.complete else replace(job, settled=False), reader.read_files
 

@@ -67,7 +67,7 @@ def lost_agent(place: Place) -> WorkerError:
     )
 
 
-def error_class_of(error: BaseException) -> ErrorClass:
+def classify_error(error: BaseException) -> ErrorClass:
     """Return the class of an error that the agent itself raised.
 
     A lost store and missing nodes are rendezvous errors; a wrong argument is an input error, and so is a path to a

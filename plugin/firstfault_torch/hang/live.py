@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from firstfault_torch.hang.progress import ProgressTracker
 
 
-class LiveView:
+class LiveProgress:
     """Publishes this node's progress, and as the first agent that of all nodes.
 
     Args:

@@ -132,6 +132,20 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     report = StallReport(tuple(lines), ranks, first.node if first is not None else "", at)
     if not ends_attempt or missing:
         return report
+    return _decide_end(report, by_rank, facts, seconds, spare_busy_ranks=spare_busy_ranks, own=own)
+
+
+def _decide_end(  # noqa: PLR0913 - keywords
+    report: StallReport,
+    by_rank: Mapping[int, WorkerError],
+    facts: Mapping[int, WorkerObservation],
+    seconds: float,
+    *,
+    spare_busy_ranks: bool,
+    own: int,
+) -> StallReport:
+    """Add the workers to kill, or the reason why the attempt continues."""
+    ranks = report.ranks
     working = [rank for rank in ranks or facts if _is_busy(by_rank[rank], facts[rank], seconds)]
     spared = (working if spare_busy_ranks else []) or [
         rank for rank, each in facts.items() if each.is_paused_on_purpose

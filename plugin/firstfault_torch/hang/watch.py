@@ -25,7 +25,7 @@ from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
-from firstfault_torch.hang.live import LiveView
+from firstfault_torch.hang.live import LiveProgress
 from firstfault_torch.hang.procfs import Usage, measure_usage, read_kernel_state
 from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.hang.ras import add_ras_line
@@ -99,7 +99,7 @@ class StallWatch:
         self._wait_s = STALL_REPORTS_TIMEOUT_SECONDS * self._every_s / PROGRESS_POLL_SECONDS + STORE_TIMEOUT_SECONDS
         self._stopped = threading.Event()
         self._tracker = ProgressTracker(time.monotonic())
-        self._live = LiveView(node, self._tracker)
+        self._live = LiveProgress(node, self._tracker)
         self._next_s = hang.warn_seconds or 0.0
         """Seconds without progress until the next warning, doubled by each warning."""
         self._resumed_stalls: Counter[tuple[tuple[int, ...], str]] = Counter()

@@ -91,12 +91,12 @@ def _drop_files(keep: int, logfile: str | None) -> None:
                 os.close(number)
 
 
-class Process:
+class DetachedProcess:
     """Another process, whose end can be waited for."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._started = _start_of(number)
+        self._started = _read_start_time(number)
         self._descriptor: int | None = None
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or a sandbox
             self._descriptor = os.pidfd_open(number)
@@ -106,10 +106,10 @@ class Process:
         if self._descriptor is not None:
             return bool(select.select([self._descriptor], [], [], seconds)[0])
         time.sleep(seconds)
-        return _start_of(self.number) != self._started
+        return _read_start_time(self.number) != self._started
 
 
-def _start_of(process: int) -> str:
+def _read_start_time(process: int) -> str:
     """Return when a process started, which tells it from a later one with its number; empty: it has ended."""
     try:
         state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

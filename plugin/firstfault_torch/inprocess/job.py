@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.engine import Engine
-    from firstfault_torch.inprocess.survivors import Survivors
+    from firstfault_torch.inprocess.survivors import SurvivingWorkers
     from firstfault_torch.worker.worker_monitor import WorkerMonitor
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
@@ -82,11 +82,13 @@ class InProcessRestart(InProcessOptions):
         # none: each of them called sys.exit(0)
         return found or dict.fromkeys(results)
 
-    def survivors(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> Survivors:
+    def survivors(
+        self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter
+    ) -> SurvivingWorkers:
         """Return what looks at the workers of a node in torch's place."""
-        from firstfault_torch.inprocess.survivors import Survivors  # noqa: PLC0415 - only the agent needs it
+        from firstfault_torch.inprocess.survivors import SurvivingWorkers  # noqa: PLC0415 - only the agent needs it
 
-        return Survivors(workers, rank_of, reporter)
+        return SurvivingWorkers(workers, rank_of, reporter)
 
 
 class RecordedFaults:
@@ -132,7 +134,7 @@ def _uninterrupted() -> AbstractContextManager[None]:
 
 
 def _record(interruption: Interruption, place: Place) -> RestartRecord:
-    root = root_of(interruption.faults)
+    root = find_root_fault(interruption.faults)
     return RestartRecord(
         kind=RestartKind.IN_PROCESS,
         number=interruption.iteration + _ROUND * place.round,
@@ -148,7 +150,7 @@ def _record(interruption: Interruption, place: Place) -> RestartRecord:
     )
 
 
-def root_of(faults: Sequence[Fault]) -> Fault | None:
+def find_root_fault(faults: Sequence[Fault]) -> Fault | None:
     """Return the fault that caused the others: a process that ended or was killed, else the first that was reported.
 
     A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of ranks that made no

@@ -29,7 +29,7 @@ from typing_extensions import Self
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors, try_call
-from firstfault_torch.inprocess.detached import Process, log_error, start_detached
+from firstfault_torch.inprocess.detached import DetachedProcess, log_error, start_detached
 from firstfault_torch.inprocess.exception import RankShouldRestart
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome, Position
@@ -61,7 +61,7 @@ _set_exception.restype = ctypes.c_int
 # --- where a worker is ------------------------------------------------------------------------------------------------
 
 
-class Phase(enum.IntEnum):
+class RankPhase(enum.IntEnum):
     """Where a worker is within a call of the wrapped function."""
 
     IDLE = 0
@@ -78,7 +78,7 @@ class Phase(enum.IntEnum):
     """The call is over."""
 
 
-class Progress(ctypes.Structure):
+class SharedProgress(ctypes.Structure):
     """What a worker writes and its monitor process reads, without a system call.
 
     Times are seconds of the monotonic clock; 0: none.
@@ -95,7 +95,7 @@ class Progress(ctypes.Structure):
     interrupted: float
     """When this worker learned that the iteration was interrupted."""
     phase: int
-    """A `Phase`."""
+    """A `RankPhase`."""
     iteration: int
     rank: int
     """In this iteration."""
@@ -112,7 +112,7 @@ class Progress(ctypes.Structure):
         """Begin an iteration."""
         self.automatic, self.manual, self.interrupted = time.monotonic(), 0.0, 0.0
         self.iteration, self.rank, self.world_size, self.unguarded = iteration, rank, world_size, 0
-        self.phase = Phase.RUNNING
+        self.phase = RankPhase.RUNNING
 
     def guard_again(self) -> None:
         """Leave a block in which no time counts: after the outermost all times begin anew."""
@@ -124,7 +124,7 @@ class Progress(ctypes.Structure):
     @property
     def stalled_seconds(self) -> float:
         """How long the worker has made no progress, by the clock that is further behind; 0 outside of the function."""
-        if self.phase != Phase.RUNNING or self.unguarded:
+        if self.phase != RankPhase.RUNNING or self.unguarded:
             return 0.0
         times = [stamp for stamp in (self.automatic, self.manual) if stamp]
         return time.monotonic() - min(times) if times else 0.0
@@ -132,7 +132,7 @@ class Progress(ctypes.Structure):
     @property
     def ending_seconds(self) -> float:
         """How long this worker has been on its way from an interrupted function to the barrier."""
-        if self.phase not in {Phase.RUNNING, Phase.ENDING} or not self.interrupted or self.unguarded:
+        if self.phase not in {RankPhase.RUNNING, RankPhase.ENDING} or not self.interrupted or self.unguarded:
             return 0.0
         return time.monotonic() - self.interrupted
 
@@ -148,7 +148,7 @@ class Watcher:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: SharedProgress,
         initial_rank: int,
         prefix: str,
         connect: Callable[[], Any],
@@ -176,7 +176,7 @@ class Watcher:
 
     def close(self) -> None:
         """End the monitor process."""
-        self._progress.phase = Phase.CLOSED
+        self._progress.phase = RankPhase.CLOSED
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -185,20 +185,20 @@ class Watcher:
 
     def begin(self) -> None:
         """Open the worker's process."""
-        self._process = Process(self._worker)
+        self._process = DetachedProcess(self._worker)
 
     def watch(self) -> None:
         """Watch until the worker's call is over."""
         interval, began = self._options.seconds("monitor_process_interval"), time.monotonic()
         while not self._process.has_died(interval):
-            if self._progress.phase == Phase.CLOSED:
+            if self._progress.phase == RankPhase.CLOSED:
                 return
             late = time.monotonic() - began - interval
             if late > time_limits.FROZEN_WATCHDOG_SECONDS:
                 self._postpone(late)
             self._look()
             began = time.monotonic()
-        if self._progress.phase not in {Phase.IDLE, Phase.CLOSED, Phase.LEFT}:
+        if self._progress.phase not in {RankPhase.IDLE, RankPhase.CLOSED, RankPhase.LEFT}:
             self._with_store(self._report_death, patient=True)
 
     # --- the worker ---------------------------------------------------------------------------------------------
@@ -214,7 +214,10 @@ class Watcher:
             what = f"no progress for {stalled:.1f} s" if stalled > ending else f"not interrupted for {ending:.1f} s"
             self._killed = self._with_store(partial(self._report, FaultKind.HARD_TIMEOUT, what))
             self._kill()
-        if progress.phase not in {Phase.IDLE, Phase.LEFT, Phase.CLOSED} and time.monotonic() >= self._next_beat:
+        if (
+            progress.phase not in {RankPhase.IDLE, RankPhase.LEFT, RankPhase.CLOSED}
+            and time.monotonic() >= self._next_beat
+        ):
             self._with_store(self._beat)
 
     def _with_store(self, call: Callable[[], None], *, patient: bool = False) -> bool:
@@ -279,7 +282,7 @@ class Watcher:
         if not self._killed:
             iteration.interrupt(self._fault(FaultKind.TERMINATED, "its process ended"))
         iteration.leave(rank)
-        if self._progress.phase != Phase.ARRIVED:
+        if self._progress.phase != RankPhase.ARRIVED:
             iteration.arrive()
 
     def _report(self, kind: FaultKind, what: str) -> None:
@@ -340,7 +343,7 @@ class MonitorThread:
     def __init__(
         self,
         iteration: Iteration,
-        progress: Progress,
+        progress: SharedProgress,
         abort: Callable[[], Any],
         options: InProcessOptions,
         atomic: threading.RLock,
@@ -395,7 +398,7 @@ class MonitorThread:
                 if time.monotonic() > late:
                     late = float("inf")
                     # in a separate thread: the main thread may hold a log's lock
-                    start_in_thread(self._tell_that_it_stays, "telling that a rank stays")
+                    start_in_thread(self._log_stuck_main_thread, "telling that a rank stays")
                 with self._lock:
                     if self._may_raise:
                         self._has_raised = True
@@ -405,16 +408,16 @@ class MonitorThread:
             if is_held:
                 self._atomic.release()
 
-    def _tell_that_it_stays(self) -> None:
+    def _log_stuck_main_thread(self) -> None:
         """Log where the main thread stands: if it doesn't leave, the monitor process ends this one from outside."""
-        position, faults = position_of(self._main), "; ".join(map(str, self._iteration.faults()[:3]))
+        position, faults = find_position(self._main), "; ".join(map(str, self._iteration.faults()[:3]))
         logger.warning(_STAYS, position and position.text, faults, self._hard_timeout)
 
     def begin(self) -> None:
         """Allow the interruption of the main thread; call it there, where RankShouldRestart is handled."""
         self._may_raise = True
 
-    def let_go(self) -> None:
+    def stop_raising(self) -> None:
         """Raise nothing in the main thread from now on; call it there, until it returns."""
         self._may_raise = False
         with self._lock:
@@ -447,7 +450,7 @@ def _take_back() -> None:
             pass
 
 
-class Stamping:
+class ProgressStamper:
     """A thread that finds out, now and then, whether the main thread executes Python code.
 
     It asks Python to make a call of C in the main thread, between two instructions of the program: ``sem_post``, which
@@ -455,7 +458,7 @@ class Stamping:
     none.
     """
 
-    def __init__(self, progress: Progress, interval: float) -> None:
+    def __init__(self, progress: SharedProgress, interval: float) -> None:
         self._progress = progress
         self._interval = interval
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_SIZE)
@@ -480,7 +483,7 @@ class Stamping:
         self._thread.join()
 
 
-def position_of(thread: int, begun: int | None = None) -> Position | None:
+def find_position(thread: int, begun: int | None = None) -> Position | None:
     """Return where a thread of this process stands, with the collectives that it has begun; None if it has ended."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
     if frame is None:

@@ -16,7 +16,7 @@ from typing import Any
 from firstfault.errors import UsageError
 from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.inprocess.exception import one_line
-from firstfault_torch.inprocess.job import RecordedFaults, root_of
+from firstfault_torch.inprocess.job import RecordedFaults, find_root_fault
 from firstfault_torch.inprocess.store import GONE, Fault, FaultKind
 from firstfault_torch.inprocess.wrap import Interruption
 from firstfault_torch.worker.worker_monitor import current_monitor
@@ -158,7 +158,7 @@ class _Call:
         self.error = None
         if self._records is None or state.iteration == before or before < 0:
             return
-        root = root_of(self._faults)
+        root = find_root_fault(self._faults)
         speaks = state.rank == 0 if root is None or root.kind in GONE else root.initial_rank == state.initial_rank
         seconds = time.monotonic() - self._interrupted if self._interrupted is not None else 0.0
         self._records.recovered(

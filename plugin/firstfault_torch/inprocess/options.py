@@ -95,13 +95,13 @@ class InProcessOptions:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise UsageError(f"{name} must be an instance of {kind.__name__}, not {value!r}")
-        for name in _fields_of("Callable"):
+        for name in _list_fields("Callable"):
             value = getattr(self, name)
             # RetryController without parentheses can be called, but isn't a hook
             is_class = isinstance(value, type) and name != "store_factory"
             if value is not None and (is_class or not callable(value)):
                 raise UsageError(f"{name} must be callable, not {value!r}")
-        for name in _fields_of("timedelta"):
+        for name in _list_fields("timedelta"):
             value = getattr(self, name)
             if value is not None or name != "completion_timeout":
                 _check_duration(name, value)
@@ -118,7 +118,7 @@ class InProcessOptions:
         return float("inf") if value is None else _seconds(value)
 
 
-def _fields_of(kind: str) -> list[str]:
+def _list_fields(kind: str) -> list[str]:
     """Return the names of the options whose type mentions a kind."""
     return [item.name for item in fields(InProcessOptions) if kind in str(item.type)]
 

@@ -33,7 +33,7 @@ _NO_WORKERS = "firstfault/inprocess/no-workers"
 """Counts the nodes of a round of which no worker continues."""
 
 
-class Survivors:
+class SurvivingWorkers:
     """The workers of one node that continue; `rank_of` gives the global rank of a local one."""
 
     def __init__(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> None:
@@ -49,7 +49,7 @@ class Survivors:
         self._others: BackgroundCall[tuple[int, int]] | None = None
         self._looked = 0.0
 
-    def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
+    def poll(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
         shutdown_requested = [report for report in self._workers.reported().values() if not report.get(OTHERS_CONTINUE)]
         lost = self._ended()

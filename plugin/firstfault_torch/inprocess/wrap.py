@@ -38,11 +38,18 @@ from firstfault_torch.inprocess.exception import (
     one_line,
 )
 from firstfault_torch.inprocess.hooks import Compose, destroy_process_groups
-from firstfault_torch.inprocess.meeting import Connections, Meeting
-from firstfault_torch.inprocess.monitor import MonitorThread, Phase, Progress, Stamping, Watcher, position_of
+from firstfault_torch.inprocess.monitor import (
+    MonitorThread,
+    ProgressStamper,
+    RankPhase,
+    SharedProgress,
+    Watcher,
+    find_position,
+)
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
 from firstfault_torch.inprocess.store import GONE, Fault, FaultKind, Iteration, Outcome, recovered_key, round_prefix
+from firstfault_torch.inprocess.store_host import Connections, StoreHost
 from firstfault_torch.time_limits import SIGNAL_HANDLER_INTERVAL_SECONDS, THREAD_JOIN_TIMEOUT_SECONDS
 
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
@@ -113,7 +120,7 @@ class CallWrapper:
         self._process = os.getpid()
         self._environment = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
         self.state = State.from_env()
-        self._progress = Progress()
+        self._progress = SharedProgress()
         self._atomic = threading.RLock()
         self._connections = Connections()
         self._last_error: BaseException | None = None
@@ -125,13 +132,13 @@ class CallWrapper:
         self._prefix = f"{round_prefix()}/{next(_calls)}"
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
-            meeting = Meeting(options, self.state.rank, self._prefix)
+            meeting = StoreHost(options, self.state.rank, self._prefix)
             self._monitor = monitor = Watcher(
                 self._progress, self.state.initial_rank, self._prefix, meeting.connect, options
             )
             monitor.start()
             opening.callback(monitor.close)
-            stamping = Stamping(self._progress, options.seconds("progress_watchdog_interval"))
+            stamping = ProgressStamper(self._progress, options.seconds("progress_watchdog_interval"))
             opening.callback(stamping.end)
             self._store = meeting.begin()
             self._watching = meeting.connect()
@@ -237,7 +244,7 @@ class CallWrapper:
                     raise error
                 return value, None
             if error is None:
-                self._progress.phase = Phase.COMPLETED
+                self._progress.phase = RankPhase.COMPLETED
                 with contextlib.suppress(dist.DistNetworkError, dist.DistStoreError):  # the thread sees that, too
                     iteration.complete()
                 error = self._await_completion(monitor, iteration)
@@ -324,7 +331,7 @@ class CallWrapper:
         try:
             return self._end_iteration(monitor, iteration, error)
         except (dist.DistNetworkError, dist.DistStoreError) as lost:
-            self._progress.phase = Phase.LEFT
+            self._progress.phase = RankPhase.LEFT
             why = RestartAbort(f"{_LOST}: {str(lost).partition(chr(10))[0]}")
             raise why from lost if self._last_error is None else self._last_error
         except BaseException as leaving:
@@ -335,7 +342,7 @@ class CallWrapper:
         options, state = self._options, self.state
         self._last_error = own = _own(error, is_interrupted=monitor.known.is_set())
         learned = self._progress.interrupted or time.monotonic()
-        self._progress.phase = Phase.ENDING
+        self._progress.phase = RankPhase.ENDING
         leaves = isinstance(own, HealthCheckError) or not isinstance(own, Exception | None)
         if error is not None and not monitor.aborted.is_set() and (own is not None or not monitor.known.is_set()):
             # first: the others abort meanwhile
@@ -362,7 +369,7 @@ class CallWrapper:
         if state.rank in iteration.gone():
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own  # another one has arrived for it
         iteration.arrive()
-        self._progress.phase = Phase.ARRIVED
+        self._progress.phase = RankPhase.ARRIVED
         gone = iteration.await_all(self._barrier_timeout)
         self._unrecovered += iteration.faults()
         faults = tuple(self._unrecovered)
@@ -381,17 +388,17 @@ class CallWrapper:
     def _leave(self, iteration: Iteration, error: BaseException) -> None:
         """Take no part in further iterations; the others continue."""
         if isinstance(error, RankDiscarded | RankLost):
-            self._progress.phase = Phase.LEFT  # the others know it
+            self._progress.phase = RankPhase.LEFT  # the others know it
         with suppress_internal_errors("leaving an in-process restart"):
             fault = self._fault(FaultKind.LEFT, error)
-            if self._progress.phase == Phase.ARRIVED:
+            if self._progress.phase == RankPhase.ARRIVED:
                 # the others count on this rank: they learn of it in the next iteration
                 Iteration(self._store, self._prefix, iteration.number + 1, iteration.world_size).interrupt(fault)
-            elif self._progress.phase != Phase.LEFT:
+            elif self._progress.phase != RankPhase.LEFT:
                 if not self._has_said_that_it_leaves:
                     iteration.interrupt(fault)
                 iteration.leave(self.state.rank)
-                self._progress.phase = Phase.LEFT
+                self._progress.phase = RankPhase.LEFT
                 iteration.arrive()
         with suppress_internal_errors("calling `terminate`"):
             if self._options.terminate is not None:
@@ -422,7 +429,7 @@ class CallWrapper:
 
     def _locate(self, iteration: Iteration, stalled: float) -> None:
         begun = self._observer.collectives_begun() if self._observer is not None else None
-        position = position_of(threading.main_thread().ident or 0, begun)
+        position = find_position(threading.main_thread().ident or 0, begun)
         rank = self._progress.rank
         if position is None:
             return
@@ -468,7 +475,7 @@ def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseE
                     value = call()
                 except BaseException as raised:  # noqa: BLE001 - judged by the caller
                     error = raised
-            monitor.let_go()
+            monitor.stop_raising()
         except RankShouldRestart as late:
             error = next(one for one in (error, late.__context__, late) if one is not None)
         else:

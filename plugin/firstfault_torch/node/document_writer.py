@@ -57,7 +57,7 @@ def end_node_recorder(node_context: NodeContext) -> None:
             Recorder(node_context.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
 
 
-def spool_of(node_context: NodeContext, local_rank: int | None, error_file: str | None) -> Spool | None:
+def open_worker_spool(node_context: NodeContext, local_rank: int | None, error_file: str | None) -> Spool | None:
     """Return a worker's spool in the node's folder, else beside torch's error.json; None if no agent started it."""
     files = _files(node_context)
     if files is not None and local_rank is not None:

@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from firstfault.recorder.folder import NodeFolder, WorkerFiles, tail_of
+from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_tail
 from firstfault_torch import time_limits
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
@@ -46,7 +46,7 @@ def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds
     workers = {local: files.worker(round_, local) for local in pids}
     asked = {local: workers[local].stacks for local, pid in pids.items() if _signalled(workers[local], pid)}
     _await_content(list(asked.values()), seconds)
-    return {local: text for local, stacks in asked.items() if (text := tail_of(stacks))}
+    return {local: text for local, stacks in asked.items() if (text := get_stack_tail(stacks))}
 
 
 def write_unasked(files: WorkerFiles) -> None:

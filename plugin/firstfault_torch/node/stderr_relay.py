@@ -121,7 +121,7 @@ class StderrRelay:
         It begins with a whole line if there is one, and is empty if the worker wrote nothing.
         """
         if local_rank in self._written:
-            return _whole_lines(_end_of(self._written[local_rank]))
+            return _whole_lines(_read_tail(self._written[local_rank]))
         with self._lock:
             for _ in range(_AT_ONCE):
                 if not (data := self._read(local_rank, _CHUNK_BYTES)):
@@ -242,7 +242,7 @@ class StderrRelay:
         return data
 
 
-def _end_of(file: str) -> bytes:
+def _read_tail(file: str) -> bytes:
     """Return the end of a file; empty if it can't be read."""
     try:
         with Path(file).open("rb") as stream:

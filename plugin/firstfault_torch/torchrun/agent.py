@@ -27,7 +27,7 @@ from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, TORCHRUN_STOP_GRACE_SECONDS
-from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, options_of, who
+from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, read_options, who
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
@@ -102,7 +102,7 @@ class TorchrunAgent(LocalElasticAgent):
             self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TORCHRUN_STOP_GRACE_SECONDS
         )
         try:
-            results = run_node(job, engine=engine, options=options_of(terminated_stop_seconds=float(seconds)))
+            results = run_node(job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
             if is_program and failed.verdict is not None:
                 if not failed.verdict.durable:
@@ -110,7 +110,7 @@ class TorchrunAgent(LocalElasticAgent):
                     os._exit(_FAILED)  # Python's end would wait for a thread that waits for the folder
                 if isinstance(failed.error, PeerFailedError):
                     raise SystemExit(_FAILED) from None
-                _print_no_more_of(failed.error)
+                _silence_log_of_error(failed.error)
             if isinstance(failed.error, ChildFailedError):
                 return RunResult(WorkerState.FAILED, failures=failed.error.failures)
             raise failed.error from None
@@ -139,7 +139,7 @@ def is_told(error: BaseException) -> bool:
     return getattr(error, "failures", error) in _told
 
 
-def _print_no_more_of(error: Exception) -> None:
+def _silence_log_of_error(error: Exception) -> None:
     """Let neither Python nor torch print an error that firstfault's lines have told of."""
     _told.append(getattr(error, "failures", error))
     if len(_told) == 1:

@@ -120,7 +120,7 @@ def drop_invalid() -> None:
                 del os.environ[setting.variable]
 
 
-def options_of(environment: Any = os.environ, **others: Any) -> Options:
+def read_options(environment: Any = os.environ, **others: Any) -> Options:
     """Return the options that the environment sets."""
     strategy = environment.get(_STRATEGY) or DEFAULT_STRATEGY
     hang = parse_hang(environment.get(_HANG) or DEFAULT_HANG)

@@ -29,7 +29,7 @@ from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.places import get_worker_place, look_up_address
 from firstfault_torch.time_limits import ANNOUNCE_TIMEOUT_SECONDS
 from firstfault_torch.torchrun.job import Name, given_folder, who
-from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, monitor_of
+from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, open_monitor
 
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
 
@@ -73,7 +73,7 @@ def _monitor() -> WorkerMonitor | None:
     process.leave()
     node_context = replace(node_context, node_folder=str(process.folder.path))
     place = _place(node_context)
-    monitor = monitor_of(engine, is_program=True, alone=(node_context, place))
+    monitor = open_monitor(engine, is_program=True, alone=(node_context, place))
     write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
     killed = failure_record(
         ErrorClass.WORKER_FAILURE,

@@ -19,7 +19,7 @@ from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.capture import NOTED, capture
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
-from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, monitor_of, record_end
+from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, open_monitor, record_end
 
 _WORKER = os.getpid()
 _outermost: list[FrameType] = []
@@ -70,7 +70,7 @@ def fails(error: BaseException) -> None:
 def exits() -> None:
     """Record that this process ends by itself: if it still has a process group, its peers may wait for it."""
     with suppress_internal_errors("recording an exit"):
-        error = _end_of(_outermost.pop()) if _outermost else SystemExit()
+        error = _find_end(_outermost.pop()) if _outermost else SystemExit()
         if has_process_group():
             _monitor().exits(error, is_kept=False)
 
@@ -85,7 +85,7 @@ def _note(frame: FrameType, handled: BaseException | None) -> None:
         _called[:] = [(_outermost[0].f_lasti, noted)]
 
 
-def _end_of(frame: FrameType) -> SystemExit:
+def _find_end(frame: FrameType) -> SystemExit:
     """Return the exit of a program whose outermost frame this was."""
     if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
         return SystemExit("its program reached its end")
@@ -99,4 +99,4 @@ def _exit_at(frame: FrameType) -> SystemExit:
 
 
 def _monitor() -> WorkerMonitor:
-    return current_monitor() or monitor_of(PlainEngine(), is_program=True)
+    return current_monitor() or open_monitor(PlainEngine(), is_program=True)

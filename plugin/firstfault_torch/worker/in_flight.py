@@ -40,7 +40,7 @@ _SEARCHES = 2
 """For a frame's traceback: each looks at all objects of the process, and the agent waits a fraction of a second."""
 
 
-def chain_of(error: BaseException | None) -> list[BaseException]:
+def iter_chain(error: BaseException | None) -> list[BaseException]:
     """Return `error` and its chain of causes and contexts, nearest first."""
     chain: list[BaseException] = []
     seen: set[int] = set()
@@ -51,7 +51,7 @@ def chain_of(error: BaseException | None) -> list[BaseException]:
     return chain
 
 
-def moment_of(error: BaseException) -> Moment:
+def get_moment(error: BaseException) -> Moment:
     """Return when `error` or one of its causes was first seen in flight, at a process group's end; else now.
 
     The time of its cause counts, because a handler may have cleaned up before it raised `error` from that. A context
@@ -117,14 +117,14 @@ class InFlight:
             elif error is not None and _may_fail(error):
                 self._note(error)
             else:
-                self.unwinding = unwinding_of(self._main)
+                self.unwinding = find_unwinding(self._main)
         finally:
             self._asked = True
 
     def began_before_asked(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was in flight when the agent asked."""
         unwinding = self.unwinding
-        return self.has_recorded(error) or (unwinding is not None and any(map(unwinding.is_of, chain_of(error))))
+        return self.has_recorded(error) or (unwinding is not None and any(map(unwinding.is_of, iter_chain(error))))
 
     def hold(self, error: BaseException) -> None:
         """Keep the document about `error`, which is handled for now, until `release`."""
@@ -139,15 +139,15 @@ class InFlight:
 
     def has_recorded(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was recorded while it was in flight."""
-        chain = {id(item) for item in chain_of(error)}
+        chain = {id(item) for item in iter_chain(error)}
         with self._lock:
             return any(id(item) in chain for item, _ in self._recorded)
 
     def reconcile(self, error: BaseException | None) -> None:
         """Withdraw all but `error` and its causes and contexts, and those that are held; None: withdraw all others."""
-        alive = {id(item) for item in chain_of(error)}
+        alive = {id(item) for item in iter_chain(error)}
         with self._lock:
-            alive |= {id(item) for held in self._held for item in chain_of(held)}
+            alive |= {id(item) for held in self._held for item in iter_chain(held)}
             gone = [item for item in self._recorded if id(item[0]) not in alive]
             self._recorded = [item for item in self._recorded if id(item[0]) in alive]
         for _, name in gone:
@@ -248,7 +248,7 @@ def handled_exception(thread: int) -> BaseException | None:
     return item if isinstance(item, BaseException) else None
 
 
-def unwinding_of(thread: int) -> Unwinding | None:
+def find_unwinding(thread: int) -> Unwinding | None:
     """Return the innermost exception that is leaving a frame of a thread; None if there is none."""
     closes = isinstance(handled_exception(thread), GeneratorExit)
     searches = 0
@@ -258,7 +258,7 @@ def unwinding_of(thread: int) -> Unwinding | None:
         raises = frame.f_code.co_code[frame.f_lasti] in _RAISES
         if (raises or _may_be_released(above, closes=closes)) and searches < _SEARCHES:
             searches += 1
-            entry = _entry_of(frame)
+            entry = _find_exception_entry(frame)
             if entry is not None or raises:
                 # without an entry the exception is being made: its class is Python code
                 return Unwinding(frame, frame.f_lasti, _raised_at(frame, entry))
@@ -271,7 +271,7 @@ def _may_be_released(frame: FrameType, *, closes: bool) -> bool:
     return frame.f_code.co_name == "__del__" or (closes and bool(frame.f_code.co_flags & inspect.CO_GENERATOR))
 
 
-def _entry_of(frame: FrameType) -> TracebackType | None:
+def _find_exception_entry(frame: FrameType) -> TracebackType | None:
     """Return the traceback entry of the instruction at which `frame` stands: it raised, and nothing ran since."""
     for entry in gc.get_referrers(frame):
         if type(entry) is TracebackType and entry.tb_frame is frame and entry.tb_lasti == frame.f_lasti:

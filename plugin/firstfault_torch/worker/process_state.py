@@ -33,7 +33,7 @@ from firstfault_torch.time_limits import (
     FLIGHT_RECORDER_TIMEOUT_SECONDS,
     GPU_UUID_TIMEOUT_SECONDS,
 )
-from firstfault_torch.worker.in_flight import chain_of
+from firstfault_torch.worker.in_flight import iter_chain
 
 _MAX_THREADS = 10
 _MAX_MEMBERS = 256
@@ -163,7 +163,7 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
         return SystemState()
     found: list[FileSystem] = []
     is_write = any(match and match["write"] for _, match in links)
-    measure = partial(_measure, chain_of(error), found, is_write=is_write)
+    measure = partial(_measure, iter_chain(error), found, is_write=is_write)
     call_with_timeout(measure, FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
     open_files, _ = try_call(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
     return SystemState(tuple(found), tuple(_limits()), open_files)
@@ -189,11 +189,11 @@ def _written(chain: list[BaseException]) -> list[str]:
     """Return where a write may have failed: paths of the innermost frame that has any, and files open for writing."""
     frames = (frame for link in reversed(chain) for frame, _ in reversed([*traceback.walk_tb(link.__traceback__)]))
     values = (frame.f_locals.values() for frame in frames if frame.f_code.co_name != "<module>")
-    within = (list(filter(None, map(_path_of, found))) for found in values)
+    within = (list(filter(None, map(_find_path, found))) for found in values)
     return [*next(filter(None, within), [])[:_OF_FRAME], *_open_for_writing()]
 
 
-def _path_of(value: Any) -> str:
+def _find_path(value: Any) -> str:
     """Return the path that a variable has, if it may be one; else nothing."""
     value = getattr(value, "name", None) if issubclass(type(value), io.IOBase) else value
     text = str(value) if issubclass(type(value), str | PurePath) else ""

@@ -38,7 +38,7 @@ from firstfault_torch.failures.torch_error_file import (
 )
 from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, suppress_internal_errors
 from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
-from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
+from firstfault_torch.node.document_writer import open_worker_spool, record_error, spool_for_agent
 from firstfault_torch.node.fork_gate import wait_until_all_forked
 from firstfault_torch.node.stacks import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
@@ -51,7 +51,7 @@ from firstfault_torch.time_limits import (
     PARENT_DEATH_TIMEOUT_SECONDS,
 )
 from firstfault_torch.worker import process_state
-from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
+from firstfault_torch.worker.in_flight import InFlight, get_moment, is_clean_exit, watch_process_groups
 from firstfault_torch.worker.pulse import pulse, snapshot
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     process that it has forked isn't this worker's, and isn't recorded.
     """
     worker, agent = os.getpid(), os.getppid()
-    monitor = monitor_of(engine)
+    monitor = open_monitor(engine)
     try:
         yield monitor
     except BaseException as error:
@@ -94,7 +94,7 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
         _monitors.remove(monitor)
 
 
-def monitor_of(
+def open_monitor(
     engine: Engine, *, is_program: bool = False, alone: tuple[NodeContext, Place] | None = None
 ) -> WorkerMonitor:
     """Return the monitor of this process, which watches it from now on.
@@ -128,7 +128,7 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
 
 
 class WorkerMonitor:
-    """Reports a worker process's failure, and answers its agent, while the task function runs; see `monitor_of`."""
+    """Reports a worker process's failure, and answers its agent, while the task function runs; see `open_monitor`."""
 
     def __init__(self, engine: Engine, alone: tuple[NodeContext, Place] | None = None) -> None:
         self._engine = engine
@@ -194,7 +194,7 @@ class WorkerMonitor:
             # it began after the agent's question, so it is what the training makes of the agent's signal: a
             # framework's handler may raise anything
             return
-        moment = moment_of(error)
+        moment = get_moment(error)
         error_file = os.environ.get(ERROR_FILE_VARIABLE)
         if not self.others_continue and error_file and self._engine.name_error(error, bare(error)).recoverable:
             with suppress_internal_errors("marking an exception as recoverable"):  # also if recording is off
@@ -262,7 +262,7 @@ class WorkerMonitor:
     def _withdraw(self, name: str) -> None:
         if self.node_context is None:
             return
-        spool = spool_of(self.node_context, self.place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
+        spool = open_worker_spool(self.node_context, self.place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
         if spool is not None:
             spool.withdraw(name)
 
@@ -287,7 +287,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     """
     began = time.monotonic_ns()
     process_state.release_files()
-    wall_ns, monotonic_ns = moment_of(error)
+    wall_ns, monotonic_ns = get_moment(error)
     deadline_ns = began + int(node_context.upload_deadline_seconds * 1e9)
     source = error if is_clean_exit(error) else before_exit(error)
     half = node_context.upload_deadline_seconds / 2
@@ -319,7 +319,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
             write_error_file(error_file, data)
     failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
     left = (deadline_ns - time.monotonic_ns()) / 1e9
-    spool = spool_of(node_context, place.local_rank, error_file)
+    spool = open_worker_spool(node_context, place.local_rank, error_file)
     return record_error(failure, node_context, spool, left, held=held)
 
 

@@ -30,7 +30,7 @@ COMMANDS_GROUP = "firstfault.commands"
 """Entry-point group for the commands of other distributions, such as our plugin."""
 
 
-class _Group(click.Group):
+class _CommandGroup(click.Group):
     """Loads commands of other distributions on their first use, and suggests a command for a misspelt one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -82,7 +82,7 @@ def _loaded(point: EntryPoint) -> click.Command:
 
 
 @click.group(
-    cls=_Group,
+    cls=_CommandGroup,
     invoke_without_command=True,
     subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -121,7 +121,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     try:
         paths = [Path(path) for path in beside]
         if uri == _STDIN:
-            read = _of_stdin(options, paths)
+            read = _read_stdin(options, paths)
         else:
             uri = cli.resolved(uri)
             read = read_attempt(uri, options.reader, paths)
@@ -147,7 +147,7 @@ def _uri(uri: str | None, *, last: bool) -> str:
     return str(max(runs, key=began))
 
 
-def _of_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttempt:
+def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttempt:
     """Return what is on stdin: an error document, or a log of any size."""
     from firstfault.attempt_data import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
@@ -169,7 +169,7 @@ def _of_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttempt
 
 def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
     """Print an attempt in the wanted forms; `uri` and `strategy` are as the caller named them. Return the exit code."""
-    from firstfault.attempt_data import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
+    from firstfault.attempt_data import find_run_logs, sibling_attempts  # noqa: PLC0415 - as above
 
     conclusion = read.conclusion
     if conclusion is None:
@@ -178,7 +178,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and cli.on_terminal())
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
-    _print(read.reader.report(conclusion, attempts=attempts, logs=logs_of_run(read.uri)), forms)
+    _print(read.reader.report(conclusion, attempts=attempts, logs=find_run_logs(read.uri)), forms)
     if not conclusion.job.failures and not conclusion.job.seals:
         coverage = read.job.coverage
         found = "; ".join(coverage.notes) or "a node reported a failure, but its error documents are missing"
@@ -212,10 +212,10 @@ def _print(report: Report, forms: Forms) -> None:
 
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     """Print the restarts and stalls within an attempt and the seconds that they cost, also if it succeeded."""
-    from firstfault.report.data import restart_line, stalls_line, stalls_of  # noqa: PLC0415 - as above
+    from firstfault.report.data import list_stalls, restart_line, stalls_line  # noqa: PLC0415 - as above
     from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 
-    restarts, stalls = [record for record in read.job.restarts if record.restart], stalls_of(read.job)
+    restarts, stalls = [record for record in read.job.restarts if record.restart], list_stalls(read.job)
     lost = sum(record.lost_seconds or 0 for record in restarts)
     if forms.as_json:
         records, stalled = ([json.loads(restart_to_json(record)) for record in of] for of in (restarts, stalls))

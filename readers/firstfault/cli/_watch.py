@@ -21,7 +21,7 @@ from firstfault.cli._support import (
     resolved,
     uri_argument,
 )
-from firstfault.utils.loggers import logger_of
+from firstfault.utils.loggers import get_logger
 from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors
     from firstfault.output_reader import MultiErrorFileOutputReader
 
-logger = logger_of(__name__)
+logger = get_logger(__name__)
 
 _SEALING_S = 5.0
 """How long to wait for the pods' sealed verdict after the last report, and for a last report after the verdict."""
@@ -89,7 +89,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     following: str | None = resolved(uri)
     code: int = EXIT.OK
     while following is not None:
-        uri, following = following, _next_of(following) if follow else None
+        uri, following = following, _find_next_attempt(following) if follow else None
         reader = options.reader(uri)
         progress = _Progress(reader, as_json=forms.as_json)
         fail(f"watching {reader.errors_uri}")
@@ -116,13 +116,13 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     return code
 
 
-def _next_of(uri: str) -> str:
+def _find_next_attempt(uri: str) -> str:
     """Return the output prefix of the attempt after this one."""
     from firstfault.errors import UsageError  # noqa: PLC0415 - as above
-    from firstfault.layout import attempt_of  # noqa: PLC0415
+    from firstfault.layout import parse_attempt_number  # noqa: PLC0415
     from firstfault.store import join  # noqa: PLC0415
 
-    here = attempt_of(uri)
+    here = parse_attempt_number(uri)
     if here is None:
         raise UsageError(f"--follow needs the output prefix of an attempt, which ends in its number; {uri!r} does not")
     return join(here[0], str(here[1] + 1))
@@ -168,7 +168,7 @@ async def _followed(progress: _Progress, interval: float) -> None:
         ends = time.monotonic() + _SEALING_S
         while progress.last is not None and not progress.is_sealed and time.monotonic() < ends:
             await asyncio.sleep(interval)
-            if (job := await _job_of(progress.reader)) is not None:
+            if (job := await _read_job(progress.reader)) is not None:
                 progress.show(job)
 
 
@@ -184,12 +184,12 @@ async def _begun(reader: MultiErrorFileOutputReader | None, interval: float) -> 
     """Wait until an attempt has left anything; for ever if there is none to wait for."""
     while True:
         await asyncio.sleep(interval)
-        job = await _job_of(reader) if reader is not None else None
+        job = await _read_job(reader) if reader is not None else None
         if job is not None and (job.roster or job.failures or job.seals):
             return
 
 
-async def _job_of(reader: MultiErrorFileOutputReader) -> JobErrors | None:
+async def _read_job(reader: MultiErrorFileOutputReader) -> JobErrors | None:
     """Return what an attempt has left; None if the storage doesn't answer."""
     from firstfault.errors import StoreUnavailableError  # noqa: PLC0415 - as above
 
@@ -225,9 +225,9 @@ class _Progress:
     def show(self, job: JobErrors) -> None:
         """Print what has changed."""
         from firstfault.model.job import nodes_done  # noqa: PLC0415 - as above
-        from firstfault.report.data import stalls_of  # noqa: PLC0415
+        from firstfault.report.data import list_stalls  # noqa: PLC0415
 
-        for record in stalls_of(job)[self._stalls :]:
+        for record in list_stalls(job)[self._stalls :]:
             self.note(record.reason)
             self._stalls += 1
         if job.roster:

@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from firstfault.credentials.literals import HIDDEN
-from firstfault.utils.loggers import logger_of
+from firstfault.utils.loggers import get_logger
 
 REDACT_VARIABLE = "FIRSTFAULT_REDACT"
 TEXT_ENCODING = ("utf-8", "surrogatepass")
 """Lone surrogates occur in paths and in truncated output; they must survive the round trip through RE2's bytes."""
 
-logger = logger_of(__name__)
+logger = get_logger(__name__)
 
 
 def redact_custom_matches(text: str) -> str:

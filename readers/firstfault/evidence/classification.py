@@ -26,7 +26,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_
 from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
-from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, signal_of_exit_code
+from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
@@ -186,40 +186,40 @@ def _beside_many(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure,
 
 def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
-        return _of_agent(failure)
+        return _classify_agent(failure)
     if failure.code == RECORDED_ONLY:
         waited = any(progress.is_outstanding for progress in failure.collectives)
         of_peers = FailureClass.UNCLEAR if waited else FailureClass.CONSEQUENCE
         return ClassifiedFailure(failure, of_peers, failure.message, _WAIT if waited else "", waited=waited)
-    if (tried := _of_first_try(failure)) is not None:
+    if (tried := _classify_first_try(failure)) is not None:
         return tried
     if failure.stopped_by_agent:
-        return _of_stopped(failure)
+        return _classify_stopped_worker(failure)
     if failure.exception is not None:
-        return _of_exception(failure, failure.exception, gone)
+        return _classify_exception(failure, failure.exception, gone)
     if failure.expired is not None:
-        return _of_deadline(failure, failure.expired)
+        return _classify_deadline(failure, failure.expired)
     if failure.signal or failure.exit_code is not None:
-        return _of_exit(failure, gone)
+        return _classify_exit(failure, gone)
     if failure.code == DIED:
         why = "died, and its launcher does not tell how"
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, "signal")
     if failure.is_silent and failure.writer is not Writer.STOCK:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended, and nothing says why")
-    return _of_text(failure)
+    return _classify_text(failure)
 
 
-def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
+def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
     """Classify a worker that its agent stopped."""
     sent = failure.sent_signals[0]
     # SIGKILL comes from the agent too, if the process doesn't end
     if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
-        ended = _of_exit(failure, set())
+        ended = _classify_exit(failure, set())
         if ended.signature:  # its last words tell why
             return replace(ended, why=f"{ended.why}, while its agent stopped it")
         why = f"crashed ({failure.signal}) while its agent stopped it"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
-    if printed := _of_printed(failure, "ended"):
+    if printed := _classify_printed_error(failure, "ended"):
         return printed
     log = _classified(failure.printed)
     signature = log.signature if log.signature in _OF_WATCHDOGS else ""
@@ -230,7 +230,7 @@ def _of_stopped(failure: WorkerError) -> ClassifiedFailure:
     return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
 
 
-def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
+def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
     """Classify a process that tried again by its first try; None: it didn't, or the last try tells as much."""
     raised = failure.exception
     is_second = raised is not None and is_double_init_error(raised)
@@ -240,7 +240,7 @@ def _of_first_try(failure: WorkerError) -> ClassifiedFailure | None:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
     if exception is None:
         return None
-    judged = _of_raised(failure, exception)
+    judged = _classify_raised(failure, exception)
     if not is_own_fault(exception):
         return judged
     category = judged.category or "user_code"
@@ -266,7 +266,7 @@ def _by_role(
     )
 
 
-def _of_agent(failure: WorkerError) -> ClassifiedFailure:
+def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category in FROM_OUTSIDE:
         return ClassifiedFailure(failure, FailureClass.EXTERNAL, FROM_OUTSIDE[failure.category])
     if failure.category == "node_lost":
@@ -280,7 +280,7 @@ def _of_agent(failure: WorkerError) -> ClassifiedFailure:
     return replace(_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False)
 
 
-def _of_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
+def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
     """Classify a worker that its agent killed for a deadline; in a collective it may have waited for another rank."""
     where = locate_main_thread(failure)
     has_outstanding = any(progress.is_outstanding for progress in failure.collectives)
@@ -292,7 +292,7 @@ def _of_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFa
     return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _WAIT, specific=True)
 
 
-def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
+def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
     while exception.type == "SystemExit" and exception.causes:
         # an exit that the program made of an exception is what that exception is
         exception = replace(exception.causes[0], causes=exception.causes[1:])
@@ -308,17 +308,17 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
         category = "interrupted" if _INTERRUPT in raised else "signal"
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if name == "SystemExit":
-        return _of_call_of_exit(failure, exception)
-    judged = _of_raised(failure, exception)
+        return _classify_exit_call(failure, exception)
+    judged = _classify_raised(failure, exception)
     is_own = failure.category == "exit" and judged.failure_class is FailureClass.OWN_FAULT
     return replace(judged, category=judged.category or "user_code") if is_own else judged
 
 
-def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
+def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify an exception that a process raised, or printed before it ended."""
     found = _by_call(exception, _chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
-    if found.signature == _SPREAD and failure.rank in ranks_of_spread_error(exception):
+    if found.signature == _SPREAD and failure.rank in find_ranks_with_checkpoint_error(exception):
         said = _link(find_first_cause(exception))  # of the rank's own traceback, which is in the text
         category = (_precise(said) if said.role is Role.PRIMARY else "") or found.category
         category = "disk_full" if category == "storage" and full_disk(failure, exception) else category
@@ -333,13 +333,13 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
             return replace(judged, category="disk_full")
         is_limited = judged.category == "host_oom" and failure.system.memory_limit
         return replace(judged, category="config") if is_limited else judged
-    if found.role is Role.SECONDARY and not _is_of_a_group(exception):
+    if found.role is Role.SECONDARY and not _is_about_group(exception):
         told = find_causes(exception).informative
         types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
         if types & _PROGRAMS_OWN and not types & _TRANSPORTS:
             why = "raised an exception of its own: no transport raises this type"
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
-        if owner := _own_process_of(exception):
+        if owner := _find_own_process(exception):
             why = f"lost the connection to a process that it had started ({owner})"
             category = "signal" if owner == _LOADERS else ""  # what a sample raises arrives as an exception
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
@@ -367,19 +367,19 @@ def _by_call(exception: ExceptionInfo, found: Classification) -> Classification:
     return replace(found, role=Role.PRIMARY, category="config") if parses else found
 
 
-def ranks_of_spread_error(exception: ExceptionInfo) -> set[int]:
+def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
     """Return the ranks of which an exception of torch's checkpoint tells that they failed; empty for any other."""
     matches = filter(None, (_CHECKPOINT.search(link.message) for link in iter_exceptions(exception)))
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
-def _of_call_of_exit(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
+def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify a call of ``sys.exit`` by what the process had printed, if it tells why."""
     if failure.sent_signals and not failure.in_flight and not has_left_program(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
-    log = _log_of_death(failure, "")
-    found = _of_printed(failure, "exited") or _of_last_words(failure, log, "exited", "")
+    log = _get_log_of_exit(failure, "")
+    found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(failure, log, "exited", "")
     called = next((name for name in list_library_calls(exception) if not _UNDER_PARSERS.search(name)), "")
     refuses = log.signature == "usage" or _OF_PARSERS.search(called)
     if found is None and failure.exit_code != 0 and refuses:
@@ -389,13 +389,13 @@ def _of_call_of_exit(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight)
 
 
-def _of_printed(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
+def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
     """Classify an end by the exception that the program printed before it; None: it printed none, or an unclear one."""
     exception = find_ending_exception(failure)
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
     found = _chain(exception)
-    judged = replace(_of_raised(failure, exception), signature=found.signature if _is(found) else "")
+    judged = replace(_classify_raised(failure, exception), signature=found.signature if _is(found) else "")
     name = get_short_name(find_causes(exception).first)
     if name == _INTERRUPT and not failure.sent_signals:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended} after a {name}", "interrupted")
@@ -419,25 +419,25 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
     return line if named["type"] not in map(get_short_name, iter_exceptions(printed.exception)) else ""
 
 
-def _is_of_a_group(exception: ExceptionInfo) -> bool:
+def _is_about_group(exception: ExceptionInfo) -> bool:
     """Whether an exception's first cause came out of torch's collectives or store; True if it has no frames."""
     frames = [frame for link in find_causes(exception).informative for frame in link.frames]
     return not frames or any(_GROUP in frame.file for frame in frames)
 
 
-def _own_process_of(exception: ExceptionInfo) -> str:
+def _find_own_process(exception: ExceptionInfo) -> str:
     """Return the file whose connection to a process of this one's own broke; empty if it was another connection."""
     files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
     is_local = bool(files) and "/multiprocessing/" in files[-1]  # a socket of the program's own breaks elsewhere
     return next((owner for owner in _OWN_PROCESSES if is_local and any(owner in file for file in files)), "")
 
 
-def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
-    signal = failure.signal or signal_of_exit_code(failure.exit_code)
+def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
+    signal = failure.signal or get_shell_signal(failure.exit_code)
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
-    log, ended = _log_of_death(failure, signal), "aborted" if signal else f"exited with code {failure.exit_code}"
-    if printed := _of_printed(failure, ended):
+    log, ended = _get_log_of_exit(failure, signal), "aborted" if signal else f"exited with code {failure.exit_code}"
+    if printed := _classify_printed_error(failure, ended):
         return printed
     is_reason = signal or failure.exit_code != 0
     if is_reason and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
@@ -448,7 +448,7 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if signal in _ENDS or signal in STOPS:
         why, category = f"{ended_by(signal)}, which its agent did not send", "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
-    if told := _of_last_words(failure, log, ended, signal):
+    if told := _classify_stderr_tail(failure, log, ended, signal):
         return told
     if signal == "SIGABRT" and failure.stack_dumps and left_no_reason(failure):
         why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
@@ -460,11 +460,13 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
 
 
-def _log_of_death(failure: WorkerError, signal: str) -> Classification:
+def _get_log_of_exit(failure: WorkerError, signal: str) -> Classification:
     return _classified(_last_word_about_a_peer(failure) or extract_fatal_text(failure.printed, signal))
 
 
-def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal: str) -> ClassifiedFailure | None:
+def _classify_stderr_tail(
+    failure: WorkerError, log: Classification, ended: str, signal: str
+) -> ClassifiedFailure | None:
     """Classify an end by what the process printed last, if that may tell of another process; None: it doesn't."""
     if log.signature == MISMATCH:
         why = f"received a message longer than it expects: {log.why}"
@@ -490,7 +492,7 @@ def left_no_reason(failure: WorkerError) -> bool:
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
     """Whether a process exited while its agent stopped it, after it had printed the timeout of a wait of its own."""
-    return not failure.signal and bool(failure.exit_code) and _is_a_wait(_log_of_death(failure, ""))
+    return not failure.signal and bool(failure.exit_code) and _is_a_wait(_get_log_of_exit(failure, ""))
 
 
 def prints_a_peers_error(stderr: str) -> bool:
@@ -516,7 +518,7 @@ def names_a_peer(text: str) -> bool:
     return found.signature not in _OF_ANY_CONNECTION and (found.role is Role.SECONDARY or _is_a_wait(found))
 
 
-def _of_text(failure: WorkerError) -> ClassifiedFailure:
+def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     """Classify a stock error file, which has only a text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
     if found.signature in _SUMMARIES:
@@ -557,7 +559,7 @@ def _chain(exception: ExceptionInfo) -> Classification:
 def _tells_nothing(root: Classification, exception: ExceptionInfo) -> bool:
     """Whether a first cause doesn't tell for which process or service it failed."""
     if root.signature in _OF_ANY_CONNECTION:
-        return not _is_of_a_group(exception)
+        return not _is_about_group(exception)
     return root.signature in {"", "unread", "bare-timeout"}
 
 

@@ -107,7 +107,7 @@ class Clocks:
 
     def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
         """Return for each failure whether no other one certainly happened before it. Takes linear time."""
-        moments = [(failure, _clock_of(failure), self._on_storage(failure)) for failure in failures]
+        moments = [(failure, _get_clock(failure), self._on_storage(failure)) for failure in failures]
         earliest = _Earliest((clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments)
         found = []
         for failure, clock, moment in moments:
@@ -121,12 +121,12 @@ class Clocks:
         """Return a function: whether a failure certainly happened before all of these. It takes constant time."""
         moments = ((failure, self._on_storage(failure)) for failure in failures)
         earliest = _Earliest(
-            (_clock_of(item), _around(item.monotonic_ns or 0, item).low, at.low if at else -_NEVER)
+            (_get_clock(item), _around(item.monotonic_ns or 0, item).low, at.low if at else -_NEVER)
             for item, at in moments
         )
 
         def is_before_all(failure: WorkerError) -> bool:
-            clock, moment = _clock_of(failure), self._on_storage(failure)
+            clock, moment = _get_clock(failure), self._on_storage(failure)
             there = earliest.elsewhere(clock)
             here = not clock or (failure.monotonic_ns or 0) < earliest.own.get(clock, _NEVER)
             return here and (there is None or (moment is not None and moment.high < there))
@@ -175,14 +175,14 @@ class _Earliest:
         return next((moment for moment, other in self._stored if not clock or other != clock), None)
 
 
-def _clock_of(failure: WorkerError) -> str:
+def _get_clock(failure: WorkerError) -> str:
     """Return the boot by whose monotonic clock a failure was recorded; empty: it has no such time."""
     return failure.boot_id if failure.monotonic_ns is not None else ""
 
 
 def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
     """Whether both read the monotonic clock of the same boot."""
-    return _clock_of(first) != "" and _clock_of(first) == _clock_of(second)
+    return _get_clock(first) != "" and _get_clock(first) == _get_clock(second)
 
 
 def _how_wrong(offset: Offset) -> str:

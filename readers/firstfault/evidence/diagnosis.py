@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from firstfault import model
-from firstfault.evidence.classification import ClassifiedFailure, FailureClass, classify_failures, ranks_of_spread_error
+from firstfault.evidence.classification import (
+    ClassifiedFailure,
+    FailureClass,
+    classify_failures,
+    find_ranks_with_checkpoint_error,
+)
 from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.texts import Pointer
 from firstfault.exceptions.exceptions_in_text import get_short_name
@@ -277,7 +282,7 @@ def find_spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
     """
     by_rank = {failure.rank: failure for failure in diagnosis.job.failures if failure.rank is not None}
     raised = {failure.rank: failure.exception for failure in diagnosis.job.failures if failure.exception is not None}
-    errors = {rank: exception for exception in raised.values() for rank in ranks_of_spread_error(exception)}
+    errors = {rank: exception for exception in raised.values() for rank in find_ranks_with_checkpoint_error(exception)}
     ranks = sorted(errors.keys() - raised.keys())
     if not ranks or len(ranks) > MAX_CULPRITS:
         return []

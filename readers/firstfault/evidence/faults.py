@@ -17,7 +17,7 @@ from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.diagnosis import NODE_END_CLASSES, BlameCounts, Diagnosis, FirstFault
 from firstfault.evidence.hangs import find_stragglers
 from firstfault.evidence.progress import drop_messages, get_waited_ns, group_progress
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.evidence.watchdogs import demote_ranks_that_gave_up
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
@@ -70,7 +70,7 @@ def _is_fault(judged: ClassifiedFailure, blame_counts: BlameCounts) -> bool:
 
 def gave_up(failure: WorkerError) -> bool:
     """Whether a process tells that its tries failed, and not why: a peer's error may be the reason."""
-    return ALL_TRIES_FAILED.match(message_of(failure).text) is not None
+    return ALL_TRIES_FAILED.match(find_message(failure).text) is not None
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:
@@ -170,7 +170,7 @@ def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_coun
     # ranks may raise the same exception, or exit with the same text, at any time; a signal is the same fault only if it
     # came at the same time
     has_called_exit = first.failure.exception is not None
-    tells = first.failure_class is not FailureClass.OWN_EXIT or (has_called_exit and message_of(first.failure).text)
+    tells = first.failure_class is not FailureClass.OWN_EXIT or (has_called_exit and find_message(first.failure).text)
     alike = faults if tells else contenders
     same = tuple(fault for fault in alike if _is_same(fault, first))
     are_same = set(map(id, same))
@@ -225,9 +225,9 @@ def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> li
         rank = fault.pointer.rank if fault.pointer is not None else None
         accused = accusing_none.get(rank, []) if rank is not None and rank != fault.failure.rank else []
         if not accused:
-            text = message_of(fault.failure).text
+            text = find_message(fault.failure).text
             named = set(map(int, _RANK.findall(text))) - {fault.failure.rank}
-            spoken = ((item, message_of(item.failure).text) for rank in named for item in accusing_none.get(rank, ()))
+            spoken = ((item, find_message(item.failure).text) for rank in named for item in accusing_none.get(rank, ()))
             accused = [item for item, repeated in spoken if repeated and repeated in text and repeated != text]
         return any(clocks.gap_ns(fault.failure, item.failure) < _LONG_AFTER_NS for item in accused)
 
@@ -270,7 +270,7 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return True
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
-    text, of_first = message_of(fault.failure), message_of(first.failure)
+    text, of_first = find_message(fault.failure), find_message(first.failure)
     # the fingerprint of a stopped process has its position
     is_crash = fault.failure.crashed_while_stopped or first.failure.crashed_while_stopped
     if is_fault and is_crash and fault.specific and fault.signature == first.signature:
@@ -310,7 +310,7 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
     for item in _stopped(first, classified):
         where = locate_main_thread(item.failure)
         # a process that didn't answer stands at the line at which a finaliser ran
-        if raised_at == (place_of_raise(item.failure) or (where.frame if where.is_finalizing else "")):
+        if raised_at == (find_raise_position(item.failure) or (where.frame if where.is_finalizing else "")):
             found.append(item)
     return found
 
@@ -344,7 +344,7 @@ def stopped_unwinding(first: ClassifiedFailure, classified: Sequence[ClassifiedF
     return [item for item, known in unknown if known and all(at.enqueued <= called.get(at.group, -1) for at in known)]
 
 
-def place_of_raise(failure: WorkerError) -> str:
+def find_raise_position(failure: WorkerError) -> str:
     """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
     raised_at = locate_main_thread(failure).raised_at
     return format_place(raised_at) if raised_at is not None and find_library(raised_at) != "torch" else ""
@@ -356,7 +356,7 @@ def _stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) 
 
 def _is_near(failure: WorkerError, list_library_calls: FrameInfo) -> bool:
     where = locate_main_thread(failure)
-    if place_of_raise(failure):
+    if find_raise_position(failure):
         return True
     if where.kind is not PositionKind.ELSEWHERE or any(progress.is_outstanding for progress in failure.collectives):
         return False

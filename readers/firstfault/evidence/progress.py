@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from firstfault.evidence.signatures import Pattern
 from firstfault.model import Collective, CollectiveProgress, WorkerError
-from firstfault.model.failure import DEFAULT_GROUP, name_of_group
+from firstfault.model.failure import DEFAULT_GROUP, format_group_name
 
 PRINTED_COUNTERS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
@@ -50,7 +50,7 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
     numbers: dict[str, str] = {}
     for found in PRINTED_COUNTERS.find_all(text):
         guid, description = found["guid"], found.get("description", "")
-        name = name_of_group(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
+        name = format_group_name(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
         counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
         numbers[found.get("number", "")] = name
     for found in TIMED_OUT_WORK.find_all(text)[:1]:

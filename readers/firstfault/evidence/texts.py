@@ -33,8 +33,8 @@ from firstfault.exceptions.first_cause import (
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, strip_line_prefixes
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
-from firstfault.model.failure import signal_of_exit_code
-from firstfault.utils.text import sentence_of
+from firstfault.model.failure import get_shell_signal
+from firstfault.utils.text import extract_sentence
 
 _READ = 20_000
 """Characters of a text that are read: its head and its tail."""
@@ -226,21 +226,21 @@ class Message:
         return "; ".join(part for part in (self.text, self.about, self.wrapper) if part)
 
 
-def message_of(failure: WorkerError) -> Message:
+def find_message(failure: WorkerError) -> Message:
     """Return the message of a failed process."""
     exception = find_ending_exception(failure)
     if exception is None:
-        return _of_end(failure)
-    found = _of_exception(exception)
+        return _build_end_message(failure)
+    found = _build_exception_message(exception)
     disk = full_disk(failure, exception)
     if disk and disk.path not in found.whole and _classified(exception).category in {"disk_full", "storage"}:
         found = replace(found, text=f"{disk.text} ({found.text})")
     if failure.exception is None or exception.message != failure.exception.message:
-        parts = (found.wrapper, f"printed before {_end_of(failure)}")
+        parts = (found.wrapper, f"printed before {_describe_end(failure)}")
         return replace(found, wrapper="; ".join(part for part in parts if part))
     is_exit = found.what == "SystemExit" or "SystemExit" in exception.bases
     if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
-        return replace(found, text=line, wrapper=_end_of(failure))
+        return replace(found, text=line, wrapper=_describe_end(failure))
     if found.what == "SystemExit" and exception.message in {"", "0"}:
         frames = find_own_frames(exception)
         at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
@@ -266,7 +266,7 @@ def _classified(exception: ExceptionInfo) -> Classification:
     return classify(cause.message, cause.type, cause.bases)
 
 
-def _of_end(failure: WorkerError) -> Message:
+def _build_end_message(failure: WorkerError) -> Message:
     """Return the message of a process that neither raised nor printed an exception."""
     is_stopped = failure.sent_signals and not failure.crashed_while_stopped
     has_ended = failure.signal or failure.exit_code is not None
@@ -274,7 +274,7 @@ def _of_end(failure: WorkerError) -> Message:
         return Message(failure.what)
     if not failure.signal and failure.exit_code == 0:
         return Message(failure.what, _ENDED)  # what it printed last is no reason to fail
-    return Message(failure.what, _last_line(failure, failure.signal or signal_of_exit_code(failure.exit_code)))
+    return Message(failure.what, _last_line(failure, failure.signal or get_shell_signal(failure.exit_code)))
 
 
 def _last_line(failure: WorkerError, signal: str) -> str:
@@ -294,16 +294,16 @@ def _last_line(failure: WorkerError, signal: str) -> str:
     return ""
 
 
-def _end_of(failure: WorkerError) -> str:
+def _describe_end(failure: WorkerError) -> str:
     """Return how a process ended that printed an exception, or a line: "exit code 7"."""
     if failure.exception is not None and failure.exit_code is None:
-        return f"exit code {sentence_of(failure.exception.message) or 0}"
+        return f"exit code {extract_sentence(failure.exception.message) or 0}"
     return failure.signal or f"exit code {failure.exit_code}"
 
 
-def _of_exception(exception: ExceptionInfo) -> Message:
+def _build_exception_message(exception: ExceptionInfo) -> Message:
     causes, original = find_causes(exception), find_first_cause(exception)
-    text, here = sentence_of(original.message), sentence_of(add_remote_cause(causes.first).message)
+    text, here = extract_sentence(original.message), extract_sentence(add_remote_cause(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
     # the nearest wrapper tells most, a group of exceptions nothing
@@ -311,7 +311,7 @@ def _of_exception(exception: ExceptionInfo) -> Message:
     if near and not (text and text in near[0].message):
         inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]
         wrapper = f"{'raised as' if is_wrapper(near[0], inner) else 'then'} {get_short_name(near[0])}"
-        if said := sentence_of(near[0].message):
+        if said := extract_sentence(near[0].message):
             wrapper += f": {said}"
         if near[0] is not causes.wrappers[0]:
             wrapper += f", then {get_short_name(causes.wrappers[0])}"

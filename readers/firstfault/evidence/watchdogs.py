@@ -9,7 +9,7 @@ from dataclasses import replace
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis
 from firstfault.evidence.hangs import find_stragglers
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import find_first_cause, iter_exceptions
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
@@ -109,7 +109,7 @@ def _is_exit(judged: ClassifiedFailure) -> bool:
 
 def _get_last_message(judged: ClassifiedFailure) -> str:
     """Return a failed process's own message, or the last line that it printed."""
-    found = message_of(judged.failure)
+    found = find_message(judged.failure)
     is_bare = found.exception is not None and not find_first_cause(found.exception).message
     return find_telling_line(judged.failure.printed) if is_bare or not found.text else f"{found.what}: {found.text}"
 

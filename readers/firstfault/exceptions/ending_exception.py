@@ -19,7 +19,7 @@ from firstfault.exceptions.retried_step import LINES_PROVING_SURVIVAL, TRACEBACK
 from firstfault.exceptions.stack_dumps import find_crash_frames
 from firstfault.exceptions.stack_position import PROGRAM_ENDED, locate_main_thread
 from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
-from firstfault.model.failure import signal_of_exit_code
+from firstfault.model.failure import get_shell_signal
 
 _FATAL_WORD = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
 _PYTHON_ERROR_TEXT = re.compile(
@@ -61,7 +61,7 @@ def _find_printed_before_exit(failure: WorkerError) -> ExceptionInfo | None:
     raised = failure.exception
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
         return raised
-    signal = failure.signal or signal_of_exit_code(failure.exit_code)
+    signal = failure.signal or get_shell_signal(failure.exit_code)
     # a program that runs as a worker records `sys.exit(3)` before its process has an exit code
     code = (raised.message if raised is not None else "") or str(failure.exit_code)
     has_error_code = code.lstrip("-").isdigit() and code != "0"

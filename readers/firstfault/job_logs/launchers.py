@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from firstfault.evidence.signatures import Pattern
-from firstfault.model.failure import signal_of_exit_code
+from firstfault.model.failure import get_shell_signal
 from firstfault.utils.toml import parse_toml
 
 
@@ -128,7 +128,7 @@ def end_of_code(code: int) -> tuple[int | None, str]:
     """Return the exit code and the signal for a code as launchers print it: negative, or a shell's, for a signal."""
     if code < 0:
         return None, name_of(-code)
-    by_shell = signal_of_exit_code(code)
+    by_shell = get_shell_signal(code)
     return (None, by_shell) if by_shell else (code, "")
 
 

@@ -203,7 +203,7 @@ DEFAULT_GROUP = "default_pg"
 """torch's name for the process group of all ranks."""
 
 
-def name_of_group(name: str, description: str) -> str:
+def format_group_name(name: str, description: str) -> str:
     """Return a process group's description, with its name unless it is the only group with this description."""
     if description == DEFAULT_GROUP:
         return DEFAULT_GROUP
@@ -215,7 +215,7 @@ class CollectiveProgress:
     """The last collective of one process group, by the sequence numbers of torch's flight recorder."""
 
     group: str
-    """Its `name_of_group`."""
+    """Its `format_group_name`."""
     last_operation: str
     """The last enqueued operation, "allreduce"."""
     enqueued: int
@@ -494,7 +494,7 @@ def explain_end(failure: WorkerError) -> str:
         return failure.expired.text
     if failure.signal:
         return explain_signal(failure.signal, failure.resources) or f"ended by {failure.signal}"
-    signal = signal_of_exit_code(failure.exit_code)
+    signal = get_shell_signal(failure.exit_code)
     return "exited without an exception" + (f" (a shell's exit code for {signal})" if signal else "")
 
 
@@ -513,6 +513,6 @@ def fatal_error(text: str) -> tuple[str, str]:
     return (last[0], _OF_FAULTHANDLER[last[1]]) if last is not None else ("", "")
 
 
-def signal_of_exit_code(exit_code: int | None) -> str:
+def get_shell_signal(exit_code: int | None) -> str:
     """Return the signal of which a shell made this exit code; empty if it is none of those."""
     return _OF_SHELLS.get(exit_code - _SHELL, "") if exit_code is not None else ""

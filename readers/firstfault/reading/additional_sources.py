@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from firstfault.model import Phase, Place, Subject, WorkerError
-from firstfault.reading.assemble import Snapshot, round_of
+from firstfault.reading.assemble import Snapshot, find_judged_round
 
 
 def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
@@ -15,7 +15,7 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     Its own documents are about the same failures, and know more. Nodes that have succeeded get nothing, nor does a
     snapshot of which nothing was read. The last attempt in `beside`, what logs and flight recorders tell, counts.
     """
-    judged = round_of(snapshot.roster, snapshot.documents, snapshot.restarts)
+    judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
     entries = [entry for entry in snapshot.roster if entry.place.round == judged.number]
     places = {rank: entry.place for entry in entries for rank in entry.ranks}
     finished = {rank for entry in entries if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
@@ -23,7 +23,7 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     anyones = next(iter([*(item.place for item in ours), *(entry.place for entry in entries)]), None)
     if anyones is None:
         return snapshot
-    found = {rank: item for rank, item in _last_of_ranks(beside.documents).items() if rank not in finished}
+    found = {rank: item for rank, item in _find_last_by_rank(beside.documents).items() if rank not in finished}
     documents = [_with_collectives(item, found) if judged.has(item) else item for item in snapshot.documents]
     existing = {item.rank for item in ours}.union(*(group.ranks for group in snapshot.unopened))
     documents += [_placed(item, places.get(rank), anyones) for rank, item in found.items() if rank not in existing]
@@ -35,7 +35,7 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     )
 
 
-def _last_of_ranks(documents: Sequence[WorkerError]) -> dict[int, WorkerError]:
+def _find_last_by_rank(documents: Sequence[WorkerError]) -> dict[int, WorkerError]:
     """Return the documents of ranks in the last round."""
     last = max((item.place.round for item in documents), default=0)
     of_last = [item for item in documents if item.place.round == last and item.subject is Subject.WORKER]

@@ -87,7 +87,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
         documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_names(document))),
         unreadable=tuple(item for item in snapshot.unreadable if item.name not in withdrawn),
     )
-    judged = round_of(snapshot.roster, snapshot.documents, snapshot.restarts)
+    judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
     current = [document for document in snapshot.documents if judged.has(document)]
     history = [document for document in snapshot.documents if not judged.has(document)]
     roster = tuple(
@@ -124,7 +124,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
         coverage=_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),
         round=judged.number,
         attempt=max((failure.place.attempt for failure in failures), default=0),
-        digest=digest_of(failures, snapshot.unopened),
+        digest=compute_digest(failures, snapshot.unopened),
         document_count=sum(len(failure.documents) for failure in failures)
         + sum(group.count for group in snapshot.unopened),
         unopened=snapshot.unopened,
@@ -132,7 +132,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     )
 
 
-def digest_of(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()) -> str:
+def compute_digest(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()) -> str:
     """Return a digest over the names of all documents, opened or not.
 
     It is a sum, so it depends neither on their order nor on which of them were opened.
@@ -185,7 +185,7 @@ class JudgedRound:
             return True  # Flyte's own files have no round; a later one can't be history
         if place.round != self.number:
             return False
-        return not place.incarnation or place.incarnation >= self._newest_of(place, default=0)
+        return not place.incarnation or place.incarnation >= self._find_newest(place, default=0)
 
     def unconfirmed(self, document: WorkerError) -> str:
         """Return what no roster entry confirms: a later round, or a newer incarnation of the node; else empty."""
@@ -196,10 +196,10 @@ class JudgedRound:
             return f"round {place.round}, which no roster entry confirms"
         if not self.has_entries or place.round != self.number:
             return ""
-        is_newer = place.incarnation > self._newest_of(place, default=place.incarnation)
+        is_newer = place.incarnation > self._find_newest(place, default=place.incarnation)
         return "a later start of its pod than its roster entries do" if is_newer else ""
 
-    def _newest_of(self, place: Place, default: int) -> int:
+    def _find_newest(self, place: Place, default: int) -> int:
         if place.group_rank is None:
             return self.newest_of_name.get(place.node, default)
         # an entry that could not be read has no node's name
@@ -207,7 +207,7 @@ class JudgedRound:
         return max((self.newest[key] for key in keys if key in self.newest), default=default)
 
 
-def round_of(
+def find_judged_round(
     roster: Sequence[NodePresence], documents: Iterable[WorkerError], restarts: Iterable[RestartRecord]
 ) -> JudgedRound:
     """Return the judged round of an attempt."""

@@ -31,10 +31,10 @@ from firstfault.reading import listing as listings
 from firstfault.reading.additional_sources import joined
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
 from firstfault.store import ObjectInfo, ReadableStore
-from firstfault.utils.loggers import logger_of
+from firstfault.utils.loggers import get_logger
 from firstfault.utils.run_sync import attempted, each, gathered
 
-logger = logger_of(__name__)
+logger = get_logger(__name__)
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
@@ -141,7 +141,7 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
         begun = await listings.begin(store, layout)
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
-        copies = await fetch.copies_of(store, begun)
+        copies = await fetch.read_node_copies(store, begun)
     listing = await listings.list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
     return await _Look(*await fetch.with_copies(store, listing, copies), request, dict(known or {})).read()
 
@@ -303,7 +303,7 @@ class _Look:
         documents = self._listing.documents
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
         round_ = judged_round({key.round for key in keys}, {item.key.round for item in documents}, self._restarts)
-        newest = listings.incarnations_of_round(keys, round_)
+        newest = listings.list_round_incarnations(keys, round_)
         gone = {
             receipt.name
             for entry in self._roster.values()
@@ -315,8 +315,8 @@ class _Look:
         self._history = listings.by_time(set(documents).difference(current))
         groups = listings.by_fault(self._current)
         # a name without a fingerprint doesn't tell the fault
-        wanted = [*groups.pop("", ()), *self._of_finished(keys)]
-        wanted += listings.some_of_each_fault(groups)
+        wanted = [*groups.pop("", ()), *self._read_finished(keys)]
+        wanted += listings.sample_faults(groups)
         if keys:
             wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[: listings.MORE]
         await self._open(self._history[: listings.OF_HISTORY])
@@ -342,7 +342,7 @@ class _Look:
         """Return the ranks that the strategy wants to read about."""
         return set(needs.find_more_ranks(self._job())) if needs.find_more_ranks is not None else set()
 
-    def _of_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
+    def _read_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is Phase.SUCCEEDED}
         return [document for document in self._current if document.key.group_rank in finished][: listings.MORE]

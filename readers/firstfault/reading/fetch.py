@@ -13,12 +13,12 @@ from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, Rest
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
 from firstfault.store import ObjectInfo, Page, ReadableStore, join, sort_by_name
-from firstfault.utils.loggers import logger_of
+from firstfault.utils.loggers import get_logger
 from firstfault.utils.run_sync import each
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 
-logger = logger_of(__name__)
+logger = get_logger(__name__)
 
 _WORTH_A_BUNDLE = 8
 """Fewer documents and entries are read one by one."""
@@ -179,7 +179,7 @@ def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
-async def copies_of(store: ReadableStore, listing: Listing) -> dict[str, bytes]:
+async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, bytes]:
     """Return the documents and roster entries of the attempt's largest bundle of copies, by path.
 
     A bundle that is damaged or was changed is left out: its name is a hash of its content.
@@ -195,11 +195,11 @@ async def with_copies(
     """Return the store, which reads copies first, and the listing, with what only the copies have.
 
     Where the nodes share no folder, they handed over what they wrote; an attempt in a common folder needs no further
-    request for it. Other copies add nothing to the listing, which is complete. `copies` are those of `copies_of`; None:
-    not yet read.
+    request for it. Other copies add nothing to the listing, which is complete. `copies` are from `read_node_copies`;
+    None: not read yet.
     """
     if copies is None:
-        copies = await copies_of(store, listing)
+        copies = await read_node_copies(store, listing)
     of_nodes = await _unpacked(store, listing, listing.of_nodes)
     if of_nodes:
         store = StoreWithCopies(store, of_nodes, store.uri)

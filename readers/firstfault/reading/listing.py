@@ -139,7 +139,7 @@ async def begin(
         small: `eager` isn't called if the page has at most this number of objects.
     """
     listing = Listing(layout)
-    end = _end_of_keys(layout)
+    end = _get_keys_end(layout)
 
     async def documents() -> None:
         page = await store.page(_STOCK if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}")
@@ -168,7 +168,7 @@ async def list_everything(
             They need not exist.
     """
     if begun is not None and begun.in_order:
-        end = _end_of_keys(layout)
+        end = _get_keys_end(layout)
         parts = [*_parts(begun.rest, cuts, end), *_parts(begun.rest_after_keys, cuts, None)]
 
         async def read_part(part: tuple[str, str | None]) -> None:
@@ -190,7 +190,7 @@ async def list_everything(
     return listing
 
 
-def _end_of_keys(layout: Layout) -> str:
+def _get_keys_end(layout: Layout) -> str:
     return f"{layout.errors}/{_AFTER_KEYS}"
 
 
@@ -293,10 +293,10 @@ def newest_incarnations(listing: Listing) -> dict[int | None, int] | None:
     """Return the incarnation of each node of the documents' last round; None if a roster has another last round."""
     keys = [key for item in listing.roster if (key := RosterKey.parse(item.base)) is not None]
     last = listing.last_round()
-    return None if keys and max(key.round for key in keys) != last else incarnations_of_round(keys, last)
+    return None if keys and max(key.round for key in keys) != last else list_round_incarnations(keys, last)
 
 
-def incarnations_of_round(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int]:
+def list_round_incarnations(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int]:
     """Return each node's newest incarnation in a round."""
     newest: dict[int | None, int] = {}
     for key in keys:
@@ -315,7 +315,7 @@ def first_documents(listing: Listing, newest: Mapping[int | None, int] | None) -
     return first if len(first) <= AT_ONCE else []
 
 
-def some_of_each_fault(groups: Mapping[str, Sequence[Named]]) -> list[Named]:
+def sample_faults(groups: Mapping[str, Sequence[Named]]) -> list[Named]:
     """Return the documents to open first: of each fault the earliest, the last, and some between them.
 
     Where there are more faults than may be opened, those come first that are rare, and those that are early.

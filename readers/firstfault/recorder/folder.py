@@ -115,7 +115,7 @@ class Spool:
             return None
 
 
-def tail_of(stacks: Path) -> str:
+def get_stack_tail(stacks: Path) -> str:
     """Return the end of a file of stacks; empty if it can't be read."""
     try:
         return stacks.read_bytes()[-_MAX_STACKS:].decode(errors="replace").strip()

@@ -24,7 +24,16 @@ from firstfault import model
 from firstfault.errors import BadDocumentError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model.failure import fatal_error
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Spool, SpooledDocument, Target, tail_of
+from firstfault.recorder.folder import (
+    DOCUMENT,
+    PRESENCE,
+    RECEIVED,
+    NodeFolder,
+    Spool,
+    SpooledDocument,
+    Target,
+    get_stack_tail,
+)
 from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
 from firstfault.recorder.time_limits import (
@@ -273,7 +282,7 @@ def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.Worke
     from firstfault.exceptions.fingerprint import compute_fingerprint  # noqa: PLC0415 - heavy, seldom needed
 
     files = folder.worker(failure.place.round, failure.place.local_rank or 0)
-    fatal, asked = tail_of(files.fatal_stacks), tail_of(files.stacks)
+    fatal, asked = get_stack_tail(files.fatal_stacks), get_stack_tail(files.stacks)
     signal = fatal_error(fatal)[1] if fatal else "SIGTERM" if asked else ""
     if signal:
         sent = (model.SentSignal(signal, model.TERMINATED_ALONE),) if signal == "SIGTERM" else ()
@@ -424,7 +433,7 @@ _V2 = {"used": "memory.current", "peak": "memory.peak", "limit": "memory.max", "
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ContainerGroup:
     """The control group of this process."""
 
     folder: Path
@@ -499,7 +508,7 @@ class MemoryWatch:
         return None
 
 
-def _own_group(root: Path) -> _Group | None:
+def _own_group(root: Path) -> _ContainerGroup | None:
     """Return this process's group: of version 1 if that has a memory controller, else of version 2."""
     groups = [line.split(":", 2)[1:] for line in _text(root / "proc/self/cgroup").splitlines()]
     paths = {name: group[1] for group in groups if len(group) > 1 for name in group[0].split(",")}
@@ -507,7 +516,7 @@ def _own_group(root: Path) -> _Group | None:
     version_1 = "memory" in paths
     for mount_root, mount in _mounts(root, version_1=version_1):
         if path is not None:
-            return _Group(_within(mount_root, mount, path), mount, _V1 if version_1 else _V2)
+            return _ContainerGroup(_within(mount_root, mount, path), mount, _V1 if version_1 else _V2)
     return None
 
 

@@ -101,7 +101,7 @@ class Timeline:
         return any(lane.point is not None and not lane.is_sure for lane in self.lanes)
 
 
-def timeline_of(cascade: Cascade) -> Timeline | None:
+def build_timeline(cascade: Cascade) -> Timeline | None:
     """Return the drawing; None if fewer than two failures have a time that says something.
 
     The scale is logarithmic to both sides of the root cause, linear below a millisecond.

@@ -24,7 +24,7 @@ from firstfault.exceptions.stack_dumps import format_stack_dump
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.exceptions.traceback_format import format_exception, group_frames_by_library, list_causes_first
 from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
-from firstfault.render.drawings import node_map, timeline_of
+from firstfault.render.drawings import build_timeline, node_map
 from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
 from firstfault.report.cascade import Cascade, NodeState, RankState
@@ -155,7 +155,7 @@ def _shown(report: Report) -> dict[str, Any]:
         "first_ranks": cascade.ranks[first : first + PAGE_SIZE],
         "rows": _rows(cascade, first),
         "short": lambda name: short.get(name, name),
-        "line": timeline_of(cascade),
+        "line": build_timeline(cascade),
         "events": cascade.events[:_ROWS],
         "groups": groups,
         "shortened": [group for group in groups if len(format_ranks(group.ranks)) > _RANKS],

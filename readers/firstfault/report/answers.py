@@ -116,14 +116,14 @@ def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
 def _code(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
     """Return the root cause's place in the program and its line; if undetermined, the place that all failures share."""
     if verdict.root is not None:
-        return _code_of(verdict.root, verdict.headline)
+        return _find_code(verdict.root, verdict.headline)
     if verdict.scope is not Scope.UNDETERMINED:
         return "", ""  # a node is at no place in the program
-    places = {_code_of(failure) for failure in job.failures}
+    places = {_find_code(failure) for failure in job.failures}
     return places.pop() if len(places) == 1 else ("", "")
 
 
-def _code_of(failure: WorkerError, headline: str = "") -> tuple[str, str]:
+def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:
     """Return the place of the exception, or of the thread that crashed or is told of, else the main thread's."""
     threads = (thread for thread in failure.thread_failures if f"thread {thread.thread!r} ended" in headline)
     exception = find_ending_exception(failure) or next((thread.exception for thread in threads), None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.diagnosis import Diagnosis
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.job import unreported_nodes
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks
@@ -174,14 +174,14 @@ class Cascade:
 
 def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascade:
     """Return what happened to every rank and node of an attempt; the diagnosis is in the order of its failures."""
-    origin = _origin_of(job, verdict)
+    origin = _find_origin(job, verdict)
     from_root = origin is not None and origin is verdict.root
     events = []
     for failure, judged in zip(job.failures, diagnosis.classified, strict=True):
-        at_ns, bounds = _time_of(failure, origin, diagnosis.clocks)
+        at_ns, bounds = _get_event_time(failure, origin, diagnosis.clocks)
         events.append(Event(failure, _state(failure, judged, verdict), at_ns, bounds, failure is origin, from_root))
     events.sort(key=_order)
-    groups = _groups_of(job, verdict, events)
+    groups = _group_events(job, verdict, events)
     ranks = _ranks(job, verdict, events, groups)
     grouped = {rank for group in groups for rank in group.ranks}
     missing: dict[State, list[int]] = defaultdict(list)
@@ -204,7 +204,7 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
-def _origin_of(job: JobErrors, verdict: Verdict) -> WorkerError | None:
+def _find_origin(job: JobErrors, verdict: Verdict) -> WorkerError | None:
     """Return the failure from which times are counted: the root cause, if its time is known.
 
     For a rank that hung only the time of its stop is known, so times are counted from the first failure instead; the
@@ -219,7 +219,9 @@ def _origin_of(job: JobErrors, verdict: Verdict) -> WorkerError | None:
     return timed[0] if timed else root
 
 
-def _time_of(failure: WorkerError, origin: WorkerError | None, clocks: Clocks) -> tuple[int | None, Interval | None]:
+def _get_event_time(
+    failure: WorkerError, origin: WorkerError | None, clocks: Clocks
+) -> tuple[int | None, Interval | None]:
     """Return how much later than the origin a failure was, in nanoseconds, and the bounds of that time."""
     if origin is None:
         return None, None
@@ -277,7 +279,7 @@ def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) ->
     """Return the state that the verdict gives a failure, else the one of its class."""
     failure_class = judged.failure_class
     is_sure = verdict.scope is not Scope.UNDETERMINED
-    if is_sure and (failure is verdict.root or _is_of_the_root(failure, verdict)):
+    if is_sure and (failure is verdict.root or _is_root(failure, verdict)):
         return State.ROOT
     if any(_is_suspect(failure, suspect) for suspect in verdict.suspects):
         return State.SUSPECT
@@ -292,7 +294,7 @@ def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) ->
     return _STATES.get(failure_class, own)
 
 
-def _is_of_the_root(failure: WorkerError, verdict: Verdict) -> bool:
+def _is_root(failure: WorkerError, verdict: Verdict) -> bool:
     """Whether a failure is of one of the verdict's ranks, and has its fault, or is of the verdict's node's agent.
 
     Other ranks with the same fault aren't root causes: of several SIGKILLs the verdict may name only the first.
@@ -315,7 +317,7 @@ def _is_suspect(failure: WorkerError, suspect: Suspect) -> bool:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def _groups_of(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> list[Group]:
+def _group_events(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> list[Group]:
     """Return the groups of the events, and of documents that weren't opened; neither sorted nor numbered."""
     found: dict[tuple[str, State], list[Event]] = defaultdict(list)
     states: dict[str, set[State]] = defaultdict(set)
@@ -344,7 +346,7 @@ def _groups_of(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> lis
 def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Group:
     first = events[0]
     ranks = {event.failure.rank for event in events if event.failure.rank is not None} | unopened
-    what, line = printable(message_of(first.failure).what), summarize_failure(first.failure)
+    what, line = printable(find_message(first.failure).what), summarize_failure(first.failure)
     if first.state is State.ROOT and first.failure.stopped_by_agent:
         # the reason for stopping it isn't its fault
         what, line = headline_parts(verdict)

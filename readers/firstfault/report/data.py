@@ -15,7 +15,7 @@ from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.exceptions.stack_dumps import format_stack_dump
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
-from firstfault.layout import Layout, attempt_of
+from firstfault.layout import Layout, parse_attempt_number
 from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
 from firstfault.report.answers import Answers, build_answers
 from firstfault.report.cascade import build_cascade, clocks_text, coverage_text, followers_text
@@ -121,7 +121,7 @@ def build_report(  # noqa: PLR0913 - keywords
     cascade = build_cascade(job, verdict, diagnosis)
     case = Case(job, verdict, decision, cascade, find_engine_words(job, verdict), uri, logs or {})
     # the number is in the output prefix or in the documents
-    here = attempt_of(uri) if uri else None
+    here = parse_attempt_number(uri) if uri else None
     numbers = [here[1]] if here is not None else [place.attempt for place in job.places if place.incarnation]
     return Report(
         *(job, verdict, decision, cascade, case.engine, uri, case.logs),
@@ -325,7 +325,7 @@ def _details(report: Report) -> Iterator[Fact]:
     if before := [record for record in report.job.restarts if record.restart]:
         faults = "; ".join(f"{_restarted(record)}: {record.headline}" for record in before)
         yield Fact(f"restarted {counted(len(before), 'time')} before", faults)
-    if stalls := stalls_of(report.job):
+    if stalls := list_stalls(report.job):
         ended_ns = verdict.timestamp_ns if report.job.last_stall is not None else None
         yield Fact(f"stalled {counted(len(stalls), 'time')}", stalls_line(stalls, ended_ns))
     yield Fact(f"{report.engine.nodes} reported", report.coverage)
@@ -438,7 +438,7 @@ def restart_line(record: RestartRecord) -> str:
     return one_line(f"{_restarted(record)}: {record.headline}: restarted, {record.reason}{took}{resized}", _FACT)
 
 
-def stalls_of(job: JobErrors) -> list[RestartRecord]:
+def list_stalls(job: JobErrors) -> list[RestartRecord]:
     """Return the records of the times in which the job stood still."""
     return [record for record in job.restarts if record.kind is RestartKind.STALL]
 

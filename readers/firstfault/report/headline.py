@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
 from firstfault.strategies.headlines import describe_failure
 from firstfault.utils.text import one_line, size
@@ -24,7 +24,7 @@ def headline_parts(verdict: Verdict) -> tuple[str, str]:
     whole = one_line(verdict.message, _LONG)
     if cut and headline.endswith("...") and whole.startswith(begin):
         headline = whole  # before it was cut
-    what = message_of(root).what if root is not None else ""
+    what = find_message(root).what if root is not None else ""
     if what and headline.startswith(f"{what},"):
         return what, headline[len(what) :].partition(": ")[2]
     name, _, text = headline.partition(": ")
@@ -41,7 +41,7 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
         return "OOM-killed", _memory_text(root.resources)
     if verdict.category == "node_lost" and text.startswith(_LOST):
         return "agent lost", f"it {text.removeprefix(_LOST)}"
-    said = message_of(root)
+    said = find_message(root)
     return name, said.whole if name == said.what and (said.text or said.exception is not None) else text
 
 
@@ -50,7 +50,7 @@ def summarize_failure(failure: WorkerError) -> str:
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
-    what, text = message_of(failure).what, describe_failure(failure)
+    what, text = find_message(failure).what, describe_failure(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:
         what, text = text or failure.code, ""  # its text tells what it is
     return one_line(f"{what}: {text}" if text and text != what else what, _LINE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from firstfault.layout import execution_of
+from firstfault.layout import parse_execution
 from firstfault.model.job import NodeSetup, Progress
 from firstfault.report.cascade import world_size
 from firstfault.report.case import Case
@@ -109,7 +109,7 @@ def identify_job(case: Case) -> JobIdentity:
     hosts = len({place.node for place in places})
     return JobIdentity(
         task=first.task,
-        execution=execution_of(case.uri) or "",
+        execution=parse_execution(case.uri) or "",
         image=first.image,
         started_ns=started_ns,
         seconds=took_ns / _NS if took_ns >= 0 else None,

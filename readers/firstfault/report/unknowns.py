@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import CTRL_C
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
@@ -31,12 +31,12 @@ def list_unknowns(case: Case) -> Iterator[str]:
     yield from shorten_list(suspects, MAX_LISTED_ITEMS, "and {} more suspects")
     if not verdict.settled:
         yield f"what the other {engine.nodes} report: waiting for them timed out"
-    yield from _unknown_of_nodes(verdict, engine)
+    yield from _list_unknown_nodes(verdict, engine)
     if missing := [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]:
         ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {format_ranks(missing, _RANKS)}"
         yield f"what happened to {ranks}: no report"
     if verdict.scope is not Scope.UNDETERMINED:
-        yield from _unknown_of_root(case)
+        yield from _list_unknown_about_root(case)
     if engine.cites and (
         unknown := [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
     ):
@@ -48,7 +48,7 @@ def list_unknowns(case: Case) -> Iterator[str]:
         yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
 
 
-def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
+def _list_unknown_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
     coverage = verdict.coverage
     if coverage.unreadable:
         yield f"what is in {counted(coverage.unreadable, 'document')} that could not be read"
@@ -60,7 +60,7 @@ def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
         yield f"what happened on {missing} of {coverage.expected} {engine.nodes}: no report"
 
 
-def _unknown_of_root(case: Case) -> Iterator[str]:
+def _list_unknown_about_root(case: Case) -> Iterator[str]:
     """Yield what isn't known about this kind of fault, even if the root cause is certain."""
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
     if verdict.category == "hang" and (root is None or root.expired is None):
@@ -78,7 +78,7 @@ def _unknown_of_root(case: Case) -> Iterator[str]:
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code != CTRL_C:
         yield "what sent SIGINT: its launcher was not in the foreground of a terminal"
     if root is not None:
-        yield from _unknown_of_exit(root)
+        yield from _list_unknown_about_exit(root)
 
 
 def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
@@ -98,8 +98,8 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
     return f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an abort"
 
 
-def _unknown_of_exit(root: WorkerError) -> Iterator[str]:
-    if message_of(root).text or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
+def _list_unknown_about_exit(root: WorkerError) -> Iterator[str]:
+    if find_message(root).text or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
         return
     is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
     if root.signal in _FROM_OUTSIDE and not is_oom:

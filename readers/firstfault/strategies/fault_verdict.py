@@ -146,7 +146,7 @@ def _explain_stopped_ranks(
             text = f"{len(raising)} more printed the same exception, {were} stopped, and ended with the same exit code"
         reasons.append(Reason(text, get_failures(raising)))
     if near:
-        at = faults.place_of_raise(near[0].failure) or locate_main_thread(near[0].failure).frame
+        at = faults.find_raise_position(near[0].failure) or locate_main_thread(near[0].failure).frame
         text = f"{name_process(near[0].failure)} was stopped at {at} without waiting for a peer, and may have been "
         text += "about to fail"
         text += f"; so may {len(near) - 1} more" if len(near) > 1 else ""

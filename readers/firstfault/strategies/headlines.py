@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import TIME_LIMIT, Origin, Subject, WorkerError, Writer
 from firstfault.model.failure import CTRL_C, explain_end
-from firstfault.utils.text import one_line, sentence_of
+from firstfault.utils.text import extract_sentence, one_line
 
 MAX_HEADLINE_CHARS = 160
 _MAX_RANKS_IN_TEXT = 8
@@ -31,7 +31,7 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
     """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the message."""
     subject = (f"ranks {join_ranks(ranks)}" if len(ranks) > 1 else name_process(root)) + more_ranks
     text = describe_failure(root)
-    category, what = find_category(root), message_of(root).what
+    category, what = find_category(root), find_message(root).what
     # a preempted agent got SIGTERM, which alone would explain nothing
     if category == "preemption":
         what = "terminated"
@@ -46,10 +46,10 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
 
 def describe_failure(root: WorkerError) -> str:
     """Return what happened to a process, without the process's name; empty: unknown."""
-    if text := message_of(root).with_wrapper:
+    if text := find_message(root).with_wrapper:
         return text
     if root.subject is Subject.AGENT:
-        return sentence_of(root.message)
+        return extract_sentence(root.message)
     if root.expired is not None:
         frame = locate_main_thread(root).frame
         return f"{root.expired.text} at {frame}" if frame else root.expired.text
@@ -59,12 +59,12 @@ def describe_failure(root: WorkerError) -> str:
         return explain_end(root)
     # flytekit's messages begin with ``Trace:``; the sentence follows ``Message:``
     _, separator, tail = root.message.rpartition("\nMessage:")
-    text = sentence_of(tail if separator else root.message)
+    text = extract_sentence(tail if separator else root.message)
     if not text.endswith("error="):
         return text
     # flytekit prints torch's box after an empty line; the last line of the box has the exception
     lines = [line.strip() for line in tail.splitlines() if line.strip(" =-")]
-    return sentence_of(lines[-1])
+    return extract_sentence(lines[-1])
 
 
 def join_ranks(ranks: Sequence[int], count: int | None = None) -> str:
@@ -82,7 +82,7 @@ def find_category(failure: WorkerError) -> str:
         return "recoverable"
     if failure.stopped_by_agent:
         return "stopped"
-    if message_of(failure).what in _SIGINT_EXITS:
+    if find_message(failure).what in _SIGINT_EXITS:
         return "interrupted"
     if failure.exception is not None:
         return "user_code"

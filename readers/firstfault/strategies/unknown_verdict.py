@@ -8,7 +8,7 @@ from itertools import islice
 
 from firstfault.evidence.classification import FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis, describe_blame
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, Reason, Suspect, Verdict
 from firstfault.strategies import reasons
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks
@@ -80,7 +80,7 @@ def _describe_common_failure(job: JobErrors) -> str:
     if failure.exception is None or not failure.fingerprint:
         return ""
     subject = f"all {len(ranks)} ranks" if len(ranks) == world_size else f"{len(ranks)} ranks"
-    message = message_of(failure)
+    message = find_message(failure)
     return f"{subject}: {message.what}: {message.text}".rstrip(": ")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from firstfault.evidence.texts import message_of
+from firstfault.evidence.texts import find_message
 from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.model import JobErrors, Reason, Scope, Subject, Verdict, Victims, WorkerError, Writer
 from firstfault.model.failure import FROM_OUTSIDE, OF_LOGS
@@ -68,7 +68,7 @@ def build_verdict(  # noqa: PLR0913 - the parts of a verdict
         ranks=ranks,
         node=root.node or None,
         # without a code: the exception's short name, the signal, or "ExitCode7"
-        code=root.code if has_code else message_of(root).what.replace("exit code ", "ExitCode"),
+        code=root.code if has_code else find_message(root).what.replace("exit code ", "ExitCode"),
         category=find_category(root),
         fingerprint=root.fingerprint or compute_fingerprint(root),
         headline=build_headline(root, ranks),
@@ -146,6 +146,6 @@ def _describe_victim(failure: WorkerError) -> str:
         signal = failure.sent_signals[0]
         sender = "launcher" if failure.place.engine == OF_LOGS else "agent"
         return one_line(f"stopped by its {sender} ({signal.signal}): {signal.reason}")
-    message = message_of(failure)
+    message = find_message(failure)
     text = one_line(message.text or (failure.message if failure.exception is None else ""), 120)
     return one_line(f"{message.what}: {text}" if text else message.what)

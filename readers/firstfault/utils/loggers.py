@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 
-def logger_of(name: str) -> logging.Logger:
+def get_logger(name: str) -> logging.Logger:
     """Return the logger with this name; each of its lines begins with "firstfault: "."""
     logger = logging.getLogger(name)
     logger.addFilter(_named)

@@ -81,7 +81,7 @@ def one_line(text: str, limit: int = 200) -> str:
 _FLYTEKIT_CODE = re.compile(r"(?:USER|SYSTEM):\w+: error=")
 
 
-def sentence_of(message: str) -> str:
+def extract_sentence(message: str) -> str:
     """Return the first line of an exception's message, without flytekit's prefix ("USER:X: error=").
 
     A line that ends with a colon announces the next one, which follows.

@@ -16,7 +16,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from firstfault.model import Collective, CollectiveProgress
-from firstfault.model.failure import DEFAULT_GROUP, name_of_group
+from firstfault.model.failure import DEFAULT_GROUP, format_group_name
 
 MAX_COLLECTIVES_KEPT = 8
 """Latest collectives kept per group, besides the first incomplete one."""
@@ -71,7 +71,7 @@ def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
             completed_count = None if has_no_hooks else max(completed + uncounted, 0)
             group_config = _to_mapping(config.get(names.get(number, "")))
             progress = CollectiveProgress(
-                name_of_group(names.get(number, ""), str(group_config.get("desc") or "")),
+                format_group_name(names.get(number, ""), str(group_config.get("desc") or "")),
                 collectives[-1].operation if collectives else "",
                 enqueued + uncounted,
                 completed_count,

@@ -24,7 +24,7 @@ from flytekitplugins.firstfault.local import shown
 if TYPE_CHECKING:
     from firstfault.report import Report
     from firstfault.report.data import AttemptSummary
-    from flytekitplugins.firstfault.local.runner import Attempt, Look, RunResult, Tell
+    from flytekitplugins.firstfault.local.runner import LocalAttempt, Look, RunResult, Tell
 
 for _package in ("flytekit", "torch", "cloudpickle"):
     if importlib.util.find_spec(_package) is None:
@@ -156,17 +156,17 @@ def _progress() -> Iterator[tuple[Tell, Look]]:
     if sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 - only on a terminal
 
-        from flytekitplugins.firstfault.local.live import LiveView  # noqa: PLC0415 - as above
+        from flytekitplugins.firstfault.local.live import AttemptView  # noqa: PLC0415 - as above
 
         console = Console(stderr=True, highlight=False)
         if console.is_terminal and not console.is_dumb_terminal:
-            with LiveView(console) as view:
+            with AttemptView(console) as view:
                 yield view.tell, view.watching
             return
     yield lambda line: click.echo(line, err=True), lambda _: contextlib.nullcontext()
 
 
-def _report(result: RunResult, attempt: Attempt) -> Report | None:
+def _report(result: RunResult, attempt: LocalAttempt) -> Report | None:
     """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
     from firstfault.report.data import report_conclusion, with_attempts  # noqa: PLC0415 - as above
 
@@ -178,7 +178,7 @@ def _report(result: RunResult, attempt: Attempt) -> Report | None:
     return with_attempts(report, [_summary(other) for other in result.attempts])
 
 
-def _summary(attempt: Attempt) -> AttemptSummary:
+def _summary(attempt: LocalAttempt) -> AttemptSummary:
     from firstfault.report.data import AttemptSummary, summarize_attempt  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
@@ -206,7 +206,7 @@ def _write_report(result: RunResult) -> Path | None:
     return None
 
 
-def _print_attempt(result: RunResult, attempt: Attempt) -> None:
+def _print_attempt(result: RunResult, attempt: LocalAttempt) -> None:
     click.echo(f"attempt {attempt.number}: {attempt.status} after {attempt.total_seconds:.1f} s")
     report = _report(result, attempt)
     if report is not None:
@@ -230,7 +230,7 @@ def _to_dict(result: RunResult, report: Path | None) -> dict[str, Any]:
     }
 
 
-def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
+def _attempt_to_dict(attempt: LocalAttempt) -> dict[str, Any]:
     from firstfault.wire import json_schemas  # noqa: PLC0415 - as above
     from flytekitplugins.firstfault.local.pods import fault_ns  # noqa: PLC0415 - as above
 

@@ -70,7 +70,7 @@ def shown_rows(rows: Sequence[tuple[bool, Text]], limit: int = _NODES) -> list[T
     return [*(row for _, row in by_need[:limit]), Text(f"  and {len(rows) - limit} more nodes, {bad} with a problem")]
 
 
-class LiveView:
+class AttemptView:
     """Prints a line for each step, and below them shows the nodes of the running attempt.
 
     An error in the view ends the view with one log line; the run continues.

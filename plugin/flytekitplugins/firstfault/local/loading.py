@@ -155,7 +155,7 @@ def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -
     if python_type is Any:
         return value
     if typing.get_origin(python_type) in {typing.Union, types.UnionType}:
-        return _native_of_union(name, value, python_type, literal_type)
+        return _parse_union(name, value, python_type, literal_type)
     if python_type in _PLAIN:
         wanted = _PLAIN[python_type]
         if not isinstance(value, wanted) or (isinstance(value, bool) and python_type is not bool):
@@ -174,7 +174,7 @@ def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -
     return _converted(name, value, python_type, literal_type)
 
 
-def _native_of_union(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
+def _parse_union(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
     members = [member for member in typing.get_args(python_type) if member is not type(None)]
     if value is None and len(members) < len(typing.get_args(python_type)):
         return None

@@ -65,7 +65,7 @@ class Pod:
         Zombies don't count: if this tool is the container's first process, orphans stay zombies until it ends.
         """
         self.process.poll()
-        return any(state != "Z" for state in _states_of_group(self.process.pid))
+        return any(state != "Z" for state in _get_group_states(self.process.pid))
 
 
 def start_pod(  # noqa: PLR0913 - keywords
@@ -140,7 +140,7 @@ def _deferred(numbers: Collection[signal.Signals]) -> Iterator[None]:
         signal.raise_signal(arrived[0])
 
 
-def _states_of_group(group: int) -> list[str]:
+def _get_group_states(group: int) -> list[str]:
     """Return the states (proc(5), third field of stat) of all processes of a process group."""
     states = []
     for stat in Path("/proc").glob("[0-9]*/stat"):

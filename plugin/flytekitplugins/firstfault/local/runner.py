@@ -80,7 +80,7 @@ Look = Callable[[Running], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class LocalAttempt:
     """One attempt and its result."""
 
     number: int
@@ -106,7 +106,7 @@ class RunResult:
     """All attempts of a run."""
 
     status: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[LocalAttempt, ...]
     outputs: dict[str, Any]
     folder: Path
     """The run's folder on this machine."""
@@ -155,7 +155,7 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
     plan = _plan(settings)
     mark = begin_run(plan.folder)
     tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
-    attempts: list[Attempt] = []
+    attempts: list[LocalAttempt] = []
     used = {Origin.USER: 0, Origin.SYSTEM: 0}
     while True:
         attempt = _attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
@@ -210,7 +210,7 @@ def _plan(settings: RunSettings) -> _Plan:
 # --- one attempt ----------------------------------------------------------------------------------------------------
 
 
-def _attempt(plan: _Plan, before: Sequence[Attempt], retries_left: int, tell: Tell, look: Look) -> Attempt:
+def _attempt(plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tell: Tell, look: Look) -> LocalAttempt:
     started = time.monotonic()
     number = len(before)
     prefix, limit = plan.prefix(number), plan.settings.timeout_seconds
@@ -244,7 +244,7 @@ def _attempt(plan: _Plan, before: Sequence[Attempt], retries_left: int, tell: Te
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )
     conclusion = _with_end_of_pod(_conclude(reader, prefix, context, tell), killed)
-    return Attempt(
+    return LocalAttempt(
         number=number,
         status=_status(plan, reader, state, conclusion),
         prefix=prefix,

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from firstfault_torch.guard import logger, suppress_internal_errors
-from firstfault_torch.inprocess.detached import Process, start_detached
+from firstfault_torch.inprocess.detached import DetachedProcess, start_detached
 from firstfault_torch.inprocess.exception import InternalError, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
@@ -42,7 +42,7 @@ _hosted: set[tuple[str, int]] = set()
 """Addresses of the stores that processes started by this one host."""
 
 
-class Meeting:
+class StoreHost:
     """The store of one call. The first rank hosts it, unless the agent does, or another store is at its address.
 
     A job that has just ended may still have a store at the same address. Each rank counts itself in the store; one that
@@ -135,7 +135,7 @@ class _Host:
 
     def begin(self) -> None:
         """Host the store."""
-        self._process = Process(self._worker)
+        self._process = DetachedProcess(self._worker)
         # torch's store resolves the address of each client in the thread that serves all others
         os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
         self._server = self._create()
