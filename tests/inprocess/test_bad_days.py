@@ -42,7 +42,7 @@ def _serve(answer: Any) -> None:
 def store() -> Iterator[tuple[int, int]]:
     """Run a store in a process that a rank can kill; its port and process."""
     ours, its = forkserver().Pipe()
-    process = forkserver().DetachedProcess(target=_serve, args=(its,), daemon=True)
+    process = forkserver().Process(target=_serve, args=(its,), daemon=True)
     process.start()
     yield ours.recv(), process.pid or 0
     process.kill()

@@ -177,7 +177,7 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
 
         its.send(train())
 
-    process = context.DetachedProcess(target=rank)
+    process = context.Process(target=rank)
     process.start()
     frozen = ours.recv()
     for number in (signal.SIGSTOP, signal.SIGCONT):

@@ -237,8 +237,7 @@ def run(
     events = context.SimpleQueue()
     port = port or get_free_port()
     processes = [
-        context.DetachedProcess(target=worker, args=(rank, world, port, (kind, options), events))
-        for rank in range(world)
+        context.Process(target=worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
     ]
     for process in processes:
         process.start()
