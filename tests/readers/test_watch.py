@@ -14,7 +14,7 @@ from typing import TypeAlias
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.cli._live import line_of
+from firstfault.cli._live import format_progress_line
 from firstfault.cli._watch import _Progress
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.layout import LIVE, restart_record_name, watched_until_ms
@@ -147,7 +147,7 @@ def _told(number: int, begun: int, rate: float, waited: float, *, fewer: int = 0
 )
 def test_a_line_of_the_live_view(nodes: list[dict[str, object]], line: str) -> None:
     """Few nodes are listed, of many the slowest and the fastest; who is behind is told once all stand still."""
-    assert line_of(nodes) == line
+    assert format_progress_line(nodes) == line
 
 
 def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,10 @@ def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.Mo
 
     def line(nodes: list[dict[str, object]]) -> str:
         is_read.set()
-        return line_of(nodes)
+        return format_progress_line(nodes)
 
-    monkeypatch.setattr("firstfault.cli._live.line_of", line)
-    monkeypatch.setattr("firstfault.cli._live._LOOK_S", 0.01)
+    monkeypatch.setattr("firstfault.cli._live.format_progress_line", line)
+    monkeypatch.setattr("firstfault.cli._live._POLL_SECONDS", 0.01)
     attempt.join(node(0, Phase.JOINED))
     attempt.put(LIVE, b"{}")
     ends = [node(number, Phase.SUCCEEDED) for number in range(2)]

@@ -14,15 +14,15 @@ from firstfault.report.formatting import shorten_list
 from firstfault.store import ReadableStore, open_store
 from firstfault.utils.text import duration, printable
 
-_LOOK_S = 5.0
-_FIRST_S = 60.0
+_POLL_SECONDS = 5.0
+_FIRST_REQUEST_SECONDS = 60.0
 """For so long the agent is first asked to tell, then for twice as long: a store keeps each of these files."""
-_SILENT_S = 30.0
+_NO_ANSWER_SECONDS = 30.0
 _NS = 10**9
-_LONGEST = 1 << 22
-_FEW, _BEHIND = 8, 3
-"""Nodes that are listed one by one."""
-_SILENT = (
+_MAX_ANSWER_BYTES = 1 << 22
+_MAX_RATES, _MAX_NODES_BEHIND = 8, 3
+"""Nodes that are listed one by one; of more nodes only the slowest and the fastest."""
+_NO_ANSWER = (
     "no agent tells how fast the nodes advance: the job does not run, has --ff-hang off, or this is not the folder "
     "that its first node uses; of a job on one node it has to be a local folder"
 )
@@ -40,12 +40,12 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
     """
     layout = Layout.of(uri)
     name = f"{layout.roster.rpartition('roster')[0]}{LIVE.rpartition('/')[2]}"
-    seconds, before = _FIRST_S, ""
+    seconds, before = _FIRST_REQUEST_SECONDS, ""
     heard = until = time.time()
     async with open_store(layout.root) as store:
         last, _ = await _view(store, name)  # of an earlier command
         while True:
-            if time.time() + _LOOK_S > until:
+            if time.time() + _POLL_SECONDS > until:
                 until, seconds = time.time() + seconds, 2 * seconds
                 await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
             moment, told = await _view(store, name)
@@ -54,29 +54,29 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
                 if told != before:
                     note(told)
                 before = told
-            elif time.time() - heard > _SILENT_S:
-                note(_SILENT)
+            elif time.time() - heard > _NO_ANSWER_SECONDS:
+                note(_NO_ANSWER)
                 heard = time.time()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _view(store: ReadableStore, name: str) -> tuple[float, str]:
     """Return when the agents told something by their clock, and a line about it; 0: they haven't, or it is damaged."""
     try:
-        view = json.loads(await store.get(name, limit=_LONGEST))
-        return float(view["time"]), line_of(view["nodes"])
+        view = json.loads(await store.get(name, limit=_MAX_ANSWER_BYTES))
+        return float(view["time"]), format_progress_line(view["nodes"])
     except (ObjectNotFoundError, ValueError, KeyError, TypeError):
         return 0.0, ""
 
 
-def line_of(nodes: Sequence[Mapping[str, Any]]) -> str:
+def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
     """Return a line about how far the nodes are, how fast they advance, and once all stand still who is behind.
 
     While they advance, the numbers of two nodes aren't of one moment.
     """
     rates = {printable(str(node["node"])): float(node["per_second"]) for node in nodes}
     by_rate = sorted(rates, key=lambda name: rates[name])
-    if len(rates) > _FEW:
+    if len(rates) > _MAX_RATES:
         speed = f"{rates[by_rate[0]]:g} ({by_rate[0]}) to {rates[by_rate[-1]]:g} ({by_rate[-1]}) a second"
     else:
         speed = "a second: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
@@ -91,4 +91,4 @@ def line_of(nodes: Sequence[Mapping[str, Any]]) -> str:
     stand = not any(rates.values())
     late = sorted((most - int(node["least"]), str(node["node"]), node["behind"]) for node in nodes if stand)
     told = [f"rank {rank} ({printable(name)}) by {fewer:,}" for fewer, name, rank in reversed(late) if fewer]
-    return "; ".join([*parts, *([f"behind: {', '.join(shorten_list(told, _BEHIND))}"] if told else [])])
+    return "; ".join([*parts, *([f"behind: {', '.join(shorten_list(told, _MAX_NODES_BEHIND))}"] if told else [])])
