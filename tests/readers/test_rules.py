@@ -9,7 +9,7 @@ import pytest
 
 from firstfault import model
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
-from firstfault.evidence.faults import with_faults
+from firstfault.evidence.faults import find_faults
 from firstfault.strategies.rules import CONFIDENCES_ASCENDING, RULES, Rule, apply_rules
 from firstfault.testing import make_job, make_presence
 from lab.cascades.replay import RECORDED, load
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
 def diagnosis_of(case: str | model.JobErrors) -> Diagnosis:
     """Return the diagnosis of a recording or a scene."""
     found = load(RECORDED / f"{case}.zip").job if isinstance(case, str) else case
-    return with_faults(diagnose(found))
+    return find_faults(diagnose(found))
 
 
 def found_by(verdict: model.Verdict) -> tuple[object, ...]:
@@ -165,11 +165,11 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
     }
     entry = make_presence(model.Phase.SUCCEEDED, node="host-1", group_rank=3, nodes=4, rank=3, ranks=(3,))
     others = [ends[how](rank) for rank in range(3)]
-    verdict = apply_rules(with_faults(diagnose(make_job(*others, roster=(entry,)))))
+    verdict = apply_rules(find_faults(diagnose(make_job(*others, roster=(entry,)))))
     assert (verdict.rule, verdict.ranks, verdict.node, verdict.category) == ("returned", (3,), "host-1", "exit")
-    fault = apply_rules(with_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
+    fault = apply_rules(find_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
     assert fault.ranks == (2,)
-    all_stopped = apply_rules(with_faults(diagnose(make_job(*map(ends["stopped"], range(4))))))
+    all_stopped = apply_rules(find_faults(diagnose(make_job(*map(ends["stopped"], range(4))))))
     assert (all_stopped.rule, all_stopped.category) == ("terminated-node", "preemption")
 
 

@@ -28,26 +28,31 @@ from firstfault.exceptions.stack_position import PositionKind, has_left_program,
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
 
-_GENERAL = {"program", "missing-file", ""}
+_GENERIC_SIGNATURES = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
-OF_A_FIRST_TRY = "failed by itself, and tried the step again"
+FIRST_TRY_REASON = "failed by itself, and tried the step again"
 """Why a rank counts that is judged by its first try."""
-_OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
+_UNSPECIFIC_CONNECTION_SIGNATURES = {"connection-lost", "connection-unclear"}
 """Signatures that don't tell whose connection it was."""
-OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
+GPU_CATEGORIES = {"gpu_kernel", "gpu_hardware"}
 """Categories of faults that no peer causes."""
-_GROUP = "torch/distributed/"
-_LOADERS = "torch/utils/data/"
-_OWN_PROCESSES = (_LOADERS, "torch/multiprocessing/", "multiprocessing/resource_sharer.py", "multiprocessing/pool.py")
+_PROCESS_GROUP_FOLDER = "torch/distributed/"
+_DATA_LOADER_FOLDER = "torch/utils/data/"
+_CHILD_PROCESS_FILES = (
+    _DATA_LOADER_FOLDER,
+    "torch/multiprocessing/",
+    "multiprocessing/resource_sharer.py",
+    "multiprocessing/pool.py",
+)
 """Files whose connections lead to processes that this one has started."""
-_PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
+_PROGRAM_ERROR_TYPES = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
 """Types that no transport raises; also their subclasses."""
-_TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
-_SUMMARIES = {"launcher-box", "launcher-summary"}
+_TRANSPORT_ERROR_TYPES = {"RuntimeError", "OSError", "EOFError"}
+_LAUNCHER_SUMMARY_SIGNATURES = {"launcher-box", "launcher-summary"}
 """Signatures of a launcher's summary of all its workers."""
 TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
 """Signatures of what NCCL's watchdog prints: its own timeout, another rank's, and that it could not run."""
-_OF_WATCHDOGS = {TIMED_OUT, DUMP_SIGNAL, STUCK}
+_WATCHDOG_SIGNATURES = {TIMED_OUT, DUMP_SIGNAL, STUCK}
 MISMATCH = "gloo-size-mismatch"
 """Signature of a message that is longer than its receiver expects: either end may have another size."""
 _UNHANDLED = "nccl-unhandled"
@@ -56,41 +61,41 @@ BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank that didn't come to a monitored barrier."""
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
-_SPREAD = "checkpoint-of-ranks"
+_CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
-_CHECKPOINT = re.compile(
+_CHECKPOINT_RANKS = re.compile(
     r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:, ?\d{1,9})*)\]"
 )
-_WAIT = "hang"
+_WAIT_CATEGORY = "hang"
 """Category of the signatures of waits that timed out."""
-_LINE = re.compile(r":\d+ in ")
-_TIMES = 3
+_LINE_NUMBER = re.compile(r":\d+ in ")
+_MIN_MAJORITY_FACTOR = 3
 """So many times more ranks than stand elsewhere must stand in one function, or wait, to be those that wait."""
-_OF_CHECKPOINTS = re.compile(
+_CHECKPOINT_LOADERS = re.compile(
     r"(?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py \w*(?:load|read)\w*$"
     r"|-packages/\S* _?(?:load|restore|resume)_?\w*(?:state|checkpoint|weights|ckpt)\w*$"
     r"|-packages/\S*checkpoint\S* _?(?:load|read|restore|resume)\w*$"
 )
-_OF_PARSERS = re.compile(
+_CONFIG_PARSERS = re.compile(
     r"/argparse\.py |-packages/(?:absl|click|draccus|fire|hydra|jsonargparse|omegaconf|transformers/hf_arg|typer|tyro)"
 )
 """Functions of libraries that read a checkpoint, a command line or a configuration."""
-_UNDER_PARSERS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic")
+_PARSER_INTERNALS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic")
 """What those call."""
-_INNERMOST = 8
+_MAX_LIBRARY_FRAMES = 8
 """Frames of such a function: farther out, it may have called the training."""
 _INTERRUPT = "KeyboardInterrupt"
-_ANSWERS = {"SignalException", _INTERRUPT}
+_SIGNAL_HANDLER_EXCEPTIONS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
-_ENDS = CRASHES | {"SIGKILL"}
+_UNCATCHABLE_SIGNALS = CRASHES | {"SIGKILL"}
 """Signals that a handler can't, or hardly ever does, turn into something else."""
-_IN_PYTHON = "Current thread 0x"
+_PYTHON_THREAD_MARK = "Current thread 0x"
 """In faulthandler's stacks if a thread of Python's met the fatal signal."""
-_NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
+_LOG_NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
 """Lines of a log in which no error is told."""
-_NAMED = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
+_NAMED_EXCEPTION = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
 """An exception in a line of the program's own."""
-_LAST_LINES = 100
+_MAX_LOG_LINES = 100
 """Of a log, which may tell of a timeout."""
 
 
@@ -101,7 +106,7 @@ class FailureClass(enum.IntEnum):
     """An exception of its own, or local evidence of a fault."""
     OWN_EXIT = 1
     """An exit, or an end by a signal, that its agent didn't cause."""
-    LOST = 2
+    NODE_LOST = 2
     """An agent and its node are gone."""
     EXTERNAL = 3
     """A node was terminated."""
@@ -138,7 +143,7 @@ class ClassifiedFailure:
         return self.failure.node or None
 
 
-_OF_ROLES = {
+_CLASS_BY_ROLE = {
     Role.PRIMARY: FailureClass.OWN_FAULT,
     Role.SECONDARY: FailureClass.CONSEQUENCE,
     Role.AMBIGUOUS: FailureClass.UNCLEAR,
@@ -152,10 +157,10 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
         for failure in job.failures
         if failure.subject is Subject.AGENT and failure.category in {"node_lost", *FROM_OUTSIDE}
     }
-    return _beside_many([_classify(failure, gone) for failure in job.failures])
+    return _demote_waiting_majority([_classify(failure, gone) for failure in job.failures])
 
 
-def _beside_many(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure, ...]:
+def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure, ...]:
     """Return the failures, in which most ranks wait if they missed a deadline in one function and a few elsewhere.
 
     A wait for the GPU counts as a function. Other functions count if no rank is known to be in a collective: they may
@@ -168,12 +173,12 @@ def _beside_many(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure,
         if item.failure.expired is not None and item.failure_class is FailureClass.OWN_FAULT and item.specific
     }
     functions = {
-        number: "" if where.kind is PositionKind.TORCH else _LINE.sub(" in ", where.frame)
+        number: "" if where.kind is PositionKind.TORCH else _LINE_NUMBER.sub(" in ", where.frame)
         for number, where in stood.items()
         if where.kind is PositionKind.TORCH or (where.frame and not waits)
     }
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
-    if not 0 < _TIMES * (len(stood) - size) <= size + waits:
+    if not 0 < _MIN_MAJORITY_FACTOR * (len(stood) - size) <= size + waits:
         return tuple(found)
     why = "stood where most others did at its deadline"
     return tuple(
@@ -190,7 +195,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.code == RECORDED_ONLY:
         waited = any(progress.is_outstanding for progress in failure.collectives)
         of_peers = FailureClass.UNCLEAR if waited else FailureClass.CONSEQUENCE
-        return ClassifiedFailure(failure, of_peers, failure.message, _WAIT if waited else "", waited=waited)
+        return ClassifiedFailure(failure, of_peers, failure.message, _WAIT_CATEGORY if waited else "", waited=waited)
     if (tried := _classify_first_try(failure)) is not None:
         return tried
     if failure.stopped_by_agent:
@@ -222,7 +227,7 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
     if printed := _classify_printed_error(failure, "ended"):
         return printed
     log = _classified(failure.printed)
-    signature = log.signature if log.signature in _OF_WATCHDOGS else ""
+    signature = log.signature if log.signature in _WATCHDOG_SIGNATURES else ""
     # a rank without a collective outstanding didn't wait, though another rank's timeout reached it
     waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log.role is Role.SECONDARY)
     waited = waited or _left_after_a_wait(failure)
@@ -244,24 +249,24 @@ def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
     if not is_own_fault(exception):
         return judged
     category = judged.category or "user_code"
-    return replace(judged, why=OF_A_FIRST_TRY, category=category, in_flight=failure.stopped_by_agent)
+    return replace(judged, why=FIRST_TRY_REASON, category=category, in_flight=failure.stopped_by_agent)
 
 
-def _by_role(
+def _classify_by_role(
     failure: WorkerError, found: Classification, why: str, *, signature: str = "", in_flight: bool = False
 ) -> ClassifiedFailure:
     """Return the class of a failure whose text has a role; a text about another process gives no category."""
-    failure_class = _OF_ROLES[found.role]
+    failure_class = _CLASS_BY_ROLE[found.role]
     is_own = found.role is Role.PRIMARY
     return ClassifiedFailure(
         failure,
         failure_class,
         why,
-        _precise(found) if is_own else found.category if found.role is Role.AMBIGUOUS else "",
+        _get_specific_category(found) if is_own else found.category if found.role is Role.AMBIGUOUS else "",
         found.pointer,
-        specific=is_own and _is(found),
+        specific=is_own and _is_specific(found),
         in_flight=in_flight,
-        waited=not is_own and found.category == _WAIT,
+        waited=not is_own and found.category == _WAIT_CATEGORY,
         signature=signature,
     )
 
@@ -270,14 +275,14 @@ def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category in FROM_OUTSIDE:
         return ClassifiedFailure(failure, FailureClass.EXTERNAL, FROM_OUTSIDE[failure.category])
     if failure.category == "node_lost":
-        return ClassifiedFailure(failure, FailureClass.LOST, "is gone: no report")
+        return ClassifiedFailure(failure, FailureClass.NODE_LOST, "is gone: no report")
     if failure.exception is None:
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, "failed")
-    found = _chain(failure.exception)
+    found = _classify_chain(failure.exception)
     if found.role is Role.PRIMARY:
-        return _by_role(failure, found, f"failed: {found.why}")
+        return _classify_by_role(failure, found, f"failed: {found.why}")
     # an agent doesn't take part in collectives
-    return replace(_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False)
+    return replace(_classify_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False)
 
 
 def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
@@ -286,10 +291,10 @@ def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> Classi
     has_outstanding = any(progress.is_outstanding for progress in failure.collectives)
     if where.kind is PositionKind.COLLECTIVE or (where.kind is PositionKind.TORCH and has_outstanding):
         why = f"waited in a collective until its deadline: {expired.text}"
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, _WAIT, waited=True)
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, _WAIT_CATEGORY, waited=True)
     at = f", at {where.frame}" if where.frame else ""
     why = f"was killed by its agent for a deadline: {expired.text}{at}"
-    return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _WAIT, specific=True)
+    return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _WAIT_CATEGORY, specific=True)
 
 
 def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
@@ -298,9 +303,11 @@ def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: se
         exception = replace(exception.causes[0], causes=exception.causes[1:])
     name = get_short_name(exception)
     raised = {name, get_short_name(find_first_cause(exception))}  # a clean-up may fail after it
-    is_answer = bool(raised & _ANSWERS)
+    is_answer = bool(raised & _SIGNAL_HANDLER_EXCEPTIONS)
     if failure.sent_signals:  # the program may have wrapped it
-        is_answer = is_answer or any(get_short_name(link) in _ANSWERS for link in iter_exceptions(exception))
+        is_answer = is_answer or any(
+            get_short_name(link) in _SIGNAL_HANDLER_EXCEPTIONS for link in iter_exceptions(exception)
+        )
     if is_answer and (failure.node in gone or failure.sent_signals):
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
     if is_answer:
@@ -316,18 +323,22 @@ def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: se
 
 def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify an exception that a process raised, or printed before it ended."""
-    found = _by_call(exception, _chain(exception))
+    found = _classify_by_library_call(exception, _classify_chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
-    if found.signature == _SPREAD and failure.rank in find_ranks_with_checkpoint_error(exception):
-        said = _link(find_first_cause(exception))  # of the rank's own traceback, which is in the text
-        category = (_precise(said) if said.role is Role.PRIMARY else "") or found.category
+    if found.signature == _CHECKPOINT_ON_RANKS and failure.rank in find_ranks_with_checkpoint_error(exception):
+        said = _classify_link(find_first_cause(exception))  # of the rank's own traceback, which is in the text
+        category = (_get_specific_category(said) if said.role is Role.PRIMARY else "") or found.category
         category = "disk_full" if category == "storage" and full_disk(failure, exception) else category
         why = "failed in a checkpoint, and all ranks raise its error"
         fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
         return replace(fault, in_flight=in_flight)
     if found.role is Role.PRIMARY:
-        why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
-        judged = _by_role(failure, found, why, in_flight=in_flight)
+        why = (
+            "raised an exception of its own"
+            if not _is_specific(found)
+            else f"reports a fault of its own ({found.signature})"
+        )
+        judged = _classify_by_role(failure, found, why, in_flight=in_flight)
         # the recorded space and limits prove more than the text
         if judged.category == "storage" and full_disk(failure, exception):
             return replace(judged, category="disk_full")
@@ -336,40 +347,40 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     if found.role is Role.SECONDARY and not _is_about_group(exception):
         told = find_causes(exception).informative
         types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
-        if types & _PROGRAMS_OWN and not types & _TRANSPORTS:
+        if types & _PROGRAM_ERROR_TYPES and not types & _TRANSPORT_ERROR_TYPES:
             why = "raised an exception of its own: no transport raises this type"
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
         if owner := _find_own_process(exception):
             why = f"lost the connection to a process that it had started ({owner})"
-            category = "signal" if owner == _LOADERS else ""  # what a sample raises arrives as an exception
+            category = "signal" if owner == _DATA_LOADER_FOLDER else ""  # what a sample raises arrives as an exception
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
-        if found.signature in _OF_ANY_CONNECTION:
+        if found.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
             why = f"lost a connection, perhaps not to a peer ({found.signature})"
             return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
     why = f"points to another process ({found.signature}): {found.why}"
     if found.role is Role.AMBIGUOUS:
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH, STORE_WAIT} else ""
-    return _by_role(failure, found, why, signature=signature, in_flight=in_flight)
+    return _classify_by_role(failure, found, why, signature=signature, in_flight=in_flight)
 
 
-def _by_call(exception: ExceptionInfo, found: Classification) -> Classification:
+def _classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
     """Return the class of an exception whose text tells little, by the library's function that raised it."""
     is_cut = found.signature == "bare-timeout" and get_short_name(find_causes(exception).first) == "EOFError"
     # training data may have any form, a checkpoint's, too
-    is_data = any(_LOADERS in frame.file for link in iter_exceptions(exception) for frame in link.frames)
-    if is_data or not (is_cut or (found.role is Role.PRIMARY and not _is(found))):
+    is_data = any(_DATA_LOADER_FOLDER in frame.file for link in iter_exceptions(exception) for frame in link.frames)
+    if is_data or not (is_cut or (found.role is Role.PRIMARY and not _is_specific(found))):
         return found
-    called = list_library_calls(exception)[:_INNERMOST]
-    if any(map(_OF_CHECKPOINTS.search, called)):
+    called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
+    if any(map(_CHECKPOINT_LOADERS.search, called)):
         return replace(found, role=Role.PRIMARY, category="checkpoint")
-    parses = next((_OF_PARSERS.search(name) for name in called if not _UNDER_PARSERS.search(name)), None)
+    parses = next((_CONFIG_PARSERS.search(name) for name in called if not _PARSER_INTERNALS.search(name)), None)
     return replace(found, role=Role.PRIMARY, category="config") if parses else found
 
 
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
     """Return the ranks of which an exception of torch's checkpoint tells that they failed; empty for any other."""
-    matches = filter(None, (_CHECKPOINT.search(link.message) for link in iter_exceptions(exception)))
+    matches = filter(None, (_CHECKPOINT_RANKS.search(link.message) for link in iter_exceptions(exception)))
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
@@ -380,8 +391,8 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     log = _get_log_of_exit(failure, "")
     found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(failure, log, "exited", "")
-    called = next((name for name in list_library_calls(exception) if not _UNDER_PARSERS.search(name)), "")
-    refuses = log.signature == "usage" or _OF_PARSERS.search(called)
+    called = next((name for name in list_library_calls(exception) if not _PARSER_INTERNALS.search(name)), "")
+    refuses = log.signature == "usage" or _CONFIG_PARSERS.search(called)
     if found is None and failure.exit_code != 0 and refuses:
         why = "refused its command line or configuration"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
@@ -394,8 +405,8 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
     exception = find_ending_exception(failure)
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
-    found = _chain(exception)
-    judged = replace(_classify_raised(failure, exception), signature=found.signature if _is(found) else "")
+    found = _classify_chain(exception)
+    judged = replace(_classify_raised(failure, exception), signature=found.signature if _is_specific(found) else "")
     name = get_short_name(find_causes(exception).first)
     if name == _INTERRUPT and not failure.sent_signals:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended} after a {name}", "interrupted")
@@ -413,7 +424,7 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
     A traceback above it, of another exception, tells of an error that the program had survived, or of the first one.
     """
     line, printed = find_telling_line(failure.printed), find_printed_exception(failure.printed)
-    named = _NAMED.search(line)
+    named = _NAMED_EXCEPTION.search(line)
     if named is None or printed is None or not names_a_peer(line):
         return ""
     return line if named["type"] not in map(get_short_name, iter_exceptions(printed.exception)) else ""
@@ -422,14 +433,14 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
 def _is_about_group(exception: ExceptionInfo) -> bool:
     """Whether an exception's first cause came out of torch's collectives or store; True if it has no frames."""
     frames = [frame for link in find_causes(exception).informative for frame in link.frames]
-    return not frames or any(_GROUP in frame.file for frame in frames)
+    return not frames or any(_PROCESS_GROUP_FOLDER in frame.file for frame in frames)
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
     """Return the file whose connection to a process of this one's own broke; empty if it was another connection."""
     files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
     is_local = bool(files) and "/multiprocessing/" in files[-1]  # a socket of the program's own breaks elsewhere
-    return next((owner for owner in _OWN_PROCESSES if is_local and any(owner in file for file in files)), "")
+    return next((owner for owner in _CHILD_PROCESS_FILES if is_local and any(owner in file for file in files)), "")
 
 
 def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
@@ -440,17 +451,17 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if printed := _classify_printed_error(failure, ended):
         return printed
     is_reason = signal or failure.exit_code != 0
-    if is_reason and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
+    if is_reason and log.role is Role.PRIMARY and log.signature not in _GENERIC_SIGNATURES | {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
-        return _by_role(failure, log, why, signature=log.signature)
+        return _classify_by_role(failure, log, why, signature=log.signature)
     if signal == "SIGKILL" and failure.resources.oom_kill:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
-    if signal in _ENDS or signal in STOPS:
+    if signal in _UNCATCHABLE_SIGNALS or signal in STOPS:
         why, category = f"{ended_by(signal)}, which its agent did not send", "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if told := _classify_stderr_tail(failure, log, ended, signal):
         return told
-    if signal == "SIGABRT" and failure.stack_dumps and left_no_reason(failure):
+    if signal == "SIGABRT" and failure.stack_dumps and aborted_without_reason(failure):
         why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
@@ -472,21 +483,21 @@ def _classify_stderr_tail(
         why = f"received a message longer than it expects: {log.why}"
     elif log.role is Role.SECONDARY:
         why = f"{ended} because of a peer ({log.signature})"
-    elif log.category == _WAIT:
+    elif log.category == _WAIT_CATEGORY:
         why = f"{ended} because a wait timed out ({log.signature})"
     elif log.signature == _UNHANDLED:
         why = f"{ended}, which may be cause or consequence ({log.signature}): {log.why}"
     else:
         return None
-    judged = _by_role(failure, log, why, signature=log.signature)
+    judged = _classify_by_role(failure, log, why, signature=log.signature)
     # a watchdog's other texts before an abort may tell of another rank's timeout
     is_of_another = judged.failure_class is FailureClass.UNCLEAR and signal != "" and log.signature != TIMED_OUT
     return replace(judged, waited=judged.waited and not is_of_another)
 
 
-def left_no_reason(failure: WorkerError) -> bool:
+def aborted_without_reason(failure: WorkerError) -> bool:
     """Whether a process aborted without a reason: no text of native code, no stack of a thread that Python knows."""
-    in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
+    in_python = any(_PYTHON_THREAD_MARK in dump.text for dump in failure.stack_dumps)
     return failure.signal == "SIGABRT" and not in_python and not find_native_lines(failure.printed.splitlines())
 
 
@@ -497,73 +508,82 @@ def _left_after_a_wait(failure: WorkerError) -> bool:
 
 def prints_a_peers_error(stderr: str) -> bool:
     """Whether what a process printed tells of a peer that had gone; notices about the job's store don't."""
-    told = "\n".join(line for line in stderr.splitlines() if not _NOTICE.search(line))
+    told = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
     return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
 
 def names_a_wait(exception: ExceptionInfo) -> bool:
     """Whether an exception tells only that a wait for others timed out."""
-    return _is_a_wait(_link(exception))
+    return _is_a_wait(_classify_link(exception))
 
 
 def prints_a_timeout(failure: WorkerError) -> bool:
     """Whether a line of a worker tells that a wait of its own had timed out; NCCL's may tell of another rank's."""
-    lines = (_classified(line) for line in failure.printed.splitlines()[-_LAST_LINES:] if line.strip())
-    return any(_is_a_wait(found) and found.signature not in _OF_WATCHDOGS for found in lines)
+    lines = (_classified(line) for line in failure.printed.splitlines()[-_MAX_LOG_LINES:] if line.strip())
+    return any(_is_a_wait(found) and found.signature not in _WATCHDOG_SIGNATURES for found in lines)
 
 
 def names_a_peer(text: str) -> bool:
     """Whether a text tells of a peer that had gone, or of a wait for one that timed out."""
     found = _classified(text)
-    return found.signature not in _OF_ANY_CONNECTION and (found.role is Role.SECONDARY or _is_a_wait(found))
+    return found.signature not in _UNSPECIFIC_CONNECTION_SIGNATURES and (
+        found.role is Role.SECONDARY or _is_a_wait(found)
+    )
 
 
 def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     """Classify a stock error file, which has only a text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
-    if found.signature in _SUMMARIES:
+    if found.signature in _LAUNCHER_SUMMARY_SIGNATURES:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
     if found.role is Role.SECONDARY:
-        return replace(_by_role(failure, found, f"points to another process ({found.signature})"), waited=False)
+        return replace(
+            _classify_by_role(failure, found, f"points to another process ({found.signature})"), waited=False
+        )
     if found.role is Role.AMBIGUOUS and found.signature:
-        return _by_role(failure, found, f"may be cause or consequence ({found.signature})")
-    judged = _by_role(failure, found, "left a stock Flyte error file")
-    return replace(judged, failure_class=FailureClass.OWN_FAULT, category=_precise(found), specific=_is(found))
+        return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
+    judged = _classify_by_role(failure, found, "left a stock Flyte error file")
+    return replace(
+        judged,
+        failure_class=FailureClass.OWN_FAULT,
+        category=_get_specific_category(found),
+        specific=_is_specific(found),
+    )
 
 
 def is_own_fault(exception: ExceptionInfo) -> bool:
     """Whether an exception tells of a fault of the process that raised it."""
-    return _chain(exception).role is Role.PRIMARY
+    return _classify_chain(exception).role is Role.PRIMARY
 
 
-def _chain(exception: ExceptionInfo) -> Classification:
+def _classify_chain(exception: ExceptionInfo) -> Classification:
     """Classify an exception by its first cause, through causes, contexts and groups.
 
     What was raised because of it counts where the first cause doesn't tell which process is at fault: a program may
     raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts wherever it stands.
     """
     causes = find_causes(exception)
-    inner, outer = list(map(_link, causes.informative)), list(map(_link, causes.wrappers))
+    inner, outer = list(map(_classify_link, causes.informative)), list(map(_classify_link, causes.wrappers))
     root = inner[-1]
-    local = [found for found in inner if found.role is Role.PRIMARY and _is(found)]
-    local += [found for found in outer if found.role is Role.PRIMARY and found.category in OF_THE_GPU]
+    local = [found for found in inner if found.role is Role.PRIMARY and _is_specific(found)]
+    local += [found for found in outer if found.role is Role.PRIMARY and found.category in GPU_CATEGORIES]
     if not local and _tells_nothing(root, exception):
         path = itertools.pairwise((*causes.wrappers, causes.first))
         is_wrapped = [is_wrapper(around, within) for around, within in path]
         # those that were raised to report the first cause, also through others
         reports = (found for number, found in enumerate(outer) if all(is_wrapped[number:]))
-        local = [found for found in reports if found.role is Role.PRIMARY and _is(found)][-1:]
+        local = [found for found in reports if found.role is Role.PRIMARY and _is_specific(found)][-1:]
     return local[0] if local else root
 
 
 def _tells_nothing(root: Classification, exception: ExceptionInfo) -> bool:
     """Whether a first cause doesn't tell for which process or service it failed."""
-    if root.signature in _OF_ANY_CONNECTION:
+    if root.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
         return not _is_about_group(exception)
     return root.signature in {"", "unread", "bare-timeout"}
 
 
-def _link(exception: ExceptionInfo) -> Classification:
+def _classify_link(exception: ExceptionInfo) -> Classification:
     # a raised class is an exception, whatever its name
     return _classified(exception.message, exception.type, (*exception.bases, "BaseException"))
 
@@ -575,12 +595,12 @@ def _classified(message: str, exception_type: str = "", bases: tuple[str, ...] =
 
 
 def _is_a_wait(found: Classification) -> bool:
-    return found.role is Role.AMBIGUOUS and found.category == _WAIT
+    return found.role is Role.AMBIGUOUS and found.category == _WAIT_CATEGORY
 
 
-def _is(found: Classification) -> bool:
-    return found.signature not in _GENERAL
+def _is_specific(found: Classification) -> bool:
+    return found.signature not in _GENERIC_SIGNATURES
 
 
-def _precise(found: Classification) -> str:
+def _get_specific_category(found: Classification) -> str:
     return found.category if found.category not in {"unknown", "user_code"} else ""

@@ -20,7 +20,7 @@ from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.layout import ErrorKey
 from firstfault.utils.text import one_line
 
-NODE_END_CLASSES = {FailureClass.LOST, FailureClass.EXTERNAL}
+NODE_END_CLASSES = {FailureClass.NODE_LOST, FailureClass.EXTERNAL}
 EXCEPTIONS_OF_WAITS = {
     "RuntimeError",
     "TimeoutError",
@@ -107,11 +107,11 @@ class Diagnosis:
     blame_counts: BlameCounts
     """How often each rank and node is blamed."""
     faults: tuple[ClassifiedFailure, ...] = ()
-    """The faults that may be the root cause; set by `with_faults`."""
+    """The faults that may be the root cause; set by `find_faults`."""
     first: FirstFault | None = None
     """The first of `faults`."""
     late: tuple[ClassifiedFailure, ...] = ()
-    """Faults that can't be the root cause because a rank had timed out before; set by `with_faults`."""
+    """Faults that can't be the root cause because a rank had timed out before; set by `find_faults`."""
 
     @property
     def workers(self) -> list[ClassifiedFailure]:

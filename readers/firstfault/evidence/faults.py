@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from firstfault.evidence.classification import (
+    GPU_CATEGORIES,
     MISMATCH,
-    OF_THE_GPU,
     ClassifiedFailure,
     FailureClass,
     prints_a_peers_error,
@@ -29,24 +29,24 @@ from firstfault.exceptions.stack_position import PositionKind, find_crash_positi
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import FrameInfo, Subject, WorkerError
 
-_GROUP = "torch/distributed/"
-_WHY = "raised an exception after a collective of its own had failed"
+_PROCESS_GROUP_FOLDER = "torch/distributed/"
+AFTER_A_FAILED_COLLECTIVE = "raised an exception after a collective of its own had failed"
 AFTER_A_PRINTED_ERROR = "raised an exception after it had printed a peer's error"
 """Why a rank counts as a victim whose log alone tells of a peer's error: other things in a log may look like one."""
 _LONG_WAIT_NS = 60_000_000_000
 """Shorter than any timeout of NCCL's in use, longer than clocks are wrong."""
-_LONG_AFTER_NS = 10_000_000_000
+_MAX_ACCUSATION_LEAD_NS = 10_000_000_000
 """An accusation that is this much older than a fault isn't about that fault."""
-_RANK = re.compile(r"\branks?\W{1,4}(\d{1,6})\b", re.IGNORECASE)
+_NAMED_RANK = re.compile(r"\branks?\W{1,4}(\d{1,6})\b", re.IGNORECASE)
 
 
-def with_faults(diagnosis: Diagnosis) -> Diagnosis:
+def find_faults(diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis with its faults, in which ranks that failed after a peer's error are victims.
 
     An exception that was still inside the task function when its process was stopped isn't a fault if another rank may
     have timed out before it was raised.
     """
-    diagnosis = demote_ranks_that_gave_up(_without_retries(diagnosis))
+    diagnosis = demote_ranks_that_gave_up(_demote_ranks_after_peer_errors(diagnosis))
     waits, clocks = [judged.failure for judged in diagnosis.waits], diagnosis.clocks
     is_before_waits = clocks.before_all(waits)
     faults = tuple(
@@ -57,7 +57,7 @@ def with_faults(diagnosis: Diagnosis) -> Diagnosis:
     # what such a rank waited for happened before any rank failed by itself
     if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
         return replace(diagnosis, late=(*diagnosis.late, *faults))
-    first = _first_fault(faults, clocks, diagnosis.blame_counts) if faults else None
+    first = _choose_first(faults, clocks, diagnosis.blame_counts) if faults else None
     return replace(diagnosis, faults=faults, first=first)
 
 
@@ -80,7 +80,7 @@ def is_unclear_exit(judged: ClassifiedFailure) -> bool:
     return judged.failure_class is FailureClass.UNCLEAR and is_exit and not failure.is_silent and not judged.waited
 
 
-def came_after_a_long_wait(diagnosis: Diagnosis) -> bool:
+def came_after_long_wait(diagnosis: Diagnosis) -> bool:
     """Whether most ranks had waited in a collective for long before any fault was recorded.
 
     A watchdog prints how long its rank had waited. A fault that came at the end of that time isn't its reason: ranks
@@ -98,7 +98,7 @@ def came_after_a_long_wait(diagnosis: Diagnosis) -> bool:
 # --- ranks that failed after a peer's error -------------------------------------------------------------------------
 
 
-def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
+def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis in which ranks that failed after a peer's error are victims, if there is another cause.
 
     They retried, or a handler failed. The other cause is a fault of another rank that may have been earlier, or a rank
@@ -108,7 +108,7 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     # how many of a group's collectives all members have called whose flight recorder was read
     least = [(min(item.enqueued for item in members.values()), members) for members in recorded.values()]
     counts = {(rank, item.group): count for count, members in least for rank, item in members.items()}
-    met = ((judged, _met_a_peers_error(judged, counts)) for judged in diagnosis.classified)
+    met = ((judged, _explain_met_peer_error(judged, counts)) for judged in diagnosis.classified)
     late = {id(judged): why for judged, why in met if why}
     roots = [judged for judged in diagnosis.classified if judged.failure_class <= FailureClass.EXTERNAL]
     own = [judged for judged in roots if id(judged) not in late]
@@ -135,7 +135,7 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     return others if own or (len(late) * 2 > len(changed) and find_stragglers(others)) else diagnosis
 
 
-def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], int]) -> str:
+def _explain_met_peer_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], int]) -> str:
     """Return why a rank counts as one that had met a peer's error before it raised; empty: it doesn't.
 
     It had called a collective to which not all members came, or had printed one.
@@ -144,7 +144,7 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], 
     if judged.failure_class > FailureClass.OWN_EXIT or exception is None:
         return ""
     begins = any(frame.function == "init_process_group" for frame in exception.frames)
-    if exception.frames and _GROUP in exception.frames[-1].file and not begins:
+    if exception.frames and _PROCESS_GROUP_FOLDER in exception.frames[-1].file and not begins:
         return ""
     # gloo's collectives fail in the call
     if any(
@@ -152,7 +152,7 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], 
         and progress.enqueued > counts.get((judged.failure.rank or 0, progress.group), 0)
         for progress in map(drop_messages, judged.failure.collectives)
     ):
-        return _WHY
+        return AFTER_A_FAILED_COLLECTIVE
     has_printed = not judged.specific and prints_a_peers_error(judged.failure.printed)
     return AFTER_A_PRINTED_ERROR if has_printed else ""
 
@@ -160,9 +160,9 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], 
 # --- the first of several faults ------------------------------------------------------------------------------------
 
 
-def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_counts: BlameCounts) -> FirstFault:
-    faults = _without_accusers(_without_aftermath(faults, clocks), clocks)
-    faults = sorted(faults, key=lambda fault: _order(fault, blame_counts))
+def _choose_first(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_counts: BlameCounts) -> FirstFault:
+    faults = _drop_failures_that_blame_a_fault(_drop_aftermath(faults, clocks), clocks)
+    faults = sorted(faults, key=lambda fault: _build_sort_key(fault, blame_counts))
     may_be_first = clocks.contenders([fault.failure for fault in faults])
     contenders = [fault for fault, may_be in zip(faults, may_be_first, strict=True) if may_be]
     contenders = contenders or list(faults)  # circular times: none is first
@@ -178,7 +178,7 @@ def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_coun
     return FirstFault(first, same, others, tuple(fault for fault in contenders if not _is_same(fault, first)))
 
 
-def _without_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
+def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
     """Leave out exits of a lost or terminated node's workers, unless they certainly were before the node's end.
 
     Leave out also workers that SIGTERM ended after another worker of their node had failed: torch sends it, too.
@@ -210,7 +210,7 @@ def _is_terminated(fault: ClassifiedFailure) -> bool:
     )
 
 
-def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
+def _drop_failures_that_blame_a_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
     """Leave out failures that name a rank with a fault of its own which names no rank: they report that rank's fault.
 
     An exception of the program's own names a rank if it repeats what that rank wrote: its whole text, and more. A
@@ -226,15 +226,15 @@ def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> li
         accused = accusing_none.get(rank, []) if rank is not None and rank != fault.failure.rank else []
         if not accused:
             text = find_message(fault.failure).text
-            named = set(map(int, _RANK.findall(text))) - {fault.failure.rank}
+            named = set(map(int, _NAMED_RANK.findall(text))) - {fault.failure.rank}
             spoken = ((item, find_message(item.failure).text) for rank in named for item in accusing_none.get(rank, ()))
             accused = [item for item, repeated in spoken if repeated and repeated in text and repeated != text]
-        return any(clocks.gap_ns(fault.failure, item.failure) < _LONG_AFTER_NS for item in accused)
+        return any(clocks.gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS for item in accused)
 
     return [fault for fault in faults if not accuses(fault)]
 
 
-def _order(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object, ...]:
+def _build_sort_key(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object, ...]:
     """Return the sort key of faults whose order in time isn't known: evidence, then accusations, then time.
 
     What no peer's failure causes comes first, a fault of the GPU or a SIGKILL that no agent sent: a clean-up after it
@@ -245,15 +245,24 @@ def _order(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object,
     failure = fault.failure
     is_killed = failure.signal == "SIGKILL" and not failure.sent_signals
     return (
-        not is_killed and fault.category not in OF_THE_GPU,
+        # no peer causes these, and a clean-up after them may fail in any way
+        not is_killed and fault.category not in GPU_CATEGORIES,
+        # it had not left the task function when its process was stopped: the user's code might still have handled it
         fault.in_flight,
+        # it names the retries, not what failed
         gave_up(failure),
+        # a signature names this very fault
         not fault.specific,
+        # the agents saw these end first
         -blame_counts.times_broadcast(fault),
+        # an exception, then an exit, then the end of a node
         fault.failure_class,
+        # peers name the process that they lost
         -blame_counts.of(fault),
+        # clocks may differ, so times count only here; a failure without a time comes last
         failure.timestamp_ns is None,
         failure.timestamp_ns or 0,
+        # from here on only so that each reader of the same documents chooses the same failure
         failure.rank if failure.rank is not None else 1 << 62,
         failure.node,
         failure.message,
@@ -288,17 +297,19 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
 # --- ranks that were stopped where the first fault was raised -------------------------------------------------------
 
 
-def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+def find_ranks_stopped_raising(
+    first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped while they failed as `first` did.
 
     Their exceptions were on their way out, or they crashed, or were exiting.
     """
     exception, exit_code = first.failure.exception, first.failure.exit_code or 0
     if crashed_at := find_crash_position(first.failure):
-        return [item for item in _stopped(first, classified) if find_crash_position(item.failure) == crashed_at]
+        return [item for item in _find_stopped(first, classified) if find_crash_position(item.failure) == crashed_at]
     # other last lines tell nothing: all ranks print the same ones
     if exit_code > 0 and (said := _printed(first.failure)):
-        alike = (item for item in _stopped(first, classified) if item.failure.exit_code == exit_code)
+        alike = (item for item in _find_stopped(first, classified) if item.failure.exit_code == exit_code)
         return [item for item in alike if _printed(item.failure) == said]
     if exception is None or find_causes(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
@@ -307,7 +318,7 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
         return []  # peers' errors are raised there, too
     raised_at = format_place(frames[-1])
     found = []
-    for item in _stopped(first, classified):
+    for item in _find_stopped(first, classified):
         where = locate_main_thread(item.failure)
         # a process that didn't answer stands at the line at which a finaliser ran
         if raised_at == (find_raise_position(item.failure) or (where.frame if where.is_finalizing else "")):
@@ -324,19 +335,25 @@ def _printed(failure: WorkerError) -> tuple[str, str] | None:
     return get_short_name(cause), normalize_message(cause.message)
 
 
-def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+def find_ranks_stopped_near(
+    first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped in the function that raised, or while raising, and waited for no peer."""
     exception = first.failure.exception
     own = find_own_frames(exception) if exception is not None else ()
-    return [item for item in _stopped(first, classified) if own and _is_near(item.failure, own[-1])]
+    return [item for item in _find_stopped(first, classified) if own and _is_near(item.failure, own[-1])]
 
 
-def stopped_unwinding(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+def find_ranks_stopped_unwinding(
+    first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped in a finaliser where the first fault's exception passed by, not a peer's."""
     exception = first.failure.exception
     passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()
     called = {progress.group: progress.enqueued for progress in first.failure.collectives}
-    stood = [(item, locate_main_thread(item.failure), item.failure.collectives) for item in _stopped(first, classified)]
+    stood = [
+        (item, locate_main_thread(item.failure), item.failure.collectives) for item in _find_stopped(first, classified)
+    ]
     unknown = [
         (item, known) for item, at, known in stood if at.is_finalizing and not at.raised_at and at.frame in passed
     ]
@@ -350,15 +367,15 @@ def find_raise_position(failure: WorkerError) -> str:
     return format_place(raised_at) if raised_at is not None and find_library(raised_at) != "torch" else ""
 
 
-def _stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+def _find_stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
     return [item for item in classified if item is not first and item.failure.stopped_by_agent and not item.waited]
 
 
-def _is_near(failure: WorkerError, list_library_calls: FrameInfo) -> bool:
+def _is_near(failure: WorkerError, raising_frame: FrameInfo) -> bool:
     where = locate_main_thread(failure)
     if find_raise_position(failure):
         return True
     if where.kind is not PositionKind.ELSEWHERE or any(progress.is_outstanding for progress in failure.collectives):
         return False
-    file, function = list_library_calls.file.rsplit("/", 1)[-1], list_library_calls.function
+    file, function = raising_frame.file.rsplit("/", 1)[-1], raising_frame.function
     return where.frame.startswith(f"{file}:") and where.frame.endswith(f" in {function}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from firstfault.evidence import faults
-from firstfault.evidence.classification import OF_A_FIRST_TRY, ClassifiedFailure, FailureClass, left_no_reason
+from firstfault.evidence.classification import FIRST_TRY_REASON, ClassifiedFailure, FailureClass, aborted_without_reason
 from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault, are_unlisted
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
@@ -34,11 +34,11 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     unread_count = len(diagnosis.job.unopened_like(first.failure.fingerprint)) if read_count == len(fault.same) else 0
     # A rank that was stopped while it raised the same exception has the fault, too. A rank that was in a finalizer
     # where the exception passes by probably has it; one that was just near the line may have been about to fail.
-    raising = faults.stopped_raising(first, classified)
+    raising = faults.find_ranks_stopped_raising(first, classified)
     accounted = set(map(id, raising))
-    unwinding = [item for item in faults.stopped_unwinding(first, classified) if id(item) not in accounted]
+    unwinding = [item for item in faults.find_ranks_stopped_unwinding(first, classified) if id(item) not in accounted]
     accounted |= set(map(id, unwinding))
-    near = [item for item in faults.stopped_near(first, classified) if id(item) not in accounted]
+    near = [item for item in faults.find_ranks_stopped_near(first, classified) if id(item) not in accounted]
     earlier = _find_possibly_earlier_failures(diagnosis, fault)
     doubts = _list_doubts(diagnosis, fault)
     why = [Reason(f"{name_process(first.failure)} {first.why}", (first.failure,))]
@@ -108,7 +108,7 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
         "a clean-up or a checkpoint on a full disk fails so after any error": len(same) > 1 and is_printed_only,
         "its last words tell of a wait, which may be for a peer": has_peers and is_wait,
         "it does not tell why its tries failed": has_peers and faults.gave_up(first.failure),
-        "its last try may have failed for another reason": first.why == OF_A_FIRST_TRY,
+        "its last try may have failed for another reason": first.why == FIRST_TRY_REASON,
     }
     return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]
 
@@ -119,7 +119,7 @@ def _rate_confidence(fault: FirstFault, *, is_sure: bool) -> str:
         return "low"
     if fault.rivals:
         return "low" if any(rival.failure_class is first.failure_class for rival in fault.rivals) else "medium"
-    return "medium" if not is_sure or is_unclear or first.in_flight or left_no_reason(first.failure) else "high"
+    return "medium" if not is_sure or is_unclear or first.in_flight or aborted_without_reason(first.failure) else "high"
 
 
 def _may_follow_peer_error(first: ClassifiedFailure) -> bool:

@@ -36,7 +36,7 @@ from firstfault.evidence.diagnosis import (
     find_terminated_nodes,
     find_unreported_nodes,
 )
-from firstfault.evidence.faults import came_after_a_long_wait, with_faults
+from firstfault.evidence.faults import came_after_long_wait, find_faults
 from firstfault.evidence.hangs import (
     find_early_returns,
     find_mismatched_wait,
@@ -108,14 +108,14 @@ def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
     A process that was stopped, or that reports a lost peer, is a victim, whatever its time. Times decide only as far as
     the clocks are known.
     """
-    return apply_rules(with_faults(diagnosis or diagnose(job)))
+    return apply_rules(find_faults(diagnosis or diagnose(job)))
 
 
 def apply_rules(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
     """Return the verdict of the first rule that applies.
 
     Args:
-        diagnosis: with its faults, as `with_faults` returns it.
+        diagnosis: with its faults, as `find_faults` returns it.
         rules: the rules to try; by default `RULES`.
     """
     verdicts = ((rule, verdict) for rule in rules or RULES if (verdict := rule.decide(diagnosis)) is not None)
@@ -139,7 +139,7 @@ def _add_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: s
 def _judge_long_wait(diagnosis: Diagnosis) -> Verdict | None:
     # Ranks 0 to 2 waited ten minutes for rank 3; while the job was torn down, rank 4 raised in a clean-up. Rank 4's
     # exception is a fault, but it came after the hang.
-    if not diagnosis.faults or not came_after_a_long_wait(diagnosis):
+    if not diagnosis.faults or not came_after_long_wait(diagnosis):
         return None
     verdict = build_candidates_verdict(diagnosis, find_stragglers(diagnosis))
     if verdict is None or not verdict.ranks or any(fault.failure.rank in verdict.ranks for fault in diagnosis.faults):
@@ -149,7 +149,7 @@ def _judge_long_wait(diagnosis: Diagnosis) -> Verdict | None:
 
 def _judge_lost_node(diagnosis: Diagnosis) -> Verdict | None:
     fault = diagnosis.first
-    is_lost = fault is not None and fault.first.failure_class is FailureClass.LOST
+    is_lost = fault is not None and fault.first.failure_class is FailureClass.NODE_LOST
     return build_fault_verdict(diagnosis, fault) if fault is not None and is_lost else None
 
 
@@ -267,7 +267,7 @@ def _judge_first_try(diagnosis: Diagnosis) -> Verdict | None:
     if not first_tries or any(record.kind is RestartKind.IN_PROCESS for record in job.restarts):
         return None
     failures = tuple(first_tries.get(failure.rank, failure) for failure in job.failures)
-    first_diagnosis = with_faults(diagnose(replace(job, failures=failures)))
+    first_diagnosis = find_faults(diagnose(replace(job, failures=failures)))
     fault = first_diagnosis.first
     if fault is None or fault.first.failure is not first_tries.get(fault.first.failure.rank):
         return None
