@@ -10,6 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from firstfault.evidence.library_calls import (
+    DATA_LOADER_FOLDER,
+    classify_by_library_call,
+    was_raised_by_config_parser,
+)
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
 from firstfault.exceptions.ending_exception import find_ending_exception
@@ -20,7 +25,6 @@ from firstfault.exceptions.first_cause import (
     find_first_cause,
     is_wrapper,
     iter_exceptions,
-    list_library_calls,
 )
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
 from firstfault.exceptions.retried_step import find_original_failure
@@ -28,8 +32,6 @@ from firstfault.exceptions.stack_position import PositionKind, has_left_program,
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
 
-_GENERIC_SIGNATURES = {"program", "missing-file", ""}
-"""Signatures that an exception has if no specific one fits."""
 FIRST_TRY_REASON = "failed by itself, and tried the step again"
 """Why a rank counts that is judged by its first try."""
 _UNSPECIFIC_CONNECTION_SIGNATURES = {"connection-lost", "connection-unclear"}
@@ -37,9 +39,8 @@ _UNSPECIFIC_CONNECTION_SIGNATURES = {"connection-lost", "connection-unclear"}
 GPU_CATEGORIES = {"gpu_kernel", "gpu_hardware"}
 """Categories of faults that no peer causes."""
 _PROCESS_GROUP_FOLDER = "torch/distributed/"
-_DATA_LOADER_FOLDER = "torch/utils/data/"
 _CHILD_PROCESS_FILES = (
-    _DATA_LOADER_FOLDER,
+    DATA_LOADER_FOLDER,
     "torch/multiprocessing/",
     "multiprocessing/resource_sharer.py",
     "multiprocessing/pool.py",
@@ -71,19 +72,6 @@ _WAIT_CATEGORY = "hang"
 _LINE_NUMBER = re.compile(r":\d+ in ")
 _MIN_MAJORITY_FACTOR = 3
 """So many times more ranks than stand elsewhere must stand in one function, or wait, to be those that wait."""
-_CHECKPOINT_LOADERS = re.compile(
-    r"(?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py \w*(?:load|read)\w*$"
-    r"|-packages/\S* _?(?:load|restore|resume)_?\w*(?:state|checkpoint|weights|ckpt)\w*$"
-    r"|-packages/\S*checkpoint\S* _?(?:load|read|restore|resume)\w*$"
-)
-_CONFIG_PARSERS = re.compile(
-    r"/argparse\.py |-packages/(?:absl|click|draccus|fire|hydra|jsonargparse|omegaconf|transformers/hf_arg|typer|tyro)"
-)
-"""Functions of libraries that read a checkpoint, a command line or a configuration."""
-_PARSER_INTERNALS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic")
-"""What those call."""
-_MAX_LIBRARY_FRAMES = 8
-"""Frames of such a function: farther out, it may have called the training."""
 _INTERRUPT = "KeyboardInterrupt"
 _SIGNAL_HANDLER_EXCEPTIONS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
@@ -264,7 +252,7 @@ def _classify_by_role(
         why,
         _get_specific_category(found) if is_own else found.category if found.role is Role.AMBIGUOUS else "",
         found.pointer,
-        specific=is_own and _is_specific(found),
+        specific=is_own and found.is_specific,
         in_flight=in_flight,
         waited=not is_own and found.category == _WAIT_CATEGORY,
         signature=signature,
@@ -323,7 +311,7 @@ def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: se
 
 def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify an exception that a process raised, or printed before it ended."""
-    found = _classify_by_library_call(exception, _classify_chain(exception))
+    found = classify_by_library_call(exception, _classify_chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _CHECKPOINT_ON_RANKS and failure.rank in find_ranks_with_checkpoint_error(exception):
         said = _classify_link(find_first_cause(exception))  # of the rank's own traceback, which is in the text
@@ -335,7 +323,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     if found.role is Role.PRIMARY:
         why = (
             "raised an exception of its own"
-            if not _is_specific(found)
+            if not found.is_specific
             else f"reports a fault of its own ({found.signature})"
         )
         judged = _classify_by_role(failure, found, why, in_flight=in_flight)
@@ -352,7 +340,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
         if owner := _find_own_process(exception):
             why = f"lost the connection to a process that it had started ({owner})"
-            category = "signal" if owner == _DATA_LOADER_FOLDER else ""  # what a sample raises arrives as an exception
+            category = "signal" if owner == DATA_LOADER_FOLDER else ""  # what a sample raises arrives as an exception
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
         if found.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
             why = f"lost a connection, perhaps not to a peer ({found.signature})"
@@ -362,20 +350,6 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH, STORE_WAIT} else ""
     return _classify_by_role(failure, found, why, signature=signature, in_flight=in_flight)
-
-
-def _classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
-    """Return the class of an exception whose text tells little, by the library's function that raised it."""
-    is_cut = found.signature == "bare-timeout" and get_short_name(find_causes(exception).first) == "EOFError"
-    # training data may have any form, a checkpoint's, too
-    is_data = any(_DATA_LOADER_FOLDER in frame.file for link in iter_exceptions(exception) for frame in link.frames)
-    if is_data or not (is_cut or (found.role is Role.PRIMARY and not _is_specific(found))):
-        return found
-    called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
-    if any(map(_CHECKPOINT_LOADERS.search, called)):
-        return replace(found, role=Role.PRIMARY, category="checkpoint")
-    parses = next((_CONFIG_PARSERS.search(name) for name in called if not _PARSER_INTERNALS.search(name)), None)
-    return replace(found, role=Role.PRIMARY, category="config") if parses else found
 
 
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
@@ -391,8 +365,7 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     log = _get_log_of_exit(failure, "")
     found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(failure, log, "exited", "")
-    called = next((name for name in list_library_calls(exception) if not _PARSER_INTERNALS.search(name)), "")
-    refuses = log.signature == "usage" or _CONFIG_PARSERS.search(called)
+    refuses = log.signature == "usage" or was_raised_by_config_parser(exception)
     if found is None and failure.exit_code != 0 and refuses:
         why = "refused its command line or configuration"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
@@ -406,7 +379,7 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
     found = _classify_chain(exception)
-    judged = replace(_classify_raised(failure, exception), signature=found.signature if _is_specific(found) else "")
+    judged = replace(_classify_raised(failure, exception), signature=found.signature if found.is_specific else "")
     name = get_short_name(find_causes(exception).first)
     if name == _INTERRUPT and not failure.sent_signals:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended} after a {name}", "interrupted")
@@ -451,7 +424,7 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if printed := _classify_printed_error(failure, ended):
         return printed
     is_reason = signal or failure.exit_code != 0
-    if is_reason and log.role is Role.PRIMARY and log.signature not in _GENERIC_SIGNATURES | {"killed", "crashed"}:
+    if is_reason and log.role is Role.PRIMARY and log.is_specific and log.signature not in {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
         return _classify_by_role(failure, log, why, signature=log.signature)
     if signal == "SIGKILL" and failure.resources.oom_kill:
@@ -547,7 +520,7 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
         judged,
         failure_class=FailureClass.OWN_FAULT,
         category=_get_specific_category(found),
-        specific=_is_specific(found),
+        specific=found.is_specific,
     )
 
 
@@ -565,14 +538,14 @@ def _classify_chain(exception: ExceptionInfo) -> Classification:
     causes = find_causes(exception)
     inner, outer = list(map(_classify_link, causes.informative)), list(map(_classify_link, causes.wrappers))
     root = inner[-1]
-    local = [found for found in inner if found.role is Role.PRIMARY and _is_specific(found)]
+    local = [found for found in inner if found.role is Role.PRIMARY and found.is_specific]
     local += [found for found in outer if found.role is Role.PRIMARY and found.category in GPU_CATEGORIES]
     if not local and _tells_nothing(root, exception):
         path = itertools.pairwise((*causes.wrappers, causes.first))
         is_wrapped = [is_wrapper(around, within) for around, within in path]
         # those that were raised to report the first cause, also through others
         reports = (found for number, found in enumerate(outer) if all(is_wrapped[number:]))
-        local = [found for found in reports if found.role is Role.PRIMARY and _is_specific(found)][-1:]
+        local = [found for found in reports if found.role is Role.PRIMARY and found.is_specific][-1:]
     return local[0] if local else root
 
 
@@ -596,10 +569,6 @@ def _classified(message: str, exception_type: str = "", bases: tuple[str, ...] =
 
 def _is_a_wait(found: Classification) -> bool:
     return found.role is Role.AMBIGUOUS and found.category == _WAIT_CATEGORY
-
-
-def _is_specific(found: Classification) -> bool:
-    return found.signature not in _GENERIC_SIGNATURES
 
 
 def _get_specific_category(found: Classification) -> str:

@@ -60,6 +60,8 @@ _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
 _MANY_LINES = 200
+_GENERIC_SIGNATURES = {"program", "missing-file", ""}
+"""Signatures that an exception has if no specific one fits."""
 _OF_ENDS = {"aborted", "aborted-by-the-shell", "crashed", "exit-code", "killed", "terminated", "told-by-signal"}
 """Signatures of texts that repeat how a process ended."""
 
@@ -91,6 +93,11 @@ class Classification:
     """Id of the signature that fits; empty: none does."""
     why: str = ""
     pointer: Pointer | None = None
+
+    @property
+    def is_specific(self) -> bool:
+        """Whether a signature fits that says more than which kind of program failed."""
+        return self.signature not in _GENERIC_SIGNATURES
 
 
 def classify(

@@ -13,25 +13,25 @@ from firstfault.report.headline import headline_parts, split_fault
 from firstfault.retry import RETRY_REQUESTS
 from firstfault.utils.text import one_line, printable
 
-_ANSWER = 51
+_MAX_ANSWER_CHARACTERS = 51
 """Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error: SYSTEM::``."""
-_LENGTH = 89
-_NODE_TAIL = 10
-"""Characters of a long name that there is always room for."""
-_FEW = 3
-_RANKS = 10
-"""Characters."""
-_POD_OF_FLYTE = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
+_MAX_LINE_CHARACTERS = 89
+_MIN_NODE_CHARACTERS = 10
+"""There is always room for this much of a node's long name."""
+_MAX_LISTED_RANKS = 3
+_MAX_RANKS_CHARACTERS = 10
+"""If more ranks failed, or their numbers are longer, the line says only how many they are."""
+_FLYTE_POD_NAME = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
 """Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica, its number."""
-_GENERIC = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
+_GENERIC_EXCEPTIONS = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
 """Names of exceptions that say nothing by themselves."""
-_NAMES = {
+_PLAIN_NAMES = {
     "AgentLost": "agent lost",
     "NoErrorFile": "no error file",
     "Silent": "no last words",
 }
 """Plainer words for some names."""
-_CUDA = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")
+_CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")
 """What the first words of the line say already."""
 
 
@@ -41,19 +41,22 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     subject = _subject(verdict)
     node = _spaced(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
     name, text = split_fault(verdict)
-    what = one_line(_spaced(_what(verdict, name)), _ANSWER - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
+    what = one_line(
+        _spaced(_what(verdict, name)),
+        _MAX_ANSWER_CHARACTERS - len(subject) - min(len(node), _MIN_NODE_CHARACTERS) - len(fate) - 3,
+    )
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
-    room = _ANSWER - len(answer) - len(fate) - 2
+    room = _MAX_ANSWER_CHARACTERS - len(answer) - len(fate) - 2
     if len(node) > room:  # the end is kept, because pods' names differ there
         node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less wouldn't identify it
     answer = " ".join(part for part in (answer, node, fate) if part)
-    detail = one_line(_spaced(_detail(verdict, name, text)), max(_LENGTH - len(answer) - 2, 0))
+    detail = one_line(_spaced(_detail(verdict, name, text)), max(_MAX_LINE_CHARACTERS - len(answer) - 2, 0))
     return f"{answer}: {detail}" if detail else answer
 
 
 def shorten_pod_name(name: str) -> str:
     """Return the end of a pod's name, behind execution, node and attempt: "worker-1"; any other name as it is."""
-    match = _POD_OF_FLYTE.fullmatch(name)
+    match = _FLYTE_POD_NAME.fullmatch(name)
     return match["pod"] if match is not None else name
 
 
@@ -64,8 +67,9 @@ def _subject(verdict: Verdict) -> str:
     if count > 1 and verdict.root is not None and verdict.root.place.world_size == count:
         return f"all {count} ranks"
     if count > 1:
-        text = format_ranks(verdict.ranks, _RANKS)
-        return f"ranks {text}" if count <= _FEW and len(text) <= _RANKS else f"{count} ranks"
+        text = format_ranks(verdict.ranks, _MAX_RANKS_CHARACTERS)
+        is_short = count <= _MAX_LISTED_RANKS and len(text) <= _MAX_RANKS_CHARACTERS
+        return f"ranks {text}" if is_short else f"{count} ranks"
     return f"rank {verdict.ranks[0]}" if verdict.ranks else ""
 
 
@@ -74,11 +78,11 @@ def _what(verdict: Verdict, name: str) -> str:
     if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
         return name
     about = ABOUT_CATEGORIES.get(verdict.category, {})
-    if name in _GENERIC:
+    if name in _GENERIC_EXCEPTIONS:
         name = about.get("short_of_generic", name)
     if verdict.category == "recoverable" and name in RETRY_REQUESTS:
         return verdict.category
-    return about.get("short") or _NAMES.get(name, name)
+    return about.get("short") or _PLAIN_NAMES.get(name, name)
 
 
 def _detail(verdict: Verdict, name: str, text: str) -> str:
@@ -91,7 +95,7 @@ def _detail(verdict: Verdict, name: str, text: str) -> str:
     if verdict.category == "hang" and (stood := locate_main_thread(root).frame):
         return f"at {stood}"
     if "short" in ABOUT_CATEGORIES.get(verdict.category, {}):
-        text = _CUDA.sub("", text)
+        text = _CUDA_PREFIX.sub("", text)
     text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
     if root.signal == "SIGKILL":
         text = text.removeprefix("killed, ")

@@ -1,0 +1,47 @@
+"""What it means that a library's function raised an exception: a checkpoint that can't be read, a bad configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import Classification
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.first_cause import find_causes, iter_exceptions, list_library_calls
+from firstfault.model import ExceptionInfo
+
+DATA_LOADER_FOLDER = "torch/utils/data/"
+_CHECKPOINT_LOADERS = re.compile(
+    r"(?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py \w*(?:load|read)\w*$"
+    r"|-packages/\S* _?(?:load|restore|resume)_?\w*(?:state|checkpoint|weights|ckpt)\w*$"
+    r"|-packages/\S*checkpoint\S* _?(?:load|read|restore|resume)\w*$"
+)
+_CONFIG_PARSERS = re.compile(
+    r"/argparse\.py |-packages/(?:absl|click|draccus|fire|hydra|jsonargparse|omegaconf|transformers/hf_arg|typer|tyro)"
+)
+"""Functions of libraries that read a checkpoint, a command line or a configuration."""
+_PARSER_INTERNALS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic")
+"""What those call."""
+_MAX_LIBRARY_FRAMES = 8
+"""Frames of such a function: farther out, it may have called the training."""
+
+
+def classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
+    """Return the class of an exception whose text tells little, by the library's function that raised it."""
+    is_cut = found.signature == "bare-timeout" and get_short_name(find_causes(exception).first) == "EOFError"
+    # training data may have any form, a checkpoint's, too
+    is_data = any(DATA_LOADER_FOLDER in frame.file for link in iter_exceptions(exception) for frame in link.frames)
+    if is_data or not (is_cut or (found.role is Role.PRIMARY and not found.is_specific)):
+        return found
+    called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
+    if any(map(_CHECKPOINT_LOADERS.search, called)):
+        return replace(found, role=Role.PRIMARY, category="checkpoint")
+    parses = next((_CONFIG_PARSERS.search(name) for name in called if not _PARSER_INTERNALS.search(name)), None)
+    return replace(found, role=Role.PRIMARY, category="config") if parses else found
+
+
+def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
+    """Return whether a parser of command lines or configurations raised, itself or in what it calls."""
+    called = next((name for name in list_library_calls(exception) if not _PARSER_INTERNALS.search(name)), "")
+    return _CONFIG_PARSERS.search(called) is not None
