@@ -68,8 +68,9 @@ def test_what_code_makes_of_an_interruption() -> None:
     """
     options = {"store_factory": TCPStore, "store_kwargs": {"use_libuv": False, "wait_for_workers": True}}
     ended = run("otherwise", initialize=FEW, last_call_wait=dt.timedelta(0), **options, **FAST)
-    assert set(ended.of("enter", 1)) == ALL
-    assert ended.values("done") == {rank: (rank, 4) for rank in ALL}
+    # without a last call, a rank may fail in the second iteration before all have entered it: the third one has all
+    assert ended.of("enter", 1)
+    assert ended.values("done") == {rank: (rank, 4) for rank in ALL}, ended.events
 
 
 def test_a_limit() -> None:
