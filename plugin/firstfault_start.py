@@ -64,7 +64,7 @@ def begin_rank() -> None:
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
-    """Return rank, local rank and world size as a launcher's variables tell them; None, 0: unknown."""
+    """Return rank, local rank and world size from a launcher's variables; None, 0: unknown."""
 
     def number(name: str) -> int:
         text = environment.get(name, "")
@@ -89,7 +89,7 @@ def _watch(module: str) -> None:
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         # raised for each exception that nothing handles, also if the program has replaced `sys.excepthook`. If there is
-        # a caller, or if this is another thread, an extension prints an exception and the program goes on.
+        # a caller, or if this is another thread, an extension prints an exception and the program continues.
         if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
             return
         if sys._getframe().f_back is None:  # noqa: SLF001 - the public way is slower

@@ -1,6 +1,6 @@
 """Error propagation for torch elastic: which worker killed a job, why, and whether to run it again; without flytekit.
 
-`launch` runs one node's workers under an agent that documents failures, tells other nodes, and concludes with them
+`launch` runs one node's workers under an agent that documents failures, informs other nodes, and concludes with them
 on one verdict. It imports torch and the library `firstfault`, never flytekit. Names are loaded when first used.
 """
 

@@ -88,13 +88,13 @@ class Engine(Protocol):
         """
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
-        """Return when this node, whose workers have succeeded, may exit, or when `shutdown_requested` is set.
+        """Wait until this node may exit after its workers have succeeded, or until `shutdown_requested` is set.
 
         `has_rank_0`: it has the result of rank 0.
         """
 
     def announce(self, verdict: SealedVerdict) -> None:
-        """Tell a person who reads this node's output what failed."""
+        """Print what failed, for a person who reads this node's output."""
 
     def enforces(self, job: JobErrors) -> bool:
         """Whether the engine carries out a decision on this attempt; else the decision is advice."""

@@ -22,8 +22,10 @@ logger = get_logger("firstfault_torch")
 
 T = TypeVar("T")
 WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
-"""Signals whose handlers may raise in a worker. An agent stops a worker with SIGTERM, the kernel with SIGINT after the
-agent's death, and torch's data loader raises on SIGCHLD when one of its processes has died.
+"""Signals with handlers that may raise in a worker.
+
+An agent stops a worker with SIGTERM, the kernel with SIGINT after the agent's death, and torch's data loader raises on
+SIGCHLD when one of its processes has died.
 """
 _NO_THREAD = "can't start new thread"
 _AT_THE_END = "at interpreter shutdown"

@@ -85,7 +85,7 @@ class NodeContext:
     ip: str = ""
     """The node's address, looked up once: the name service may take seconds, too long for a failing worker."""
     node_folder: str = ""
-    """The folder of the node's recorder and spool; empty: there is no recorder."""
+    """The folder of the node's recorder and spool; empty: no recorder runs."""
 
     @property
     def output_prefix(self) -> str:

@@ -22,7 +22,7 @@ from firstfault.utils.text import elide
 from firstfault_torch.time_limits import OTEL_TIMEOUT_SECONDS, WEBHOOK_TIMEOUT_SECONDS
 
 Stall = Mapping[str, Any]
-"""What `docs/platform.md` tells of a stall."""
+"""What `docs/platform.md` promises about a stall."""
 _TEXT = 100_000
 """Characters of a message or a traceback that are sent."""
 
@@ -98,7 +98,7 @@ _NAME = "firstfault"
 def send_record(about: Report | Stall) -> None:
     """Send the record of a report or a stall; do nothing without an endpoint or without the extra ``otel``.
 
-    It goes through an exporter of its own: the providers of the process stay as they are.
+    It uses a separate exporter: the providers of the process stay as they are.
 
     Raises:
         ValueError: the variables ask for gRPC.

@@ -74,7 +74,7 @@ class SurvivorsProtocol(Protocol):
         """Return the state of the workers; None if they have failed."""
 
     def forget_recovered(self, group: WorkerGroup) -> None:
-        """Leave out the deaths from which the others have recovered."""
+        """Leave out deaths that the remaining ranks have recovered from."""
 
     def await_end(self) -> None:
         """Wait a while for all workers to give up."""
@@ -89,7 +89,7 @@ class Hang:
     """
 
     warn_seconds: float | None = 60.0
-    """After so long, and after twice, four times as long, they tell on stderr for which rank the others wait."""
+    """After this long, twice and four times as long, they print to stderr which rank the rest of the job waits for."""
     end_seconds: float | None = None
     """After so long they end the attempt with that verdict, unless a rank that is waited for shows that it works."""
     busy_seconds: float | None = None
@@ -109,7 +109,7 @@ def parse_hang(text: str) -> Hang | None:
     """Return the option that a text like "warn:60,end:300" means; None for "off".
 
     Raises:
-        firstfault.errors.UsageError: it is no such text.
+        firstfault.errors.UsageError: it isn't such a text.
     """
     if text == "off":
         return None

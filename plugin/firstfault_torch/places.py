@@ -50,7 +50,7 @@ def get_worker_place(node_context: NodeContext, environment: Mapping[str, str] =
 
 
 def read_boot_id() -> str:
-    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty if Linux doesn't provide it."""
+    """Identify the boot that this process's CLOCK_MONOTONIC counts from; empty if Linux doesn't provide it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -172,10 +172,10 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
 def reach_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
     """Settle on a verdict with other nodes, or conclude alone, and publish; None if firstfault itself failed."""
     sealed: SealedVerdict | None = None
-    with suppress_internal_errors("settling on a verdict with the other nodes"):
+    with suppress_internal_errors("agreeing on a verdict with all nodes"):
         sealed = _settle_with_peers(end, settings)
     if sealed is None:
-        with suppress_internal_errors("concluding without the other nodes"):
+        with suppress_internal_errors("concluding alone"):
             sealed = _conclude_alone(end, settings)
     return sealed
 
@@ -222,7 +222,7 @@ def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSetting
 
 
 def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
-    """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
+    """Conclude from what this node can read, and publish; take the verdict of a node that had its turn earlier."""
     is_shared = end.node_context.identity.is_folder_shared
     if end.group_rank and is_shared:
         found = wait_for_peer_verdict(
@@ -290,7 +290,7 @@ def _conclude_and_seal(
 
 
 def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
-    """Publish a verdict, and leave it for the next attempt and for readers; return it with what became of it.
+    """Publish a verdict, and leave it for the next attempt and for readers; return it with the result of publishing.
 
     All is uploaded at the same time: other pods wait, and when the first one has exited, this one may be killed.
     """
@@ -314,13 +314,13 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
     """Log a published verdict, and pass it on to an outer launcher and to notifiers."""
     if sealed is None:
         return
-    with suppress_internal_errors("telling what failed"):
+    with suppress_internal_errors("printing what failed"):
         engine.announce(sealed)
     with suppress_internal_errors("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
             write_error_file(outer, build_torch_error_data(sealed.verdict))
-    if sealed.report is not None:  # this node concluded, and by now the others have the verdict
+    if sealed.report is not None:  # this node concluded, and by now all nodes have the verdict
         with suppress_internal_errors("notifying others"):
             notify(sealed.report)
 

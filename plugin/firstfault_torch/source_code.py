@@ -14,13 +14,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ORIGIN = re.compile(r'^\[remote "origin"\][^\[]*', re.MULTILINE)
 _URL = re.compile(r"^\s*url\s*=\s*(\S+)", re.MULTILINE)
 _FOLDERS = {"github.": "blob", "gitlab.": "-/blob", "bitbucket.": "src"}
-"""Where a commit's files are, on the sites whose addresses are known."""
+"""The path to a commit's files on known hosting sites."""
 _SSH = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!/)(?P<path>.+)")
 """git@github.com:org/repo.git"""
 
 
 def find_source_code() -> tuple[str, Path]:
-    """Return the address of the source code and the folder that it stands for; an empty address: not known."""
+    """Return the address of the source code and the folder that it corresponds to; an empty address: not known."""
     with contextlib.suppress(OSError, ValueError):  # also if the working folder was deleted
         folder = Path.cwd()
         if given := os.environ.get(SOURCE_VARIABLE, ""):

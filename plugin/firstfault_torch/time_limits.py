@@ -12,7 +12,7 @@ from firstfault.recorder.time_limits import Limit
 UPLOAD_DEADLINE_SECONDS = Limit(
     5.0, "a failing worker, for its document to be durable", "it raises; the agent uploads it"
 )
-SETTLE_SECONDS = Limit(10.0, "a node that failed, for the other nodes' reports", "one node concludes without them")
+SETTLE_SECONDS = Limit(10.0, "a node that failed, for the remaining nodes' reports", "one node concludes without them")
 STOP_GRACE_SECONDS = Limit(2.0, "the agent, for its workers to end after SIGTERM", "it sends SIGKILL")
 TORCHRUN_STOP_GRACE_SECONDS = Limit(30.0, "the same under torchrun, after a signal to the launcher", "it sends SIGKILL")
 
@@ -32,15 +32,15 @@ RUN_FOLDER_TIMEOUT_SECONDS = Limit(
     5.0, "torchrun's agent, for the folder of its run", "its documents go to a temporary folder"
 )
 RUN_NAME_TIMEOUT_SECONDS = Limit(
-    15.0, "torchrun's agent, for the nodes to agree on the run's name", "it has a name of its own"
+    15.0, "torchrun's agent, for the nodes to agree on the run's name", "it uses a generated name"
 )
 DOCTOR_STORAGE_TIMEOUT_SECONDS = Limit(
-    15.0, "`firstfault doctor`, for the storage to be written, listed and read", "it says so"
+    15.0, "`firstfault doctor`, for the storage to be written, listed and read", "it reports that"
 )
 DOCTOR_RECORDER_TIMEOUT_SECONDS = Limit(
-    15.0, "`firstfault doctor`, for a collective of one rank to be recorded", "it says so"
+    15.0, "`firstfault doctor`, for a collective of one rank to be recorded", "it reports that"
 )
-DOCTOR_PYTHON_TIMEOUT_SECONDS = Limit(15.0, "`firstfault doctor`, for the workers' Python to start", "it says so")
+DOCTOR_PYTHON_TIMEOUT_SECONDS = Limit(15.0, "`firstfault doctor`, for the workers' Python to start", "it reports that")
 MIN_SPOOL_TIMEOUT_SECONDS = Limit(0.5, "a process that writes into the spool, at least", "it uploads without the spool")
 RECEIPT_TIMEOUT_SECONDS = Limit(0.5, "a process that writes a receipt", "the agent uploads the document again")
 NODE_SETUP_TIMEOUT_SECONDS = Limit(0.25, "the agent, for files about GPUs and sources", "the report does without them")
@@ -59,7 +59,7 @@ PARENT_DEATH_TIMEOUT_SECONDS = Limit(
 )
 PARENT_DEATH_POLL_SECONDS = Limit(0.01, "the same worker", "it looks at its parent again")
 CLEAN_EXIT_GRACE_SECONDS = Limit(
-    3.0, "a worker that called sys.exit(0), for the others to exit", "it shuts down gloo's connections"
+    3.0, "a worker that called sys.exit(0), for its siblings to exit", "it shuts down gloo's connections"
 )
 SEND_TIMEOUT_SECONDS = Limit(0.5, "a sender of a message, for the receiver's queue", "the message is lost")
 DEADLINE_SEND_TIMEOUT_SECONDS = Limit(
@@ -93,15 +93,15 @@ FROZEN_WATCHDOG_SECONDS = Limit(
 )
 WATCHDOG_JOIN_TIMEOUT_SECONDS = Limit(2.0, "the agent, for the watchdog's thread", "it continues")
 PROGRESS_POLL_SECONDS = Limit(5.0, "the agent, between two looks for its workers' progress", "it looks again")
-SNAPSHOT_TIMEOUT_SECONDS = Limit(2.0, "the same agent, for workers that stand still to tell where", "it tells without")
+SNAPSHOT_TIMEOUT_SECONDS = Limit(2.0, "the same agent, for stacks of workers without progress", "it reports without")
 SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS = Limit(
-    1.5, "a worker that stands still, for torch's flight recorders", "its answer has no collectives"
+    1.5, "a worker without progress, for torch's flight recorders", "its answer has no collectives"
 )
 KERNEL_STATE_POLL_SECONDS = Limit(0.02, "an agent that sees a process blocked in the kernel", "it looks again")
-RAS_TIMEOUT_SECONDS = Limit(2.0, "the agent that concludes on a stall, for NCCL's RAS", "it tells nothing of it")
+RAS_TIMEOUT_SECONDS = Limit(2.0, "the agent that concludes on a stall, for NCCL's RAS", "its report leaves it out")
 RAS_PEER_TIMEOUT_SECONDS = Limit(0.5, "the same agent, for one process that answers for RAS", "it asks again")
 STALL_REPORTS_TIMEOUT_SECONDS = Limit(
-    12.0, "an agent whose workers stand still, for the others", "it tells what it knows"
+    12.0, "an agent of workers without progress, for its peers", "it reports what it knows"
 )
 SURVIVORS_STORE_TIMEOUT_SECONDS = Limit(2.0, "an agent without workers, for the store", "it ends without an answer")
 SURVIVORS_EXIT_GRACE_SECONDS = Limit(2.0, "the agent, for its other workers when one has given up", "it stops them")
@@ -112,7 +112,7 @@ SURVIVORS_CHECK_INTERVAL_SECONDS = Limit(
 
 # a signal to the agent
 MAIN_THREAD_TIMEOUT_SECONDS = Limit(
-    1.0, "the signal thread, for the main thread to react", "it seals and ends the pod by itself"
+    1.0, "the signal thread, for the main thread to react", "it seals the verdict and ends the pod"
 )
 SIGNAL_RAISE_INTERVAL_SECONDS = Limit(
     0.25, "the signal thread", "it raises in the main thread again: the code may have swallowed it"
@@ -124,7 +124,7 @@ TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS = Limit(
     0.3, "the same agent, for an upload that begins later", "the recorder continues it"
 )
 TERMINATED_SETTLE_SECONDS = Limit(
-    1.5, "a terminated agent, for the other nodes' reports", "one node concludes without them"
+    1.5, "a terminated agent, for the remaining nodes' reports", "one node concludes without them"
 )
 TERMINATED_READ_TIMEOUT_SECONDS = Limit(1.5, "a terminated agent, for the storage", "it concludes from what it has")
 TERMINATED_CONCLUDE_TIMEOUT_SECONDS = Limit(
@@ -146,13 +146,13 @@ EXIT_STEP_TIMEOUT_SECONDS = Limit(1.0, "a signal thread that ends the pod, at ea
 EXIT_RECORDER_TIMEOUT_SECONDS = Limit(1.0, "a signal thread that ends the pod, for the recorder", "it exits")
 
 # the nodes of a round
-ROUND_NUMBER_TIMEOUT_SECONDS = Limit(5.0, "an agent, for the number of the round", "it counts by itself")
+ROUND_NUMBER_TIMEOUT_SECONDS = Limit(5.0, "an agent, for the number of the round", "it uses its own count")
 STORE_TIMEOUT_SECONDS = Limit(2.0, "an agent, for the store to take or give a value", "the store counts as lost")
 LOST_STORE_GRACE_SECONDS = Limit(0.2, "an agent that lost the store, for its host to stop listening", "the host lives")
 FATAL_FAILURE_POLL_SECONDS = Limit(0.5, "an agent, while a peer restarts its workers", "it looks for a fatal failure")
 EXIT_BARRIER_POLL_SECONDS = Limit(1.0, "the exit barrier", "it looks again")
 EXIT_BARRIER_TIMEOUT_SECONDS = Limit(
-    300.0, "the exit barrier, beside nodes without firstfault", "it counts as passed, as in torch"
+    300.0, "the exit barrier, in a job with nodes that don't run firstfault", "it counts as passed, as in torch"
 )
 FINISH_ACKS_TIMEOUT_SECONDS = Limit(2.0, "the exit barrier, for all agents to know that all have finished", "it ends")
 EXIT_BARRIER_LOG_INTERVAL_SECONDS = Limit(60.0, "the exit barrier", "it logs that it waits")
@@ -215,7 +215,7 @@ OUTPUTS_POLL_SECONDS = Limit(0.05, "a pod without rank 0; longer each time", "it
 MAX_OUTPUTS_POLL_SECONDS = Limit(2.0, "the longest of these pauses", "it looks again")
 DECKS_POLL_SECONDS = Limit(1.0, "rank 0's process, between two looks at its decks", "it saves changed ones")
 FINAL_DECKS_TIMEOUT_SECONDS = Limit(1.0, "rank 0's process, for its last look", "the decks are a second old")
-DECK_TIMEOUT_SECONDS = Limit(3.0, "the pod that writes the deck, and the others for it", "the deck stays as it is")
+DECK_TIMEOUT_SECONDS = Limit(3.0, "the pod that writes the deck, and all others for it", "the deck stays as it is")
 EARLIER_ATTEMPTS_TIMEOUT_SECONDS = Limit(1.0, "the pod that writes the deck, for earlier attempts", "the deck has none")
 
 # restarts inside the processes

@@ -101,7 +101,7 @@ class _Deadline(contextlib.ContextDecorator):
 
 
 def expires(after: float, scope: str = "") -> _Deadline:
-    """Return a context manager whose block has to end within `after` seconds; it may also decorate a function.
+    """Return a context manager that limits its block to `after` seconds; it may also decorate a function.
 
     Blocks may be nested. An exception that leaves the block ends it. Inside a block the heartbeat of the same thread
     rests: the block's own deadline counts.
@@ -135,8 +135,8 @@ def ping() -> None:
 def pause() -> contextlib.AbstractContextManager[None]:
     """Let the heartbeat rest until the next ping: after the loop, or before a step of unknown length.
 
-    As a block, ``with watchdog.pause():``, it also tells the agents, with or without a watchdog, that the ranks may
-    stand still meanwhile: no job is ended for a hang.
+    As a block, ``with watchdog.pause():``, it also lets the agents know, with or without a watchdog, that the ranks
+    may make no progress for a while: no job is ended for a hang.
     """
     client = _client()
     if client is not None:
@@ -315,7 +315,7 @@ _pauses: list[str] = []
 
 
 def _client() -> _Client | None:
-    """Return this process's client; None: there is no watchdog. A forked child gets its own."""
+    """Return this process's client; None: no watchdog is configured. A forked child gets its own."""
     global _current  # noqa: PLW0603 - one for each process
     path = os.environ.get(TIMERS_VARIABLE)
     if not path:

@@ -47,7 +47,7 @@ class UnsupportedTorchError(Exception):
 
 
 class ReportingAgent(LocalElasticAgent):
-    """torch's LocalElasticAgent, which also tells its peers of failures and reports why its workers ended.
+    """torch's LocalElasticAgent, which also announces failures to its peers and reports why its workers ended.
 
     Raises:
         MissingNamesError: torch's agent doesn't have all hooks and attributes.
@@ -104,7 +104,7 @@ class ReportingAgent(LocalElasticAgent):
                 self._log_line_prefix_template = with_node(self._log_template, values)
         # spawned and forked workers both inherit this process's environment; torch's own watchdog would kill the agent
         variables = torch_agent.flight_recorder_variables(os.environ)
-        with suppress_internal_errors_in_main("telling the workers where to record"):
+        with suppress_internal_errors_in_main("sending the workers the place for their documents"):
             variables = {**variables, **node.reporter.node_context.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
@@ -112,7 +112,7 @@ class ReportingAgent(LocalElasticAgent):
             with hold_forked_workers(node.reporter.node_context.files), environment_set(variables):
                 ids: dict[int, Any] = super()._start_workers(worker_group)
         except Exception:
-            with suppress_internal_errors_in_main("connecting the agents"):  # the workers of the others wait for these
+            with suppress_internal_errors_in_main("connecting the agents"):  # the workers of all peers wait for these
                 node.listen_to_peers(self._interval)
             raise
         with suppress_internal_errors_in_main("watching the workers"):
@@ -262,5 +262,5 @@ class ReportingAgent(LocalElasticAgent):
         self.node.stop_after_peer_failure(failure)
         if not self.node.may_restart():
             raise PeerFailedError(peers.broadcast.failure or failure)
-        # as in torch, a node whose own workers had not failed uses up no restart
+        # as in torch, a node without a failed worker uses up no restart
         self._restart_workers(group)

@@ -103,7 +103,7 @@ class WorkerStop:
     sent: str = "SIGTERM"
     """The signal."""
     first: frozenset[int] = frozenset()
-    """Local ranks of the workers that failed first; the agent stopped the others because of them."""
+    """Local ranks of the workers that failed first; the agent stopped all others because of them."""
     caused_by: model.CausedBy | None = None
     observations: Mapping[int, WorkerSnapshot] = field(default_factory=dict)
     """By local rank."""
@@ -113,7 +113,7 @@ class WorkerStop:
     def ended(self, death: WorkerExit) -> bool:
         """Whether this stop ended a worker; never one of `first`, even if it died after the stop began.
 
-        A stopped process may also exit by itself, or crash in its clean-up.
+        A stopped process may also exit on its own, or crash in its clean-up.
         """
         by_us = True
         if death.signal == "SIGKILL" and self.killed_ns is not None:

@@ -38,13 +38,13 @@ class ExitWatch:
 
     @property
     def noticed(self) -> frozenset[int]:
-        """The local ranks whose end was noticed; any thread may ask."""
+        """The local ranks of processes known to have ended; any thread may ask."""
         return frozenset(self._ended)
 
     def ended(self) -> list[WorkerExit]:
         """Return all processes that ended, earliest first; of those noticed together, the ones that SIGTERM ended last.
 
-        torch may have stopped them because of the others before the watching thread ran.
+        torch may have stopped them because of an earlier death before the watching thread ran.
         """
         found = []
         noticed, now = dict(self._ended), (time.time_ns(), time.monotonic_ns())
@@ -78,7 +78,7 @@ class ExitWatch:
 
 
 def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
-    """Return what becomes readable when the process ends; `opened` closes it if need be.
+    """Return what becomes readable when the process ends; `opened` closes it if necessary.
 
     The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The process's own children
     inherit that pipe: while a data loader lives, it doesn't become readable.

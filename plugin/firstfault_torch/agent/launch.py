@@ -64,7 +64,7 @@ class RoundEnd:
     restart_refusal: RestartRecord | None = None
     """The decision against a restart that ended the attempt; None: there was none."""
     peers: Peers | None = None
-    """The other agents; None: there are none, or the round had not begun."""
+    """The agents of all other nodes; None: there is only this node, or the round hadn't begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def _run(agent: LocalElasticAgent, config: LaunchConfig) -> dict[int, Any]:
     except Exception:
         _record(agent.get_event_failed, config)
         raise
-    _record(agent.get_event_succeeded, config)  # of the agent, whatever became of its workers
+    _record(agent.get_event_succeeded, config)  # of the agent, however its workers ended
     return results
 
 
@@ -242,7 +242,7 @@ def _spec(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...], handler: Any
 ) -> WorkerSpec:
     optional = _accepted(WorkerSpec, config, _OPTIONAL_SPEC)
-    if config.rdzv_backend == "static":  # else the round's store tells the address of the workers' store
+    if config.rdzv_backend == "static":  # else the workers find their store's address in the round's store
         host, _, port = config.rdzv_endpoint.strip().rpartition(":")
         if not host or not port.isdecimal():
             where = config.rdzv_endpoint

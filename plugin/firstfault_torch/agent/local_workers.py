@@ -86,7 +86,7 @@ class LocalWorkers:
             self._channel.begin(self._reporter.node_context.round)
 
     def open_timers(self) -> TimerServer | None:
-        """Make the FIFO for the workers' deadlines, before the workers start; None: there is no watchdog."""
+        """Make the FIFO for the workers' deadlines, before the workers start; None: no watchdog is configured."""
         if self._watchdog is not None:
             node_context = self._reporter.node_context
             self._timers = open_timers(node_context.files, node_context.round)
@@ -105,7 +105,7 @@ class LocalWorkers:
             if self.are_programs:
                 environment[WORKER_VARIABLE] = str(os.getpid())
         if self.are_programs and self._stderr is not None:
-            # a program doesn't send its stderr through its agent by itself
+            # torch starts a program without redirecting its stderr to the agent
             logs.stderrs.update(self._stderr.fifos())
 
     def started(self, context: Any, ranks: tuple[int, ...]) -> None:
@@ -165,7 +165,7 @@ class LocalWorkers:
         return {rank: report for rank, report in failed.items() if rank not in self._forgotten}
 
     def discard_exits(self, local_ranks: frozenset[int]) -> None:
-        """Take workers for ended without a failure: the others had gone on without them."""
+        """Take workers as ended without a failure: the remaining ranks had continued without them."""
         for rank in local_ranks - self._forgotten:
             self._reporter.withdraw(rank)
         self._forgotten |= local_ranks
@@ -304,7 +304,7 @@ class LocalWorkers:
         stop_processes(processes, sent, spare=first, leaving=leaving, seconds=seconds)
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
-        """Wait a moment for workers whose exceptions are on their way out; return those that have reported one."""
+        """Wait a moment for workers with an exception on its way out; return those that have reported one."""
         deadline = time.monotonic() + min(time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2)
         reported: set[int] = set()
         while local_ranks - reported and time.monotonic() < deadline:
@@ -314,7 +314,7 @@ class LocalWorkers:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a worker hasn't begun to end, as far as /proc tells.
+    """Whether a worker hasn't begun to end, according to /proc.
 
     The kernel closes the sockets of an exiting process before the process has ended, so its peers may fail first.
     """

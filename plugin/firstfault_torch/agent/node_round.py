@@ -61,7 +61,7 @@ class NodeRound:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
         self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
-        """None: there is no other node, or the round hasn't begun."""
+        """None: this is the only node, or the round hasn't begun."""
         self._stalls: Stalls | None = None
         self.waits_at_exit = False
         """Whether this node's workers have succeeded, and it waits for other nodes."""
@@ -130,7 +130,7 @@ class NodeRound:
     # --- a failure of this node's workers -----------------------------------------------------------------------
 
     def handle_failures(self) -> list[WorkerExit]:
-        """Return the deaths of this round; on the first one tell its peers and stop the siblings."""
+        """Return the deaths of this round; on the first one inform the peers and stop the siblings."""
         if not self.workers.is_watched:
             return []
         reported, worker_exits = self.workers.reported(), self.workers.get_exits()
@@ -170,13 +170,13 @@ class NodeRound:
         self.reporter.finish(self.places.ranks, first)
 
     def _forget_recovered(self) -> None:
-        """Leave out workers without which the others had continued."""
+        """Leave out workers that the remaining ranks had continued without."""
         if self.survivors is not None:
             with suppress_internal_errors_in_main("leaving out faults from which the ranks had recovered"):
                 self.survivors.forget_recovered(self._group)
 
     def _broadcast_failure(self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]) -> None:
-        """Tell its peers of the worker that reported first, else of the first that died."""
+        """Send its peers the failure of the worker that reported first, else of the first that died."""
         place, what = self.places.of(), "its workers are unhealthy"
         failure = FailureNotice(
             what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.needs_restart_vote

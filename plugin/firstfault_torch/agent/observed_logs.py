@@ -8,7 +8,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 
 class ObservedLogsSpecs(LogsSpecs):
-    """A user's LogsSpecs that tells where each worker's output goes."""
+    """A user's LogsSpecs that also records where each worker's output goes."""
 
     def __init__(self, specs: LogsSpecs) -> None:
         super().__init__()

@@ -196,7 +196,7 @@ class Reporter:
             self._documented[death.local_rank] = self._submit(upload)
 
     def finish(self, ranks: tuple[int, ...], first: FailureNotice | None) -> None:
-        """Announce that this node has failed, and because of which failure, after all its documents are written."""
+        """Announce that this node has failed, and which failure caused it, after all its documents are written."""
         for upload in self._documented.values():
             with suppress_internal_errors("uploading a worker's document"):
                 upload.result()
@@ -210,7 +210,7 @@ class Reporter:
         own: list[model.WorkerError],
         seen: WorkerSnapshot,
     ) -> None:
-        """Write a document about one death, if its worker's own don't tell all; runs in an upload thread."""
+        """Write a document about one death unless the worker's own are complete; runs in an upload thread."""
         # The worker's own document suffices, unless it is about an exception in flight or an exit that the stop caused.
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
@@ -230,7 +230,7 @@ class Reporter:
         self.write(describe_exit(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:
-        """Withdraw what a worker wrote: the others have recovered from it."""
+        """Withdraw what a worker wrote: the remaining ranks have recovered from it."""
         spool = document_writer.open_worker_spool(
             self.node_context, local_rank, self.report.error_files.get(local_rank)
         )
@@ -254,7 +254,7 @@ class Reporter:
     def _own_documents(self, death: WorkerExit) -> list[model.WorkerError]:
         """Return the failures that the worker wrote itself; upload those that it could not upload.
 
-        A document that can't be read gets a receipt with that error; it hides neither the others nor the agent's own.
+        A document that can't be read gets a receipt with that error; it doesn't hide any other, nor the agent's own.
         """
         error_file = self.report.error_files.get(death.local_rank)
         spool = document_writer.open_worker_spool(self.node_context, death.local_rank, error_file)
@@ -313,6 +313,6 @@ def _answers(failure: model.WorkerError, stop: WorkerStop | None, death: WorkerE
 
 
 def _is_bare_exit(failure: model.WorkerError) -> bool:
-    """Whether a worker exited outside of an exception's handling: what led to it stands only in its stderr."""
+    """Whether a worker exited outside of an exception's handling: only its stderr can explain why."""
     exception = failure.exception
     return exception is not None and exception.type == "SystemExit" and not exception.causes

@@ -42,7 +42,7 @@ class Restarts:
         return self._decide is not None
 
     def can_continue_without_node(self, nodes: int) -> bool:
-        """Whether the job continues if one of so many nodes is lost."""
+        """Whether the job can continue if one of this many nodes is lost."""
         return nodes - 1 >= self._min_nodes
 
     def decide_restart(
@@ -50,7 +50,7 @@ class Restarts:
     ) -> RestartRecord | None:
         """Return and store the agents' decision on the round; None if a node fails permanently before it.
 
-        Waits for other nodes, as `VerdictElection.settle` does. Without `peers` there are no other nodes, or the
+        Waits for other nodes, as `VerdictElection.settle` does. Without `peers` this is the only node, or the
         agents aren't connected.
         """
         nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
@@ -78,7 +78,7 @@ class Restarts:
         return record
 
     def began_again(self, world_size: int) -> None:
-        """Complete the record of the last round: the workers run again, so many ranks as `world_size`."""
+        """Complete the record of the last round: the workers run again, with `world_size` ranks."""
         if self._written is None:
             return
         path, record = self._written

@@ -15,7 +15,7 @@ from firstfault_torch.rounds.election import CollectedReports
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What an agent needs beside torch's own settings."""
+    """What an agent needs in addition to torch's own settings."""
 
     options: Options
     signals: SignalWatch

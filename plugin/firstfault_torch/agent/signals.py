@@ -41,7 +41,7 @@ class SignalPhase(enum.Enum):
     SETTLING = "settling"
     """The wait for other nodes ends, and the verdict is sealed with the reports that have arrived."""
     LEAVING = "leaving"
-    """Nothing: this pod is writing its result and exits by itself."""
+    """Do nothing: this pod is writing its result and exits soon."""
 
 
 @dataclass(frozen=True, slots=True)

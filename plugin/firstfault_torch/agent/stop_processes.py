@@ -28,8 +28,8 @@ def collect_snapshots(
     """Return stacks and state of living workers by local rank, within a fraction of a second.
 
     An exception that is still inside the task function isn't included: the worker documents it itself. Stacks and
-    state are asked for one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
-    a worker in which another thread runs meanwhile.
+    state are requested one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
+    a worker that runs another thread at that moment.
     """
     files = node_context.files
     if channel is None or files is None or not pids:
@@ -57,8 +57,8 @@ def stop_processes(
         processes: in order of local rank.
         sent: the signal.
         spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
-        leaving: local ranks whose exception is on record and on its way out; they get no signal, and no more time.
-        seconds: for all the others together.
+        leaving: local ranks with a recorded exception that is on its way out; they get no signal, and no more time.
+        seconds: for all remaining processes together.
     """
     others = [process for rank, process in enumerate(processes) if rank not in spare]
     for rank, process in enumerate(processes):

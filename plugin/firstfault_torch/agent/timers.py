@@ -78,7 +78,7 @@ class TimerServer:
         self._stopped = threading.Event()
         self._progress = time.time()
         if path.exists() and not path.is_fifo():
-            raise FileExistsError(f"{path} is there already, and is no FIFO")
+            raise FileExistsError(f"{path} exists already, and isn't a FIFO")
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
         try:

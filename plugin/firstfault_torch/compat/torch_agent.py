@@ -129,7 +129,9 @@ def job_store(handler: Any) -> Any:
     if backend == "static":
         errors: list[BaseException | None] = []
         # in a thread: a signal then ends the wait
-        start_in_thread(lambda: errors.append(try_call(handler.next_rendezvous)[1]), "meeting the other nodes").wait()
+        start_in_thread(
+            lambda: errors.append(try_call(handler.next_rendezvous)[1]), "waiting for all nodes at torch's rendezvous"
+        ).wait()
         if errors and errors[0] is not None:
             failed: Future[Any] = Future()
             failed.set_exception(errors[0])

@@ -32,7 +32,7 @@ _FALLBACK = "earliest"
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How long a node waits for the others, and what ends the wait earlier."""
+    """How long a node waits for all other nodes, and what ends the wait earlier."""
 
     seconds: float
     expected_nodes: int | None = None

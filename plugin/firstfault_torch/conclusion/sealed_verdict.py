@@ -22,7 +22,7 @@ from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
 
 _SINGLE = 4
-"""So many nodes have turns of their own."""
+"""The number of nodes that each have a separate turn."""
 
 
 def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> SealedVerdict:
@@ -82,7 +82,7 @@ def get_conclusion_delay(group_rank: int) -> float:
     """Return how many seconds after its report a node may conclude.
 
     Node 0 most likely hosted the store. If it lives, it concludes at once, as node 1 does. The first nodes by group
-    rank each have a turn of their own; then come ever larger groups, each node at a random moment.
+    rank each have a separate turn; then come ever larger groups, each node at a random moment.
     """
     position = max(group_rank - 1, 0)
     if position == 0:

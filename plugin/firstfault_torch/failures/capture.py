@@ -78,7 +78,7 @@ def bare(error: BaseException) -> ExceptionInfo:
 
 
 def safe_text(value: Any) -> str:
-    """Return ``str(value)``, or why there is no text."""
+    """Return ``str(value)``, or why it can't be converted."""
     # a subclass of str may override anything
     text, error = try_call(lambda: str.__str__(str(value))[:_MAX_TEXT])
     return text if text is not None else f"<no text: str() raised {type(error).__name__}>"
@@ -125,7 +125,7 @@ def _is_exception(value: Any) -> bool:
 def _capture(
     error: BaseException, done: list[BaseException], depth: int = 1, *, is_link: bool = False
 ) -> ExceptionInfo:
-    """Return an exception, and add it to those that are done; `is_link`: its owner has the other links of its chain."""
+    """Return an exception, and add it to those that are done; `is_link`: its chain is recorded elsewhere."""
     done.append(error)
     kind = type(error)
     frames, omitted = _frames(_attribute(error, "__traceback__"))
@@ -181,7 +181,7 @@ def _lines(file: str) -> list[str]:
 def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
     first, last = max(frame.line - 1 - _AROUND, 0), frame.line + _AROUND
     if (clause := find_enclosing_handler(lines, frame.line - 1)) is not None:
-        first, last = min(first, clause), frame.line + 3 * _AROUND  # they tell what the handler does
+        first, last = min(first, clause), frame.line + 3 * _AROUND  # these lines show what the handler does
     around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first:last])).split("\n")
     return replace(frame, context=tuple(around), context_line=first + 1)
 
@@ -224,7 +224,7 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _causes(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
-    """Return the nearest exceptions of the chain and the innermost ones, which tell what failed first."""
+    """Return the nearest exceptions of the chain and the innermost ones, which show what failed first."""
     links = _chain(error) if depth < _MAX_DEPTH else []
     omitted, half = len(links) - _MAX_CAUSES, _MAX_CAUSES // 2
     causes: list[ExceptionInfo] = []

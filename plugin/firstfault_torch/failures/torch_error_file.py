@@ -17,7 +17,7 @@ ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _RECOVERABLE = "recoverable_error"
 """The file name that kfpytorch uses for the same mark."""
 _MADE_BY_TORCH = re.compile(r"torchelastic_[a-z0-9_]{8}")
-"""The name of the folder that torch makes for a run whose user named none."""
+"""The name of the folder that torch makes for a run without a name from the user."""
 
 
 def error_file_data(type_name: str, message: str, traceback: str, timestamp_ns: int) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def read_traceback(path: str | Path) -> str:
 
 
 def mark_recoverable(error_file: str) -> None:
-    """Create a file beside a worker's error.json that marks its exception as recoverable."""
+    """Create a file next to a worker's error.json that marks its exception as recoverable."""
     (Path(error_file).parent / _RECOVERABLE).touch()
 
 

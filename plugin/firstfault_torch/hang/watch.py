@@ -181,7 +181,7 @@ class StallWatch:
                 self._notify(record)
 
     def _investigate(self, alive: dict[int, int], now: float, *, ends_attempt: bool) -> None:
-        """Observe the workers, compare with other nodes, print the report, and end the attempt if it says so."""
+        """Observe the workers, compare with other nodes, print the report, and end the attempt if it has to."""
         began, group_rank = self._tracker.since, self._node.places.of().group_rank or 0
         seen = self._observe_workers(alive, now)
         stacks = [dump.text for failure, _ in seen for dump in failure.stack_dumps]

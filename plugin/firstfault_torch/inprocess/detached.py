@@ -1,4 +1,4 @@
-"""Processes beside a rank, which have none of its files: the monitor process, and the host of the ranks' store."""
+"""Helper processes of a rank that inherit none of its files: the monitor process, and the host of the ranks' store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
     ours, its = socket.socketpair()
     with ours, its:
         with warnings.catch_warnings():
-            # Python 3.12 warns of a fork beside threads; the child uses nothing that they may hold
+            # Python 3.12 warns of a fork while threads run; the child uses nothing that they may have locked
             warnings.simplefilter("ignore", DeprecationWarning)
             middle = os.fork()
         if middle == 0:
@@ -92,7 +92,7 @@ def _drop_files(keep: int, logfile: str | None) -> None:
 
 
 class DetachedProcess:
-    """Another process, whose end can be waited for."""
+    """A process that isn't necessarily a child, and that can be waited for."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -110,7 +110,7 @@ class DetachedProcess:
 
 
 def _read_start_time(process: int) -> str:
-    """Return when a process started, which tells it from a later one with its number; empty: it has ended."""
+    """Return when a process started, which identifies it although numbers are used again; empty: it has ended."""
     try:
         state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -26,7 +26,7 @@ class HealthCheckError(RestartError):
 
 
 class RankLost(RestartError):  # noqa: N818 - like RankDiscarded
-    """The other ranks took this one for lost and continued without it."""
+    """The remaining ranks gave this one up after it missed its heartbeats, and continued without it."""
 
 
 class InternalError(RestartError):
@@ -62,6 +62,6 @@ def one_line(error: BaseException) -> str:
 
 
 def check_limit(name: str, value: int | None, least: int) -> None:
-    """Raise a ValueError if a limit is below `least`; None is no limit."""
+    """Raise a ValueError if a limit is below `least`; None means no limit."""
     if value is not None and value < least:
         raise ValueError(f"{name} is {value}; it must be at least {least}")

@@ -28,7 +28,7 @@ from firstfault_torch.time_limits import NCCL_ABORT_TIMEOUT_SECONDS
 class Hook(abc.ABC):
     """Called on a rank at one step of a restart. `Compose` chains several of one kind.
 
-    The options take any callable: these classes tell what a hook of each kind does.
+    The options accept any callable: these classes document what a hook of each kind does.
     """
 
     @abc.abstractmethod
@@ -50,7 +50,7 @@ class Compose:
         instances: the parts, at least one. The last is called first.
 
     Raises:
-        ValueError: there are no parts.
+        ValueError: `parts` is empty.
         TypeError: a part can't be called.
     """
 
@@ -233,7 +233,7 @@ class ThreadedFinalize(Finalize):
 
 
 def call_in_thread(call: Callable[[], object], timeout: dt.timedelta, doing: Callable[[], str]) -> None:
-    """Raise what `call` raises in a daemon thread; meanwhile signal handlers run in this one.
+    """Raise what `call` raises in a daemon thread; this thread runs signal handlers while it waits.
 
     Raises:
         TimeoutError: the one of in-process restart: it didn't end in time, and is left running. The message has what
@@ -272,7 +272,7 @@ def _current_cuda_device() -> int | None:
 class HealthCheck(Hook):
     """Checks that this rank can call the function again. It must not communicate: other ranks may be gone.
 
-    It runs after the `Finalize` hooks. If it raises, this rank leaves the job, and the others continue without it.
+    It runs after the `Finalize` hooks. If it raises, this rank leaves the job, and the rest continue without it.
     """
 
 

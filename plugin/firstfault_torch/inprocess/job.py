@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
 _FOR_ALL = (BarrierTimeout, InternalError)
-"""With these all ranks end; with other errors of a restart one rank leaves, and the others continue."""
+"""With these all ranks end; with other errors of a restart one rank leaves, and the rest continue."""
 _ROUND = 1000
 """Added to an iteration's number for each round before."""
 
@@ -56,7 +56,7 @@ class InProcessRestart(InProcessOptions):
 
         Raises:
             BaseException: what the function raised last, if the ranks don't continue; a RestartAbort or RestartError
-                on a rank whose function raised nothing of itself.
+                on a rank where the function itself raised nothing.
         """
 
         def called() -> Restarted:
@@ -69,7 +69,7 @@ class InProcessRestart(InProcessOptions):
         if isinstance(error, RestartAbort):
             cause = error.__cause__
             if isinstance(cause, Exception) and not isinstance(cause, RestartError):
-                raise cause  # the user's own, which tells more
+                raise cause  # the user's own, which has the details
         elif isinstance(error, RestartError):
             monitor.others_continue = type(error) is not RestartError and not isinstance(error, _FOR_ALL)
         else:
@@ -151,7 +151,7 @@ def _record(interruption: Interruption, place: Place) -> RestartRecord:
 
 
 def find_root_fault(faults: Sequence[Fault]) -> Fault | None:
-    """Return the fault that caused the others: a process that ended or was killed, else the first that was reported.
+    """Return the fault that caused all others: a process that ended or was killed, else the first that was reported.
 
     A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of ranks that made no
     progress, one that waited in no collective is the cause, and of several the one that had begun the fewest. If there

@@ -1,4 +1,4 @@
-"""What watches a rank beside its main thread: the monitor process, and two threads.
+"""What watches a rank from outside its main thread: the monitor process, and two threads.
 
 The monitor process reports the rank's death, and ends the rank if nothing else can interrupt it. It is forked before
 the rank has connections, closes all inherited files, and ends after the rank's call. The two share memory with the
@@ -71,7 +71,7 @@ class RankPhase(enum.IntEnum):
     """The iteration was interrupted, and the worker hasn't arrived at the barrier."""
     ARRIVED = 3
     COMPLETED = 4
-    """The function has returned, and the worker waits for the others."""
+    """The function has returned, and the worker waits for the remaining ranks."""
     LEFT = 5
     """It takes part in no further iteration."""
     CLOSED = 6
@@ -238,7 +238,7 @@ class Watcher:
 
         def run() -> None:
             _, error = try_call(call, Exception)
-            if error is not None:  # the worker learns of a lost store by itself
+            if error is not None:  # the worker notices a lost store without help
                 failed.set()
                 self._connection = None
                 log_error(error)
@@ -251,7 +251,7 @@ class Watcher:
         return not failed.is_set()
 
     def _postpone(self, seconds: float) -> None:
-        """Move all deadlines: while this process was frozen, its worker and the others may have been frozen, too."""
+        """Move all deadlines: while this process was frozen, its worker and all peers may have been frozen, too."""
         now = time.monotonic()
         for name in ("automatic", "manual", "interrupted"):
             stamp = getattr(self._progress, name)
@@ -268,7 +268,7 @@ class Watcher:
                 self._process.has_died(time_limits.MONITOR_LINGER_SECONDS)
 
     def _report_death(self) -> None:
-        """Report the worker's death in the iteration in which the others can still act on it."""
+        """Report the worker's death in the iteration in which its peers can still act on it."""
         iteration, rank = self._iteration(), self._progress.rank
         agreed = iteration.agreed()
         if agreed is not None and rank not in agreed:
@@ -297,10 +297,10 @@ class Watcher:
             self._connection = self._connect()
         return Iteration(self._connection, self._prefix, self._progress.iteration, self._progress.world_size)
 
-    # --- the others ---------------------------------------------------------------------------------------------
+    # --- peers ------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Send a heartbeat, and look for the next rank's; report a rank of which nothing was heard for long."""
+        """Send a heartbeat, and look for the next rank's; report a rank that hasn't sent one for too long."""
         now = time.monotonic()
         self._next_beat = now + self._options.seconds("heartbeat_interval")
         iteration, rank, world = self._iteration(), self._progress.rank, self._progress.world_size
@@ -336,8 +336,9 @@ class MonitorThread:
 
     When the iteration is interrupted it waits for `last_call_wait`, aborts the collectives, and raises
     RankShouldRestart in the thread that made it, every `monitor_thread_interval` until that has left the function,
-    whose code may catch everything. The iteration is over a separate connection. `abort` unblocks the main thread;
-    `atomic` is held while the program must not be interrupted. `progress` gets the time of the interruption.
+    because its code may catch any exception. The iteration has a connection of this thread only. `abort` unblocks the
+    main thread; `atomic` is held while the program must not be interrupted. `progress` gets the time of the
+    interruption.
     """
 
     def __init__(
@@ -398,7 +399,7 @@ class MonitorThread:
                 if time.monotonic() > late:
                     late = float("inf")
                     # in a separate thread: the main thread may hold a log's lock
-                    start_in_thread(self._log_stuck_main_thread, "telling that a rank stays")
+                    start_in_thread(self._log_stuck_main_thread, "reporting that a rank stays")
                 with self._lock:
                     if self._may_raise:
                         self._has_raised = True
@@ -409,7 +410,7 @@ class MonitorThread:
                 self._atomic.release()
 
     def _log_stuck_main_thread(self) -> None:
-        """Log where the main thread stands: if it doesn't leave, the monitor process ends this one from outside."""
+        """Log where the main thread is: if it doesn't leave, the monitor process ends this process from outside."""
         position, faults = find_position(self._main), "; ".join(map(str, self._iteration.faults()[:3]))
         logger.warning(_STAYS, position and position.text, faults, self._hard_timeout)
 
@@ -484,7 +485,7 @@ class ProgressStamper:
 
 
 def find_position(thread: int, begun: int | None = None) -> Position | None:
-    """Return where a thread of this process stands, with the collectives that it has begun; None if it has ended."""
+    """Return a thread's position, with the number of collectives that it has begun; None if the thread has ended."""
     frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
     if frame is None:
         return None

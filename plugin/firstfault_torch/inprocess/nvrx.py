@@ -1,4 +1,4 @@
-"""NVIDIA's in-process restart, whose faults firstfault keeps on record; needs the extra ``nvrx``.
+"""An adapter that records the faults of NVIDIA's in-process restart; needs the extra ``nvrx``.
 
     from firstfault_torch.inprocess.nvrx import Wrapper  # instead of nvidia_resiliency_ext.inprocess.Wrapper
 
@@ -85,7 +85,7 @@ class Wrapper(inprocess.Wrapper):
 
 
 class _Call:
-    """What this rank saw of one call of the wrapped function: the wrapper's hooks tell it."""
+    """What the wrapper's hooks reported on this rank during one call of the wrapped function."""
 
     def __init__(self) -> None:
         self.begin()
@@ -105,7 +105,7 @@ class _Call:
         self._world_before = 0
 
     def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function; its exceptions are recorded before the wrapper tells the remaining ranks."""
+        """Return the function; its exceptions are recorded before the wrapper informs the remaining ranks."""
 
         @functools.wraps(function)
         def noted(*args: Any, **kwargs: Any) -> Any:

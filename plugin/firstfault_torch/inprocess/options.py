@@ -23,7 +23,7 @@ _ORDER = (
     ("progress_watchdog_interval", "soft_timeout"),
     ("last_call_wait", "soft_timeout"),
 )
-"""Pairs of options of which the first must be shorter."""
+"""Pairs of options; in each pair the first must be the shorter one."""
 _KINDS: dict[str, type] = {"store_kwargs": dict, "monitor_process_logfile": str, "enabled": bool}
 _MAY_BE_ZERO = {"last_call_wait", "termination_grace_time"}
 _ALL_SHIFTED = Compose(ActivateAllRanks(), ShiftRanks())
@@ -41,7 +41,7 @@ class InProcessOptions:
 
     store_factory: Callable[..., Any] | None = None
     """Makes each connection to the store of the ranks. None or `TCPStore`: torch elastic's agent hosts it, else a
-    process beside the first rank."""
+    process that the first rank starts."""
     store_kwargs: dict[str, Any] | None = None
     """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR, MASTER_PORT)."""
     initialize: Callable[[State], Any] | None = None
@@ -51,7 +51,7 @@ class InProcessOptions:
     finalize: Callable[[State], Any] | None = None
     """Called on each rank that continues, when it has left the function."""
     health_check: Callable[[State], Any] | None = None
-    """Called on each rank before each iteration and after each fault. A rank whose check raises doesn't continue."""
+    """Called on each rank before each iteration and after each fault. A rank that fails the check doesn't continue."""
     rank_assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx] = _ALL_SHIFTED
     """Gives the ranks that continue their new ranks, the world size, and whether they are active."""
     rank_filter: Callable[[RankAssignmentCtx], RankAssignmentCtx] | None = None
@@ -63,25 +63,25 @@ class InProcessOptions:
     heartbeat_interval: dt.timedelta | float = 5.0
     """Time between two heartbeats of a monitor process; each looks after the next rank's."""
     progress_watchdog_interval: dt.timedelta | float = 1.0
-    """Time between two marks of the main thread that say that it executes Python code."""
+    """Time between two timestamps that the main thread writes when it executes Python code."""
     soft_timeout: dt.timedelta | float = 60.0
     """After so long without progress a rank is interrupted, and continues if it is healthy. Progress is Python code
     that is executed and, once a rank has called `CallWrapper.ping`, the next call of it."""
     hard_timeout: dt.timedelta | float = 90.0
     """After so long without progress, or on its way out of an interrupted function, a rank is killed."""
     heartbeat_timeout: dt.timedelta | float = 30.0
-    """After so long without a heartbeat a rank is taken for lost."""
+    """After this long without a heartbeat a rank is given up as lost."""
     barrier_timeout: dt.timedelta | float = 120.0
     """How long the ranks wait for each other, to begin and between two iterations."""
     completion_timeout: dt.timedelta | float | None = None
-    """How long a rank that has returned waits for the others. None: without a limit, because the last rank may still
+    """How long a rank that has returned waits for the remaining ones. None: without a limit, because the last may still
     write a checkpoint."""
     last_call_wait: dt.timedelta | float = 0.2
-    """How long other ranks may report faults of their own, before the collectives are aborted."""
+    """How long further ranks may report their own faults, before the collectives are aborted."""
     termination_grace_time: dt.timedelta | float = 5.0
     """Time between SIGTERM and SIGKILL for a rank that met `hard_timeout`."""
     monitor_process_logfile: str | None = None
-    """Absolute path of the monitor process's log; ``{rank}`` stands for the initial rank."""
+    """Absolute path of the monitor process's log; ``{rank}`` is replaced by the initial rank."""
     enabled: bool = True
     """False: the function is called as it is."""
     completion: Callable[[State], Any] | None = None
@@ -119,7 +119,7 @@ class InProcessOptions:
 
 
 def _list_fields(kind: str) -> list[str]:
-    """Return the names of the options whose type mentions a kind."""
+    """Return the names of the options with a type that mentions a kind."""
     return [item.name for item in fields(InProcessOptions) if kind in str(item.type)]
 
 

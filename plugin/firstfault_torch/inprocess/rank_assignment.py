@@ -107,7 +107,7 @@ class RankAssignmentCtx:
 
     Attributes:
         state: the state of this rank.
-        store: torch's store of the ranks, in a part of its own for each iteration.
+        store: torch's store of the ranks, with a separate prefix for each iteration.
         terminated_ranks: ranks that are gone, numbered as `state.rank`, so each is below `state.world_size`. A rank
             assignment that removes them returns an empty set.
         exchange: takes this rank, a short text, and the ranks that take part, this one included; returns the text of
@@ -200,7 +200,7 @@ class ActivateAllRanks(RankFilter):
 
 
 class MaxActiveWorldSize(RankFilter):
-    """Makes the lowest ranks active, up to a number, None for no limit; the others are reserves.
+    """Makes the lowest ranks active, up to a number, None for no limit; the remaining ones are reserves.
 
     Raises:
         ValueError: the number is below 1.
@@ -217,7 +217,7 @@ class MaxActiveWorldSize(RankFilter):
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
-    """Makes as many of the lowest ranks active as a number divides; the others are reserves.
+    """Makes the largest number of lowest ranks active that is a multiple of a number; the remaining ones are reserves.
 
     If fewer ranks are left than the number, such as the ranks of one model replica, none is active.
 
@@ -259,9 +259,9 @@ def _activate(ctx: RankAssignmentCtx, active_world_size: int) -> RankAssignmentC
 class FilterCountGroupedByKey(RankAssignment):
     """Marks the ranks of a group as terminated, unless the number of its healthy ranks meets a condition.
 
-    It only adds to the terminated ranks. Another rank assignment must remove them, so it stands last in a chain:
+    It only adds to the terminated ranks. Another rank assignment must remove them, so put it last in a chain:
     ``Compose(ShiftRanks(), FilterCountGroupedByKey(lambda _: socket.gethostname(), lambda count: count == 8))`` removes
-    hosts with fewer than eight healthy ranks. The ranks tell each other their keys through the store.
+    hosts with fewer than eight healthy ranks. The ranks exchange their keys through the store.
 
     Args:
         key_or_fn: the key of this rank's group: a text, or a function that returns it for the state of this rank.

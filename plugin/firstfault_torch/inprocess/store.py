@@ -1,7 +1,7 @@
 """What the ranks of an in-process restart agree on, in one store.
 
 The store outlives any worker: torch elastic's agent hosts it, or the monitor process of the first rank. Each iteration
-has a part of its own (a prefix), so no iteration needs a port of its own.
+uses a separate prefix in it, so no iteration needs a port of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def round_prefix(round_: str | None = None) -> str:
 
 
 def recovered_key(initial_rank: int, round_: str | None = None) -> str:
-    """Return the key that says that the others continued without a rank; its value is the interrupted iteration."""
+    """Return the key set when the ranks continue without this one; its value is the interrupted iteration."""
     return f"{round_prefix(round_)}/recovered/{initial_rank}"
 
 
@@ -100,7 +100,7 @@ class FaultKind(enum.Enum):
     TERMINATED = "terminated"
     """Its process ended."""
     UNRESPONSIVE = "unresponsive"
-    """Neither it nor its monitor process is heard of."""
+    """Neither the rank nor its monitor process sends heartbeats."""
 
 
 GONE = frozenset({FaultKind.LEFT, FaultKind.HARD_TIMEOUT, FaultKind.TERMINATED, FaultKind.UNRESPONSIVE})
@@ -130,18 +130,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank's main thread stands when a hang is interrupted: it tells the one that hangs from its peers."""
+    """Where a rank's main thread is when a hang is interrupted: the rank that hangs is in no collective."""
 
     text: str
     """The innermost line of the user's code, and what it calls."""
     waits: bool
     """Whether it is inside a collective, and so may wait for another rank."""
     begun: int | None = None
-    """Collectives that this rank has begun in this iteration; None: torch doesn't tell."""
+    """Collectives that this rank has begun in this iteration; None: torch doesn't count them."""
 
 
 class Iteration:
-    """One iteration's part of the store: over a connection that no other thread uses meanwhile.
+    """One iteration's part of the store, over a connection that no other thread uses at the same time.
 
     The call has the prefix; `world_size` counts the ranks that take part, reserves included.
     """
@@ -204,7 +204,7 @@ class Iteration:
         return [Fault(**{**line, "kind": FaultKind(line["kind"])}) for line in lines]
 
     def put_position(self, rank: int, position: Position) -> None:
-        """Say where a rank stands; before it arrives."""
+        """Write a rank's position; call it before the rank arrives."""
         self._store.set(f"{_POSITION}{rank}", json.dumps(asdict(position)))
 
     def located(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
@@ -250,7 +250,7 @@ class Iteration:
         return frozenset(json.loads(self._store.get(_AGREED))) if self._store.check([_AGREED]) else None
 
     def gone(self) -> set[int]:
-        """Return the ranks of which it is known so far that they don't continue."""
+        """Return the ranks that are known so far not to continue."""
         self._store.append(_GONE, "")
         return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
 
@@ -288,7 +288,7 @@ class Iteration:
             self._store.set(f"{_INITIAL}{rank}", str(initial_rank))
 
     def initial_rank(self, rank: int) -> int:
-        """Return what a rank was in the beginning, as its monitor process says; -1: it hasn't."""
+        """Return the initial rank that a monitor process has written for a rank; -1: it hasn't yet."""
         key = f"{_INITIAL}{rank}"
         return int(self._store.get(key)) if self._store.check([key]) else -1
 

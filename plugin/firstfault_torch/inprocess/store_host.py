@@ -1,4 +1,4 @@
-"""How the ranks of a call find their store: torch elastic's agent hosts it, or a process beside the first rank does."""
+"""How the ranks of a call find their store: torch elastic's agent hosts it, or a process that the first rank starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHORT = dt.timedelta(seconds=ENDING_STORE_TIMEOUT_SECONDS)
 _ENDED = "the store at {}:{} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
 _OVER = "firstfault/inprocess/over"
-"""Set in a store whose first rank has ended: no further call may begin there, so it is another job's."""
+"""Set in a store when its first rank has ended: no further call may begin there. A rank that finds it waits."""
 _QUIET_LOOKS = 3
 """Looks without a connection after which the store's host ends."""
 _ESTABLISHED = "01"
@@ -49,7 +49,7 @@ class StoreHost:
     was counted before is in another job's, and waits until that store is gone.
 
     Raises:
-        firstfault_torch.inprocess.exception.RestartError: it isn't said where to meet, or another job's store stays
+        firstfault_torch.inprocess.exception.RestartError: no address is configured, or another job's store stays
             there longer than `barrier_timeout`.
     """
 
@@ -181,7 +181,7 @@ class Connections:
     def open(self, connect: Callable[[], Any], port: int | None) -> Any:
         """Return what `connect` returns, and remember the sockets that it opened.
 
-        Sockets that other threads open meanwhile lead to another port than the store's, if that is known.
+        Sockets that other threads open in the same moment lead to another port than the store's, if that is known.
         """
         with self._lock:
             before = open_sockets()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.reporter import Reporter
 
 _NO_WORKERS = "firstfault/inprocess/no-workers"
-"""Counts the nodes of a round of which no worker continues."""
+"""Counts the nodes of a round that have no worker left to continue."""
 
 
 class SurvivingWorkers:
@@ -76,7 +76,7 @@ class SurvivingWorkers:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
         tell = partial(torch_agent.let_workers_end, context)
-        call_with_timeout(tell, SURVIVORS_STORE_TIMEOUT_SECONDS, "telling the workers that they may end")
+        call_with_timeout(tell, SURVIVORS_STORE_TIMEOUT_SECONDS, "informing the workers that they may end")
         processes = torch_agent.worker_processes(context)
         deadline = time.monotonic() + (SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
         # torch stops those that are left when the agent ends
@@ -120,7 +120,7 @@ class SurvivingWorkers:
     def await_end(self) -> None:
         """Wait a while for all workers to give up, because those of another node have: all do so at the same time.
 
-        A worker that is stopped before that says less.
+        A worker that is stopped earlier reports less.
         """
         deadline = time.monotonic() + SURVIVORS_EXIT_GRACE_SECONDS
         while len(self._ended()) < self._workers.number and time.monotonic() < deadline:
@@ -131,11 +131,11 @@ class SurvivingWorkers:
         return set(self._workers.reported()) | {death.local_rank for death in self._workers.get_exits()}
 
     def forget_recovered(self, group: WorkerGroup) -> None:
-        """Leave out the deaths of workers without which the others had continued before they gave up."""
+        """Leave out deaths of workers if the remaining ranks had continued without them before giving up."""
         self._workers.discard_exits(frozenset(self._recovered(group) or ()))
 
     def _recovered(self, group: WorkerGroup) -> set[int] | None:
-        """Return the local ranks without which the others have continued; None if the store doesn't answer."""
+        """Return the local ranks that the remaining ranks continued without; None if the store doesn't answer."""
         ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
         round_ = str(self._reporter.node_context.round)
 

@@ -57,7 +57,7 @@ _LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
 _current: list[CallWrapper] = []
 _lost: set[int] = set()
-"""Ranks that were lost in calls of this process; a further call can't number the others."""
+"""Ranks that were lost in calls of this process; after that a further call can't number the remaining ranks."""
 
 
 def current_call() -> CallWrapper | None:
@@ -85,7 +85,7 @@ class Observer(Protocol):
     """Learns of this rank's faults while they happen."""
 
     def raised(self, error: BaseException) -> None:
-        """The function raised of itself; the remaining ranks have been told."""
+        """The function raised without being interrupted; the remaining ranks have been informed."""
 
     def recovered(self, interruption: Interruption) -> None:
         """All ranks that are left call the function again."""
@@ -170,7 +170,7 @@ class CallWrapper:
         return self.state.iteration
 
     def ping(self) -> None:
-        """Say that the program makes progress; after the first call in an iteration the timeouts count from the last.
+        """Report progress; after the first call in an iteration the timeouts count from the last call.
 
         It costs well under a microsecond.
         """
@@ -284,7 +284,7 @@ class CallWrapper:
         return function() if state.mode is Mode.ACTIVE else None
 
     def _tell_recovery(self, interruption: Interruption) -> None:
-        """Say that the ranks have recovered from a fault: to the agents of those that are gone, and to the observer."""
+        """Report that the ranks have recovered from a fault, to the agents of lost ranks and to the observer."""
         self._unrecovered = []
         logger.warning(
             f"{RESTARTED} %d: %s; %d of %d ranks continue",
@@ -297,7 +297,7 @@ class CallWrapper:
             for fault in interruption.faults:
                 if fault.kind in GONE:
                     self._store.set(recovered_key(fault.initial_rank), str(interruption.iteration))
-            with suppress_internal_errors("asking where the ranks stood"):
+            with suppress_internal_errors("reading where the ranks were"):
                 ended = Iteration(self._store, self._prefix, interruption.iteration, interruption.world_before)
                 interruption = replace(interruption, faults=ended.located(interruption.faults))
         if self._observer is not None:
@@ -345,7 +345,7 @@ class CallWrapper:
         self._progress.phase = RankPhase.ENDING
         leaves = isinstance(own, HealthCheckError) or not isinstance(own, Exception | None)
         if error is not None and not monitor.aborted.is_set() and (own is not None or not monitor.known.is_set()):
-            # first: the others abort meanwhile
+            # first, so that all peers abort in the meantime
             self._has_said_that_it_leaves = leaves
             iteration.interrupt(self._fault(FaultKind.LEFT if leaves else FaultKind.EXCEPTION, error))
             if self._observer is not None and isinstance(own, Exception):
@@ -386,13 +386,13 @@ class CallWrapper:
         return interruption
 
     def _leave(self, iteration: Iteration, error: BaseException) -> None:
-        """Take no part in further iterations; the others continue."""
+        """Take no part in further iterations; the remaining ranks continue."""
         if isinstance(error, RankDiscarded | RankLost):
-            self._progress.phase = RankPhase.LEFT  # the others know it
+            self._progress.phase = RankPhase.LEFT  # the remaining ranks know it
         with suppress_internal_errors("leaving an in-process restart"):
             fault = self._fault(FaultKind.LEFT, error)
             if self._progress.phase == RankPhase.ARRIVED:
-                # the others count on this rank: they learn of it in the next iteration
+                # the remaining ranks count on this one: they learn in the next iteration that it left
                 Iteration(self._store, self._prefix, iteration.number + 1, iteration.world_size).interrupt(fault)
             elif self._progress.phase != RankPhase.LEFT:
                 if not self._has_said_that_it_leaves:
@@ -416,8 +416,8 @@ class CallWrapper:
         return Fault(self.state.rank, kind, one_line(error), time.time_ns(), self.state.initial_rank)
 
     def _abort(self, iteration: Iteration, state: Any) -> None:
-        """Unblock the main thread; if this rank makes no progress, say first where it stands."""
-        with suppress_internal_errors("noting where a rank stands"):
+        """Unblock the main thread; if this rank makes no progress, write its position first."""
+        with suppress_internal_errors("storing where a rank is"):
             stalled = self._progress.stalled_seconds
             if stalled >= self._options.seconds("soft_timeout") / 2:
                 self._locate(iteration, stalled)
@@ -436,7 +436,7 @@ class CallWrapper:
         iteration.put_position(rank, position)
         faults = iteration.faults() if not position.waits else []
         if faults and all(fault.kind is FaultKind.SOFT_TIMEOUT and fault.rank != rank for fault in faults):
-            # the others wait for this one, and were a moment earlier
+            # its peers wait for this rank, and their collectives began earlier than its own stall
             what = f"no progress for {stalled:.1f} s"
             iteration.report(Fault(rank, FaultKind.SOFT_TIMEOUT, what, time.time_ns(), self.state.initial_rank))
 

@@ -86,7 +86,7 @@ class AgentChannel:
     def ask(self, local_ranks: Iterable[int], seconds: float, question: str = STATE) -> dict[int, dict[str, Any]]:
         """Ask workers a question; return the answers that come in time, by local rank.
 
-        A worker that doesn't tell its state in time keeps its earlier answer of the round.
+        A worker that doesn't send its state in time keeps its earlier answer of the round.
         """
         began = time.monotonic()
         message = {"kind": question}
@@ -132,7 +132,7 @@ class WorkerChannel:
         self._listener = _Listener(files.worker(round_, local_rank).socket, self._reply)
 
     def report_failure(self, content: dict[str, Any]) -> None:
-        """Tell the agent that this worker's exception has left the task function."""
+        """Inform the agent that this worker's exception has left the task function."""
         _send(self._agent, {**self._who, **content, "kind": "failed"})
 
     def _reply(self, message: dict[str, Any]) -> None:

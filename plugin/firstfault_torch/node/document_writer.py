@@ -58,7 +58,7 @@ def end_node_recorder(node_context: NodeContext) -> None:
 
 
 def open_worker_spool(node_context: NodeContext, local_rank: int | None, error_file: str | None) -> Spool | None:
-    """Return a worker's spool in the node's folder, else beside torch's error.json; None if no agent started it."""
+    """Return a worker's spool in the node's folder, else next to torch's error.json; None if no agent started it."""
     files = _files(node_context)
     if files is not None and local_rank is not None:
         return files.worker(node_context.round, local_rank).spool
@@ -171,7 +171,7 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
 def _upload(target: Target, file: Path | None, data: bytes, node_context: NodeContext, deadline: float) -> Receipt:
     """Let the node's recorder upload `file`; without one, or without the file, this process uploads `data`.
 
-    A failed upload is logged. The receipt lies beside the file, written by the process that uploads.
+    A failed upload is logged. The receipt lies next to the file, written by the process that uploads.
     """
     files, receipt = _files(node_context), None
     if files is not None and file is not None:

@@ -27,7 +27,7 @@ def hold_forked_workers(files: NodeFolder | None) -> Iterator[None]:
 def wait_until_all_forked(files: NodeFolder) -> None:
     """Wait, in a forked worker, until all of the node's workers have been forked.
 
-    The agent may host a store, whose thread resolves the address of each client that connects. If the agent forks
+    The agent may host a store with a thread that resolves the address of each client that connects. If the agent forks
     another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
     resolves blocks it without end. So no worker of this node connects before the last one has been forked.
     """

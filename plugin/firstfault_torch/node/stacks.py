@@ -19,7 +19,7 @@ def register_stacks(files: WorkerFiles) -> None:
     """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
 
     torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
-    handler for the signal of its own, that stays, and the process writes its stacks unasked.
+    handler for that signal, it is kept, and the process also writes its stacks when the signal arrives.
     """
     fatal = _opened(files.fatal_stacks)
     faulthandler.enable(file=fatal, all_threads=True)
@@ -71,7 +71,7 @@ def _signalled(files: WorkerFiles, pid: int) -> bool:
 
 
 def _handles_signal(pid: int) -> bool:
-    """Whether a process has a handler for the signal now; False if /proc can't tell."""
+    """Whether a process has a handler for the signal now; False if /proc can't be read."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -97,7 +97,7 @@ def _await_content(files: list[Path], seconds: float) -> None:
 def _opened(path: Path) -> int:
     """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number.
 
-    It is none of the standard streams, one of which the program may have closed.
+    It isn't one of the standard streams: the program may have closed one, and its number would be reused.
     """
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

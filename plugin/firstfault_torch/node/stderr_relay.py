@@ -28,7 +28,7 @@ _STDERR = 2
 _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024
 _ABORTS_SOON = b"flight recorder dump before aborting"
-"""torch 2.15 prints it 15 s before it aborts a process whose collective timed out, when its own dump has ended."""
+"""torch 2.15 prints it 15 s before it aborts a process after a collective's timeout, when its own dump has ended."""
 _AT_ONCE = 64
 """Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
 
@@ -56,9 +56,9 @@ def redirect_stderr(files: WorkerFiles) -> None:
 class StderrRelay:
     """The agent's end: the FIFOs of one round's workers.
 
-    By local rank, `destinations` tells where torch sends each worker's stderr: a file, `os.devnull`, or "" for the
-    agent's own. `alarm` is called with a local rank, once, when that worker's stderr tells that torch is about to abort
-    it; it must not block.
+    `destinations` has, by local rank, where torch sends each worker's stderr: a file, `os.devnull`, or "" for the
+    agent's own. `alarm` is called with a local rank, once, when that worker's stderr announces that torch will soon
+    abort it; it must not block.
 
     Raises:
         OSError: the FIFOs could not be made.
@@ -256,7 +256,7 @@ def _whole_lines(kept: bytes) -> str:
     if len(kept) == _KEPT_BYTES:
         first, found, rest = kept.partition(b"\n")
         kept = rest if found else first
-    # a first line that is indented tells that a traceback's beginning is cut
+    # an indented first line means that the beginning of a traceback is cut
     return kept.decode(errors="replace").lstrip("\r\n").rstrip()
 
 

@@ -135,7 +135,7 @@ class VerdictElection:
         value = pack_verdict(settled)
         found = self._call_store(
             lambda: unpack_verdict(set_once(self._store, self._key("seal"), value)),
-            "handing the verdict to the other nodes",
+            "handing the verdict to all nodes",
         )
         return found if found is not None else settled
 
@@ -158,7 +158,7 @@ class VerdictElection:
             set_once(store, self._key("order"), json.dumps({"sealers": [], "complete": False}))
             return unpack_verdict(set_once(store, self._key("seal"), pack_verdict(ElectedVerdict(b"", durable=False))))
 
-        return self._call_store(end, "telling the other agents that there is no conclusion")
+        return self._call_store(end, "informing all agents that nobody concludes")
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"

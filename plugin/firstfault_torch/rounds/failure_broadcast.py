@@ -73,9 +73,9 @@ class FailureBroadcast:
         restart     a node failed but can restart: `on_failure` and `wake` are called; the thread now polls FATAL_KEY,
                     because a third node may fail permanently while the first two vote on a restart
         fatal       a node can't restart: `on_failure` and `wake` are called, and the thread ends
-        lost        the store is gone: `outcome.lost` says why
+        lost        the store is gone: `outcome.lost` has the reason
 
-    A restart must not hide a fatal failure: OUTCOME_KEY is set only once, so a fatal failure has a key of its own.
+    A restart must not hide a fatal failure: OUTCOME_KEY is set only once, so a fatal failure has a separate key.
     The thread uses its own connection to the store, so that its wait doesn't block the agent.
     """
 
@@ -152,7 +152,7 @@ class FailureBroadcast:
 
         # errors are ignored: `_receive_outcome` reports a lost store
         call_with_timeout(
-            lambda: try_call(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "telling the other agents"
+            lambda: try_call(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "informing the peer agents"
         )
 
     def accept(self, failure: FailureNotice) -> None:
@@ -199,7 +199,7 @@ class FailureBroadcast:
             call_with_timeout(
                 lambda: self._acknowledge(self._connection, fatal),
                 time_limits.STORE_TIMEOUT_SECONDS,
-                "telling that this node knows",
+                "acknowledging a notice",
             )
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The other agents of a round: failure notices, elections, and the exit barrier."""
+"""The agents of all other nodes in a round: failure notices, elections, and the exit barrier."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Peers:
 
     def join(self, copies: Mapping[str, bytes]) -> None:
         """Announce this node to its peers, with its roster entry."""
-        with suppress_internal_errors("telling the other agents that this node has joined"):
+        with suppress_internal_errors("informing the peer agents that this node has joined"):
             self.settlement.join(self._store, copies)
 
     def connect(self) -> Any:
@@ -219,7 +219,7 @@ class Peers:
     def _check_roster(self, why: str) -> None:
         """Check that all nodes had finished before the store was lost; assume so without a shared folder, as torch."""
         if not self._node_context.identity.is_folder_shared:
-            logger.info("the store is gone, and no folder tells whether the other nodes have finished: %s", why)
+            logger.info("the store is gone, and no folder shows whether the remaining nodes have finished: %s", why)
             return
         from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - slows down the start
 
@@ -251,7 +251,7 @@ class Peers:
             call_with_timeout(
                 listener.end,
                 time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
-                "ending the connections to the other agents",
+                "ending the connections to the peer agents",
                 self._shutdown_requested,
             )
 

@@ -5,8 +5,8 @@ leaves. It is recorded at that call, before the sockets close, or when the agent
 user's code then handles the exception, the document is withdrawn.
 
 An exception may also be on its way out of a frame in which Python handles none. When it leaves ``for batch in
-DataLoader(...)``, the frame first drops the iterator, whose ``__del__`` joins its processes. Meanwhile
-``sys.exc_info()`` has no exception: only the frame's place, and the traceback that refers to it, tell that one was
+DataLoader(...)``, the frame first drops the iterator, and its ``__del__`` joins its processes. During that
+``sys.exc_info()`` has no exception: only the frame's place, and the traceback that refers to it, show that one was
 raised. Looking costs a healthy training nothing: the agent asks before it stops the worker.
 """
 
@@ -93,7 +93,7 @@ class InFlight:
         """The exception that has left the task function, and is being recorded."""
 
     def seen(self, error: BaseException) -> None:
-        """Record an exception whose clean-up is about to close the sockets; once, and only in the main thread.
+        """Record an exception before its clean-up closes the sockets; once, and only in the main thread.
 
         One that began after the agent asked is what the training makes of the agent's signal, and isn't recorded.
         """
@@ -272,7 +272,7 @@ def _may_be_released(frame: FrameType, *, closes: bool) -> bool:
 
 
 def _find_exception_entry(frame: FrameType) -> TracebackType | None:
-    """Return the traceback entry of the instruction at which `frame` stands: it raised, and nothing ran since."""
+    """Return the traceback entry of `frame`'s current instruction: that instruction raised, and nothing ran since."""
     for entry in gc.get_referrers(frame):
         if type(entry) is TracebackType and entry.tb_frame is frame and entry.tb_lasti == frame.f_lasti:
             return entry

@@ -102,9 +102,9 @@ def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tup
 
 
 def gpu_uuid() -> str:
-    """Return the UUID of this process's GPU, "GPU-8f3a..."; empty if it hasn't used one, or torch doesn't tell it.
+    """Return the UUID of this process's GPU, "GPU-8f3a..."; empty if it hasn't used one, or torch doesn't know it.
 
-    CUDA isn't initialised for the question. A driver whose GPU is gone may not answer: it has 0.5 s.
+    CUDA isn't initialised for the question. The driver of a lost GPU may not answer: it has 0.5 s.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Whether this process makes progress, told without its main thread: in microseconds each time, in full once it stands.
+"""Whether this process makes progress, found without its main thread: cheap each time, with stacks once it stops.
 
 The first answer costs a healthy training next to nothing: torch's recorders count each group's collectives, and the
 frames of the main thread are there anyway. The second one is asked for when no worker of the node has made progress.
@@ -45,7 +45,7 @@ def snapshot() -> dict[str, Any]:
     ``block`` is the name of the watchdog's block in which it is, or that it pauses.
     """
     with os.fdopen(os.memfd_create("firstfault-stacks"), "w+b", buffering=0) as file:  # no disk may be full
-        # this thread has the GIL, so no other one runs meanwhile
+        # this thread has the GIL, so no Python code runs while the stacks are written
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.seek(max(file.tell() - _LONGEST_STACK, 0))
         stack = file.read().decode(errors="replace")

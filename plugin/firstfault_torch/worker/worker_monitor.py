@@ -199,7 +199,7 @@ class WorkerMonitor:
         if not self.others_continue and error_file and self._engine.name_error(error, bare(error)).recoverable:
             with suppress_internal_errors("marking an exception as recoverable"):  # also if recording is off
                 mark_recoverable(error_file)
-        # if the others continue, it counts only if they don't: the node's success withdraws a document in flight
+        # if the remaining ranks continue, the document counts only if they fail: a node's success withdraws it
         name = self._write(error, in_flight=self.others_continue)
         if self._channel is not None and name:
             what = type(before_exit(error)).__name__
@@ -281,7 +281,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
 ) -> tuple[bytes, Receipt]:
     """Write a document about `error`, and torch's error.json; return the document and its receipt.
 
-    Bounded by the upload deadline, of which half may go into reading the exception: its ``__str__`` is the user's code
+    Bounded by the upload deadline. Half of it may go into reading the exception: its ``__str__`` is the user's code
     and may block. An exception that is `in_flight` hasn't left the task function yet; torch's error.json is left
     alone. A document that is `held` stays on the node; the agent uploads it if the node fails.
     """
@@ -363,7 +363,7 @@ def _leave_later() -> None:
     """Shut down gloo's connections if this process still lives after a while, so that a peer's collective fails.
 
     torch takes ``sys.exit(0)`` for success and keeps the process until its siblings have ended. A peer that waits for
-    it in a collective would wait until that times out. This process must not end by itself: torch's agent tells all
+    it in a collective would wait until that times out. This process must not end here: torch's agent informs all
     workers through one event that they may end, and waits without end for a worker that died while it waited for that.
     """
     time.sleep(CLEAN_EXIT_GRACE_SECONDS)
