@@ -1,4 +1,4 @@
-"""Each failure's class: a fault of its own, or a consequence of another one's."""
+"""The class of each failure: its own fault, or a consequence of a fault elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY,
 FIRST_TRY_REASON = "failed by itself, and tried the step again"
 """Why a rank counts that is judged by its first try."""
 _UNSPECIFIC_CONNECTION_SIGNATURES = {"connection-lost", "connection-unclear"}
-"""Signatures that don't tell whose connection it was."""
+"""Signatures that don't show which process or service the connection led to."""
 GPU_CATEGORIES = {"gpu_kernel", "gpu_hardware"}
 """Categories of faults that no peer causes."""
 _PROCESS_GROUP_FOLDER = "torch/distributed/"
@@ -45,7 +45,7 @@ _CHILD_PROCESS_FILES = (
     "multiprocessing/resource_sharer.py",
     "multiprocessing/pool.py",
 )
-"""Files whose connections lead to processes that this one has started."""
+"""Files that open connections to processes that this one has started."""
 _PROGRAM_ERROR_TYPES = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
 """Types that no transport raises; also their subclasses."""
 _TRANSPORT_ERROR_TYPES = {"RuntimeError", "OSError", "EOFError"}
@@ -71,7 +71,7 @@ _WAIT_CATEGORY = "hang"
 """Category of the signatures of waits that timed out."""
 _LINE_NUMBER = re.compile(r":\d+ in ")
 _MIN_MAJORITY_FACTOR = 3
-"""So many times more ranks than stand elsewhere must stand in one function, or wait, to be those that wait."""
+"""Ranks are taken to wait if they are this many times more than the ranks at any different position."""
 _INTERRUPT = "KeyboardInterrupt"
 _SIGNAL_HANDLER_EXCEPTIONS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
@@ -80,11 +80,11 @@ _UNCATCHABLE_SIGNALS = CRASHES | {"SIGKILL"}
 _PYTHON_THREAD_MARK = "Current thread 0x"
 """In faulthandler's stacks if a thread of Python's met the fatal signal."""
 _LOG_NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
-"""Lines of a log in which no error is told."""
+"""Lines of a log below the level of an error."""
 _NAMED_EXCEPTION = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
 """An exception in a line of the program's own."""
 _MAX_LOG_LINES = 100
-"""Of a log, which may tell of a timeout."""
+"""Lines at the end of a log that are searched for a timeout."""
 
 
 class FailureClass(enum.IntEnum):
@@ -208,7 +208,7 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
     # SIGKILL comes from the agent too, if the process doesn't end
     if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
         ended = _classify_exit(failure, set())
-        if ended.signature:  # its last words tell why
+        if ended.signature:  # its last lines explain the crash
             return replace(ended, why=f"{ended.why}, while its agent stopped it")
         why = f"crashed ({failure.signal}) while its agent stopped it"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
@@ -224,7 +224,7 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
 
 
 def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
-    """Classify a process that tried again by its first try; None: it didn't, or the last try tells as much."""
+    """Classify a process that tried again by its first try; None: it didn't, or the last try explains as much."""
     raised = failure.exception
     is_second = raised is not None and is_double_init_error(raised)
     exception = find_ending_exception(failure) if is_second else find_original_failure(failure)
@@ -243,7 +243,7 @@ def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
 def _classify_by_role(
     failure: WorkerError, found: Classification, why: str, *, signature: str = "", in_flight: bool = False
 ) -> ClassifiedFailure:
-    """Return the class of a failure whose text has a role; a text about another process gives no category."""
+    """Return the class of a failure by the role of its text; a text about another process gives no category."""
     failure_class = _CLASS_BY_ROLE[found.role]
     is_own = found.role is Role.PRIMARY
     return ClassifiedFailure(
@@ -314,7 +314,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     found = classify_by_library_call(exception, _classify_chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _CHECKPOINT_ON_RANKS and failure.rank in find_ranks_with_checkpoint_error(exception):
-        said = _classify_link(find_first_cause(exception))  # of the rank's own traceback, which is in the text
+        said = _classify_link(find_first_cause(exception))  # the rank's own traceback, copied into the text
         category = (_get_specific_category(said) if said.role is Role.PRIMARY else "") or found.category
         category = "disk_full" if category == "storage" and full_disk(failure, exception) else category
         why = "failed in a checkpoint, and all ranks raise its error"
@@ -353,13 +353,13 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
 
 
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
-    """Return the ranks of which an exception of torch's checkpoint tells that they failed; empty for any other."""
+    """Return the ranks that an exception of torch's checkpoint reports as failed; empty for any other exception."""
     matches = filter(None, (_CHECKPOINT_RANKS.search(link.message) for link in iter_exceptions(exception)))
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
 def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
-    """Classify a call of ``sys.exit`` by what the process had printed, if it tells why."""
+    """Classify a call of ``sys.exit`` by what the process had printed, if that explains it."""
     if failure.sent_signals and not failure.in_flight and not has_left_program(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
@@ -394,7 +394,7 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
 def _last_word_about_a_peer(failure: WorkerError) -> str:
     """Return the line that a process printed last, if it names an exception about a peer; else nothing.
 
-    A traceback above it, of another exception, tells of an error that the program had survived, or of the first one.
+    An exception in a traceback above it was either handled, or is the one that came first.
     """
     line, printed = find_telling_line(failure.printed), find_printed_exception(failure.printed)
     named = _NAMED_EXCEPTION.search(line)
@@ -410,7 +410,7 @@ def _is_about_group(exception: ExceptionInfo) -> bool:
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
-    """Return the file whose connection to a process of this one's own broke; empty if it was another connection."""
+    """Return the file of a broken connection to a process that this one started; empty if it was another connection."""
     files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
     is_local = bool(files) and "/multiprocessing/" in files[-1]  # a socket of the program's own breaks elsewhere
     return next((owner for owner in _CHILD_PROCESS_FILES if is_local and any(owner in file for file in files)), "")
@@ -451,7 +451,7 @@ def _get_log_of_exit(failure: WorkerError, signal: str) -> Classification:
 def _classify_stderr_tail(
     failure: WorkerError, log: Classification, ended: str, signal: str
 ) -> ClassifiedFailure | None:
-    """Classify an end by what the process printed last, if that may tell of another process; None: it doesn't."""
+    """Classify an end by what the process printed last, if that may concern another process; None: it doesn't."""
     if log.signature == MISMATCH:
         why = f"received a message longer than it expects: {log.why}"
     elif log.role is Role.SECONDARY:
@@ -463,7 +463,7 @@ def _classify_stderr_tail(
     else:
         return None
     judged = _classify_by_role(failure, log, why, signature=log.signature)
-    # a watchdog's other texts before an abort may tell of another rank's timeout
+    # what a watchdog prints before an abort may repeat another rank's timeout
     is_of_another = judged.failure_class is FailureClass.UNCLEAR and signal != "" and log.signature != TIMED_OUT
     return replace(judged, waited=judged.waited and not is_of_another)
 
@@ -475,29 +475,29 @@ def aborted_without_reason(failure: WorkerError) -> bool:
 
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
-    """Whether a process exited while its agent stopped it, after it had printed the timeout of a wait of its own."""
+    """Whether a process exited while its agent stopped it, after it had printed that its own wait timed out."""
     return not failure.signal and bool(failure.exit_code) and _is_a_wait(_get_log_of_exit(failure, ""))
 
 
 def prints_a_peers_error(stderr: str) -> bool:
-    """Whether what a process printed tells of a peer that had gone; notices about the job's store don't."""
+    """Whether what a process printed mentions a peer that had ended; notices about the job's store don't count."""
     told = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
     return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
 
 def names_a_wait(exception: ExceptionInfo) -> bool:
-    """Whether an exception tells only that a wait for others timed out."""
+    """Whether an exception only reports that a wait for other ranks timed out."""
     return _is_a_wait(_classify_link(exception))
 
 
 def prints_a_timeout(failure: WorkerError) -> bool:
-    """Whether a line of a worker tells that a wait of its own had timed out; NCCL's may tell of another rank's."""
+    """Whether a worker printed that its own wait had timed out; NCCL's lines may concern another rank's wait."""
     lines = (_classified(line) for line in failure.printed.splitlines()[-_MAX_LOG_LINES:] if line.strip())
     return any(_is_a_wait(found) and found.signature not in _WATCHDOG_SIGNATURES for found in lines)
 
 
 def names_a_peer(text: str) -> bool:
-    """Whether a text tells of a peer that had gone, or of a wait for one that timed out."""
+    """Whether a text mentions a peer that had ended, or a wait for one that timed out."""
     found = _classified(text)
     return found.signature not in _UNSPECIFIC_CONNECTION_SIGNATURES and (
         found.role is Role.SECONDARY or _is_a_wait(found)
@@ -525,15 +525,15 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
 
 
 def is_own_fault(exception: ExceptionInfo) -> bool:
-    """Whether an exception tells of a fault of the process that raised it."""
+    """Whether an exception reports a fault of the process that raised it."""
     return _classify_chain(exception).role is Role.PRIMARY
 
 
 def _classify_chain(exception: ExceptionInfo) -> Classification:
     """Classify an exception by its first cause, through causes, contexts and groups.
 
-    What was raised because of it counts where the first cause doesn't tell which process is at fault: a program may
-    raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts wherever it stands.
+    A later exception of the chain decides if the first cause doesn't show which process is at fault: a program may
+    raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts at any depth.
     """
     causes = find_causes(exception)
     inner, outer = list(map(_classify_link, causes.informative)), list(map(_classify_link, causes.wrappers))
@@ -550,7 +550,7 @@ def _classify_chain(exception: ExceptionInfo) -> Classification:
 
 
 def _tells_nothing(root: Classification, exception: ExceptionInfo) -> bool:
-    """Whether a first cause doesn't tell for which process or service it failed."""
+    """Whether a first cause doesn't show which process or service it failed for."""
     if root.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
         return not _is_about_group(exception)
     return root.signature in {"", "unread", "bare-timeout"}

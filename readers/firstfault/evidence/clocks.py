@@ -21,7 +21,7 @@ _WHOLE_S = _S
 _COPIED_S = 60
 """If all nodes' documents were stored this many seconds after they were recorded, they are copies."""
 _NAMED = 3
-"""Wrong clocks that get a sentence of their own."""
+"""This many wrong clocks get a separate sentence each."""
 _UNKNOWN_NS = 3600 * _S
 """How wrong an unknown clock may be."""
 _NEVER = 1 << 100
@@ -136,7 +136,7 @@ class Clocks:
     def sentences(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return sentences about clocks that are certainly wrong, each with the names of its nodes.
 
-        The worst clocks have a sentence each; the last sentence counts the others.
+        The worst clocks have a sentence each; the last sentence counts all further ones.
         """
         behind = [-offset.low // _S for offset in self._offsets.values()]
         # copies are stored later than every node's documents by the same
@@ -176,7 +176,7 @@ class _Earliest:
 
 
 def _get_clock(failure: WorkerError) -> str:
-    """Return the boot by whose monotonic clock a failure was recorded; empty: it has no such time."""
+    """Return the boot that a failure's monotonic time belongs to; empty: it has no such time."""
     return failure.boot_id if failure.monotonic_ns is not None else ""
 
 
@@ -222,8 +222,8 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
             highs[node].append(max(recorded + took[document.name] - stored, low))
     offsets = {}
     for node, low in lows.items():
-        # a document that was stored again after its receipt, beside an upload that hung, seems to come from a clock
-        # that is behind: its upper bound may contradict another document's lower one
+        # a document that was stored twice, because the first upload hung, looks like one from a slow clock: its upper
+        # bound may contradict another document's lower bound
         agreed = [high for high in highs[node] if high >= low]
         unknown = max(_UNKNOWN_NS, low + _UNKNOWN_NS)
         offsets[node] = Offset(low, min(agreed, default=unknown), is_known=bool(agreed))
@@ -234,7 +234,7 @@ def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef
     """Yield each stored document's node, reference, recorded time, and how long after that its upload began at least.
 
     A failure merged from several documents has the time of the earliest; the name of each document has its own. How
-    long one of them took doesn't tell how long the others did: a process may write of one moment twice, in flight and
+    long one upload took says nothing about the next: a process may write about one moment twice, in flight and
     at its end.
     """
     for failure in failures:

@@ -60,7 +60,7 @@ class BlameCounts:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A rank or node without a fault of its own that is likely the root cause, and why."""
+    """A rank or node that is likely the root cause although it reported no fault, and why."""
 
     why: str
     rank: int | None = None

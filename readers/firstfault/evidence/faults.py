@@ -1,4 +1,4 @@
-"""Which failures are faults of their own, which of these was the first, and which stopped ranks may have had it too."""
+"""Which failures are faults, which of these came first, and which stopped ranks may have had the same fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from firstfault.model import FrameInfo, Subject, WorkerError
 _PROCESS_GROUP_FOLDER = "torch/distributed/"
 AFTER_A_FAILED_COLLECTIVE = "raised an exception after a collective of its own had failed"
 AFTER_A_PRINTED_ERROR = "raised an exception after it had printed a peer's error"
-"""Why a rank counts as a victim whose log alone tells of a peer's error: other things in a log may look like one."""
+"""Why a rank counts as a victim if only its log mentions a peer's error: that alone doesn't prove it."""
 _LONG_WAIT_NS = 60_000_000_000
 """Shorter than any timeout of NCCL's in use, longer than clocks are wrong."""
 _MAX_ACCUSATION_LEAD_NS = 10_000_000_000
@@ -54,7 +54,7 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
         for judged in diagnosis.classified
         if _is_fault(judged, diagnosis.blame_counts) and (not judged.in_flight or is_before_waits(judged.failure))
     )
-    # what such a rank waited for happened before any rank failed by itself
+    # these ranks waited for something that happened before any fault
     if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
         return replace(diagnosis, late=(*diagnosis.late, *faults))
     first = _choose_first(faults, clocks, diagnosis.blame_counts) if faults else None
@@ -62,19 +62,19 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _is_fault(judged: ClassifiedFailure, blame_counts: BlameCounts) -> bool:
-    """Whether a failure is a fault of its own; an exit that may be a consequence is one if the agents broadcast it."""
-    # either end of a message may have another size than the others
+    """Whether a failure is a fault; an exit that may be a consequence is one if the agents broadcast it."""
+    # a mismatch of sizes blames neither end
     may_be = is_unclear_exit(judged) and judged.signature != MISMATCH
     return judged.failure_class <= FailureClass.EXTERNAL or (may_be and blame_counts.times_broadcast(judged) > 0)
 
 
 def gave_up(failure: WorkerError) -> bool:
-    """Whether a process tells that its tries failed, and not why: a peer's error may be the reason."""
+    """Whether a process only reports that its retries failed: a peer's error may be the reason."""
     return ALL_TRIES_FAILED.match(find_message(failure).text) is not None
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:
-    """Whether a worker exited by itself, didn't wait, and nothing tells why."""
+    """Whether a worker exited without being stopped, without waiting, and without an explanation."""
     failure = judged.failure
     is_exit = failure.exception is None and failure.subject is Subject.WORKER and not failure.stopped_by_agent
     return judged.failure_class is FailureClass.UNCLEAR and is_exit and not failure.is_silent and not judged.waited
@@ -101,11 +101,11 @@ def came_after_long_wait(diagnosis: Diagnosis) -> bool:
 def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis in which ranks that failed after a peer's error are victims, if there is another cause.
 
-    They retried, or a handler failed. The other cause is a fault of another rank that may have been earlier, or a rank
-    for which most of the others waited.
+    They retried, or a handler failed. The different cause is a fault of another rank that may have been earlier, or a
+    rank that most of the job waited for.
     """
     recorded, _ = group_progress([judged.failure for judged in diagnosis.workers])
-    # how many of a group's collectives all members have called whose flight recorder was read
+    # how many of a group's collectives all members with a flight recorder dump have called
     least = [(min(item.enqueued for item in members.values()), members) for members in recorded.values()]
     counts = {(rank, item.group): count for count, members in least for rank, item in members.items()}
     met = ((judged, _explain_met_peer_error(judged, counts)) for judged in diagnosis.classified)
@@ -211,7 +211,7 @@ def _is_terminated(fault: ClassifiedFailure) -> bool:
 
 
 def _drop_failures_that_blame_a_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
-    """Leave out failures that name a rank with a fault of its own which names no rank: they report that rank's fault.
+    """Leave out failures that only blame a fault: they name its rank, and that rank itself blames no one.
 
     An exception of the program's own names a rank if it repeats what that rank wrote: its whole text, and more. A
     failure stays if it was long before that rank's fault.
@@ -235,7 +235,7 @@ def _drop_failures_that_blame_a_fault(faults: Sequence[ClassifiedFailure], clock
 
 
 def _build_sort_key(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object, ...]:
-    """Return the sort key of faults whose order in time isn't known: evidence, then accusations, then time.
+    """Return the sort key of faults in unknown order: by evidence, then by accusations, then by time.
 
     What no peer's failure causes comes first, a fault of the GPU or a SIGKILL that no agent sent: a clean-up after it
     may fail in any way.
@@ -307,7 +307,7 @@ def find_ranks_stopped_raising(
     exception, exit_code = first.failure.exception, first.failure.exit_code or 0
     if crashed_at := find_crash_position(first.failure):
         return [item for item in _find_stopped(first, classified) if find_crash_position(item.failure) == crashed_at]
-    # other last lines tell nothing: all ranks print the same ones
+    # last lines without an exception prove nothing: all ranks print the same ones
     if exit_code > 0 and (said := _printed(first.failure)):
         alike = (item for item in _find_stopped(first, classified) if item.failure.exit_code == exit_code)
         return [item for item in alike if _printed(item.failure) == said]
@@ -320,7 +320,7 @@ def find_ranks_stopped_raising(
     found = []
     for item in _find_stopped(first, classified):
         where = locate_main_thread(item.failure)
-        # a process that didn't answer stands at the line at which a finaliser ran
+        # a process that didn't answer is at the line of a running finaliser
         if raised_at == (find_raise_position(item.failure) or (where.frame if where.is_finalizing else "")):
             found.append(item)
     return found

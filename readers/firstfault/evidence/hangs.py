@@ -366,7 +366,7 @@ def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]]
 
 
 def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
-    """Return the few ranks whose GPU hadn't started a collective that had started on most GPUs."""
+    """Return the few ranks with a GPU that hadn't started a collective that most GPUs had started."""
     found = []
     for group, members in sorted(recorded.items()):
         states: dict[int, str] = {}
@@ -411,7 +411,7 @@ def _find_ranks_outside_collective(
 def _find_dead_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the ranks with a dead thread that neither timed out nor are in a collective.
 
-    A rank that waits for a peer doesn't wait because of its own helper thread.
+    A rank that waits for a peer has a healthy helper thread, or one that is irrelevant to the hang.
     """
     return [
         (failure.rank, _describe_dead_thread(thread))

@@ -28,7 +28,7 @@ _MAX_LIBRARY_FRAMES = 8
 
 
 def classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
-    """Return the class of an exception whose text tells little, by the library's function that raised it."""
+    """Return the class of an exception with an unspecific text, by the library's function that raised it."""
     is_cut = found.signature == "bare-timeout" and get_short_name(find_causes(exception).first) == "EOFError"
     # training data may have any form, a checkpoint's, too
     is_data = any(DATA_LOADER_FOLDER in frame.file for link in iter_exceptions(exception) for frame in link.frames)

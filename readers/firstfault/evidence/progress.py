@@ -195,10 +195,10 @@ def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str
     """Return the ranks that haven't called a collective of a group in which most of its members wait.
 
     A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
-    tensor, pipeline and data parallel groups the one that is stuck first explains the others.
+    tensor, pipeline and data parallel groups the one that is stuck first explains all others.
 
     After a collective in which ranks differ, one that called the same as most isn't behind: it waits in that
-    collective, which the others may have completed with less data.
+    collective, which the rest may have completed with less data.
     """
     usual: dict[str, int] = {}
     late: dict[str, dict[int, int]] = {}
@@ -207,7 +207,7 @@ def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str
         # what most have called
         most, number = Counter(counts.values()).most_common(1)[0]
         usual[group] = most if number * 2 > len(members) else max(counts.values())
-        # ranks that have called the first collective that has ended on no rank wait for the others, however far ahead
+        # the first collective that hasn't ended anywhere: a rank that has called it waits, however far ahead it is
         first = 1 + max(item.enqueued if item.completed is None else item.completed for item in members.values())
         few = {rank: count for rank, count in counts.items() if count < min(usual[group], first)}
         if group in apart:

@@ -26,7 +26,7 @@ ANY_EXCEPTION = "*"
 _REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
 _OPTIONAL = {"types", "unless"}
 _POINTERS = {"rank", "ip", "host", "port", "store"}
-"""Names of groups, without the number that tells alternatives apart."""
+"""Names of groups, without the number that separates alternatives."""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
 _LINES = "(?m)"
 """Makes ^ and $ match at lines; RE2 has no option for it."""
@@ -67,7 +67,7 @@ class Pattern:
     __slots__ = ("_regexp", "source")
 
     def __init__(self, source: str) -> None:
-        """Compile a pattern; a SignatureError tells why RE2 doesn't accept it."""
+        """Compile a pattern; a SignatureError has RE2's reason for rejecting it."""
         self.source = source
         try:
             self._regexp = re2.compile(_LINES + source, _options())
@@ -115,7 +115,7 @@ def _why_refused(source: str, error: Exception) -> str:
 
 
 class Role(str, enum.Enum):
-    """What a text tells about the process that wrote it."""
+    """What a text means for the process that wrote it."""
 
     PRIMARY = "primary"
     """The fault is local to the process, host or service that reports it."""

@@ -2,7 +2,7 @@
 
 The message has one rule for the headline, the report, the category and the class of its failure. It is the first cause
 of the exception that the process raised; else of the last one that it printed; else the line of what it printed that
-tells why it ended; else its exit.
+explains why it ended; else its exit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CONTINUES = Pattern(
     r"\btrying again\b|thrown while requesting|\bfrom scratch\b|\bstart\w* from random\b|"
     r"\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.])[^\n]*$"
 )
-"""Lines of a log below the level of an error, and those in which a program tells that it continues."""
+"""Lines of a log below the level of an error, and those which show that the program continued."""
 _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
@@ -85,7 +85,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a text tells."""
+    """What a text means."""
 
     role: Role
     category: str
@@ -96,7 +96,7 @@ class Classification:
 
     @property
     def is_specific(self) -> bool:
-        """Whether a signature fits that says more than which kind of program failed."""
+        """Whether a signature fits that has more detail than the kind of program that failed."""
         return self.signature not in _GENERIC_SIGNATURES
 
 
@@ -129,7 +129,7 @@ def classify(
     for signature in signatures.filter.possible(left):
         if not signature.fits(types):
             continue
-        # what a process survived isn't its fault; that a connection ended may stand only among NCCL's information
+        # what a process survived isn't its fault; NCCL may report the end of a connection only as information
         found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
             return _by_size(_by_progress(_by(signature, _pointer(found)), left), left)
@@ -174,7 +174,7 @@ def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
 
 
 def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
-    """Return the text without lines that tell that the program continues."""
+    """Return the text without lines which show that the program continued."""
     # an exception's first line is what was raised, and a log's name isn't part of the text
     whole = text.find(b"\n") + 1 or len(text)
     name = encoded(f"{exception_type}:")
@@ -216,7 +216,7 @@ class Message:
     text: str = ""
     """A sentence; empty: the process left none."""
     about: str = ""
-    """What this process said about an exception of another process; empty if it is this one's."""
+    """This process's message about an exception of another process; empty if it is this one's."""
     wrapper: str = ""
     """What was raised because of it: "raised as TrainingError: training failed"; empty if nothing was."""
     exception: ExceptionInfo | None = None
@@ -229,7 +229,7 @@ class Message:
 
     @property
     def whole(self) -> str:
-        """The text, and all that was said about it."""
+        """The text, and every remark about it."""
         return "; ".join(part for part in (self.text, self.about, self.wrapper) if part)
 
 
@@ -263,7 +263,7 @@ def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | No
 
 
 def is_unexplained_write(failure: WorkerError) -> bool:
-    """Whether a process failed because a write did, and its text doesn't tell why."""
+    """Whether a process failed because a write did, and its text doesn't explain why."""
     exception = find_ending_exception(failure)
     return exception is not None and _classified(exception).signature == "failed-write"
 
@@ -285,7 +285,7 @@ def _build_end_message(failure: WorkerError) -> Message:
 
 
 def _last_line(failure: WorkerError, signal: str) -> str:
-    """Return the line that tells why a process ended: the one whose signature its last lines have, else the last."""
+    """Return the line that explains why a process ended: the one whose signature its last lines have, else the last."""
     text = extract_fatal_text(failure.printed, signal)
     found = classify(text) if text else None
     if found is not None and found.category != "unknown" and found.signature not in _OF_ENDS:
@@ -294,7 +294,7 @@ def _last_line(failure: WorkerError, signal: str) -> str:
         if line := next(telling, ""):
             return strip_line_prefixes(line)
     if signal in {"", "SIGABRT"}:
-        # an exception that was the cause would have been told already
+        # if an exception was the cause, the message above it has it already
         printed = find_printed_exception(failure.printed) if signal else None
         line = find_cpp_exception(text) or find_telling_line(text)
         return strip_line_prefixes(line) if printed is None or printed.exception.message not in line else ""
@@ -313,7 +313,7 @@ def _build_exception_message(exception: ExceptionInfo) -> Message:
     text, here = extract_sentence(original.message), extract_sentence(add_remote_cause(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
-    # the nearest wrapper tells most, a group of exceptions nothing
+    # the nearest wrapper has the most detail, a group of exceptions none
     near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(causes.wrappers[:1])
     if near and not (text and text in near[0].message):
         inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]

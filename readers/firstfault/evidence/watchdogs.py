@@ -83,7 +83,7 @@ def reports_timed_out_wait(judged: ClassifiedFailure) -> bool:
 
 
 def _may_wait_for_peer(judged: ClassifiedFailure) -> bool:
-    """Whether a rank may have waited for a peer, not for something of its own such as a server or a program.
+    """Whether a rank may have waited for a peer, rather than for something like a server or a program.
 
     An exception raised outside of collectives isn't about a peer, unless its text mentions ranks or collectives.
     """
