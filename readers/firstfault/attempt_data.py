@@ -1,4 +1,4 @@
-"""Reads an attempt, or what a launcher without firstfault left, and summarises the other attempts of its task."""
+"""Reads an attempt, or what a launcher without firstfault left, and summarises all further attempts of its task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _AROUND = 10
 """Maximum of other attempts to read: the nearest earlier ones, then later ones."""
 _MOST_ATTEMPTS = 100
 _GAP = 2
-"""So many attempts in a row may have left nothing."""
+"""This many attempts in a row may have left nothing."""
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage's note about an unreadable document; the name and the reason follow."""
@@ -72,7 +72,7 @@ def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -
     """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
 
     If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
-    may hold the logs of a job without firstfault, as may a local file that is no error document.
+    may hold the logs of a job without firstfault, as may a local file that isn't an error document.
 
     `uri` is of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task; `beside` are
     logs and dumps of flight recorders of the same job.
@@ -92,13 +92,13 @@ def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -
 
 
 def _with_beside(make_reader: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
-    """Return a maker of readers that add what logs and flight recorders tell."""
+    """Return a maker of readers that add what logs and flight recorders contain."""
     found = _read_logs_snapshot(beside)
     return lambda uri: make_reader(uri).with_beside(found)
 
 
 def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
-    """As `read_attempt`, without logs; if there is no attempt, return that it doesn't exist."""
+    """As `read_attempt`, without logs; the result's `exists` is False if no attempt is found."""
     here = _read_one(uri, make_reader)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
@@ -151,7 +151,7 @@ def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
 def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
     """Read one error document that is in no storage.
 
-    `name` tells where its bytes are from, for errors.
+    `name` is used in errors: the place that its bytes are from.
 
     Raises:
         BadDocumentError: it isn't valid.
@@ -172,7 +172,7 @@ def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
 def sibling_attempts(
     uri: str, conclusion: Conclusion, *, strategy: str | None = None, seconds: float = _SECONDS
 ) -> tuple[AttemptSummary, ...]:
-    """Return summaries of an attempt and of up to ten others, by number; empty if there are no others.
+    """Return summaries of an attempt and of up to ten more, by number; empty if it is the only one.
 
     Earlier attempts are read concurrently, later ones one by one until the first that doesn't exist. The note of an
     attempt has the reason why it, or its documents, could not be read. A missing attempt is left out.

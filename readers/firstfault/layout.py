@@ -65,7 +65,7 @@ _NO_FINGERPRINT = "0" * 12
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The folders and files that a URI stands for; paths are relative to the root."""
+    """The folders and files that a URI addresses; paths are relative to the root."""
 
     root: str
     errors: str = ERRORS
@@ -73,7 +73,7 @@ class Layout:
     has_stock: bool = True
     """Whether Flyte's own error.pb and error-<uuid>.pb may lie in the root."""
     document: str = ""
-    """Name of the only document to read; then there are no folders."""
+    """Name of the only document to read; then no folder is read."""
 
     @classmethod
     def of(cls, uri: str) -> Layout:
@@ -82,7 +82,7 @@ class Layout:
         if name.endswith(".pb"):
             return cls(folder, document=name)
         if name == "errors":
-            # the roster is beside it
+            # the roster is in the same folder
             return cls(folder, "errors", "roster", has_stock=False)
         if name == "firstfault":
             return cls(uri, "errors", "roster", has_stock=False)
@@ -99,7 +99,7 @@ def is_error_file(name: str) -> bool:
 
 
 def is_stock_error_file(name: str) -> bool:
-    """Whether a file beside the outputs has one of the names that flytekit gives to errors.
+    """Whether a file next to the outputs has one of the names that flytekit gives to errors.
 
     Flyte's own reader takes every ``error*.pb``, also ``error_rate_offloaded_metadata.pb``: an output "error_rate".
     """
@@ -107,9 +107,9 @@ def is_stock_error_file(name: str) -> bool:
 
 
 def bundle_name(data: bytes, *, of_nodes: bool = False) -> str:
-    """Return the name, in the roster's folder, of a bundle of copies: it tells whether the content is whole.
+    """Return the name, in the roster's folder, of a bundle of copies; its hash shows whether the content is whole.
 
-    `of_nodes`: the nodes share no folder, and the bundle has what the others wrote.
+    `of_nodes`: the nodes share no folder, and the bundle has what all further nodes wrote.
     """
     return f"{_OF_NODES if of_nodes else 'copies-'}{hashlib.sha256(data).hexdigest()}.bundle"
 
@@ -120,7 +120,7 @@ def is_bundle(name: str) -> bool:
 
 
 def is_of_nodes(bundle: str) -> bool:
-    """Whether a bundle has what the nodes wrote in folders of their own, by its name."""
+    """Whether a bundle has what the nodes wrote in separate folders, by its name."""
     return bundle.startswith(_OF_NODES)
 
 

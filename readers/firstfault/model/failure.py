@@ -13,9 +13,9 @@ from firstfault.utils.toml import parse_toml
 ABOUT_CATEGORIES: dict[str, dict[str, str]] = parse_toml(
     Path(__file__).with_name("categories.toml").read_text(encoding="utf-8")
 )
-"""The closed list of categories; the file tells what the keys of each are."""
+"""The closed list of categories; the file explains the keys of each."""
 CATEGORIES: dict[str, str] = {name: about["meaning"] for name, about in ABOUT_CATEGORIES.items()}
-"""What each stands for."""
+"""What each means."""
 
 
 class Kind(str, enum.Enum):
@@ -131,7 +131,7 @@ class SentSignal:
 
 
 OF_LOGS = "log"
-"""`Place.engine` of a job that ran without firstfault, of which only its logs are known."""
+"""`Place.engine` of a job that ran without firstfault and is known only from its logs."""
 
 TERMINATED = "its agent was terminated"
 """Why an agent stopped its workers when its pod was terminated. Stored in documents."""
@@ -143,20 +143,20 @@ TERMINATED_BY = "terminated by"
 """Begins what an agent of a terminated pod sends to its peers; the signal's name follows. Stored in documents."""
 
 DIED_SILENTLY = "it died"
-"""What agents tell each other about an agent that was killed. Stored in documents."""
+"""What agents send their peers about an agent that was killed. Stored in documents."""
 
 TIME_LIMIT = "USER:TimeLimit"
 """The code of an agent whose pod was terminated because the attempt had reached its time limit."""
 
 RECORDED_ONLY = "SYSTEM:FlightRecorder"
-"""The code of a process of which only the dump of torch's flight recorder is known."""
+"""The code of a process that is known only from torch's flight recorder dump."""
 
 CTRL_C = "USER:CtrlC"
 """The code of a process that SIGINT ended in the foreground of a terminal; elsewhere another process sent it."""
 DIED = "USER:Died"
-"""The code of a process of which its launcher tells only that it is dead."""
+"""The code of a process when its launcher reports only that it died."""
 FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
-"""Categories of an agent that was told to end, and what it was."""
+"""Categories of an agent that was ended from outside, and what it was."""
 
 RESTARTED = "in-process restart"
 """Begins the line that a rank logs when it continues after a fault; the restart's number and a colon follow."""
@@ -307,7 +307,7 @@ class SystemState:
     """What a process could use of its machine when it failed."""
 
     file_systems: tuple[FileSystem, ...] = ()
-    """Those where a write failed whose text names no path; if none is known, first those of the paths in the failure,
+    """Those where a write failed and its text names no path; if none is known, first those of the paths in the failure,
     then those of the working folder, TMPDIR and /dev/shm; at most 4."""
     limits: tuple[tuple[str, int], ...] = ()
     """Soft limits of the process, those that it has: ("RLIMIT_AS", 4294967296)."""
@@ -399,7 +399,7 @@ class WorkerError:
 
     @property
     def printed(self) -> str:
-        """The log's end since the last in-process restart: what was printed before tells of faults that are over."""
+        """The log's end since the last in-process restart: earlier lines are about faults that are over."""
         return _BEFORE_RESTART.sub("", self.log_tail) if RESTARTED in self.log_tail else self.log_tail
 
     @property
@@ -409,7 +409,7 @@ class WorkerError:
 
     @property
     def crashed_while_stopped(self) -> bool:
-        """True if another signal than its agent's ended it: it failed by itself meanwhile."""
+        """True if a signal that its agent didn't send ended it: it crashed while it was being stopped."""
         return bool(self.signal and self.sent_signals) and all(sent.signal != self.signal for sent in self.sent_signals)
 
     @property
@@ -514,5 +514,5 @@ def fatal_error(text: str) -> tuple[str, str]:
 
 
 def get_shell_signal(exit_code: int | None) -> str:
-    """Return the signal of which a shell made this exit code; empty if it is none of those."""
+    """Return the signal that a shell reports with this exit code; empty if it reports none with it."""
     return _OF_SHELLS.get(exit_code - _SHELL, "") if exit_code is not None else ""

@@ -52,7 +52,7 @@ class NodeSetup:
     source_url: str = ""
     """Where the source code can be read: "https://github.com/org/repo/blob/<commit>"."""
     source_root: str = ""
-    """The folder that this address stands for."""
+    """The local folder that corresponds to this address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class RestartKind(str, enum.Enum):
     IN_PROCESS = "in-process"
     """The training function, in worker processes that live on."""
     STALL = "stall"
-    """Nothing: the job stood still, and its agents told for which rank it waited."""
+    """Nothing: the job made no progress, and its agents reported which rank it waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class RestartRecord:
     headline: str
     """The verdict's."""
     restart: bool
-    """False: the attempt ended, or the job only stood still."""
+    """False: the attempt ended, or the job only made no progress for a while."""
     reason: str
     rank: int | None = None
     """The root cause's global rank."""
@@ -173,7 +173,7 @@ class RestartRecord:
     timestamp_ns: int | None = None
     """When the root cause failed."""
     lost_seconds: float | None = None
-    """From the failure until the worker processes were started again; how long the job stood still."""
+    """From the failure until the worker processes were started again; or how long the job made no progress."""
     world_size_before: int | None = None
     """Ranks."""
     world_size_after: int | None = None
@@ -203,7 +203,7 @@ class JobErrors:
     failures: tuple[WorkerError, ...] = ()
     """Failures of the judged round, one per process, by time; those without a time come last.
 
-    In a large cascade only those with an opened document; the others are in `unopened`.
+    In a large cascade these are only failures with an opened document; all further ones are in `unopened`.
     """
     history: tuple[WorkerError, ...] = ()
     """Failures of earlier rounds and incarnations, which are never judged."""
@@ -245,7 +245,7 @@ class JobErrors:
 
     @property
     def last_stall(self) -> RestartRecord | None:
-        """The stall of the judged round after which the job didn't go on; None: there was none, or it isn't known."""
+        """The stall of the judged round that the job didn't recover from; None: there was none, or it isn't known."""
         stalls = [record for record in self.restarts if record.kind is RestartKind.STALL]
         last = stalls[-1] if stalls and stalls[-1].number // STALLS_OF_ROUND == self.round else None
         return last if last is not None and last.lost_seconds is None else None
@@ -314,7 +314,7 @@ def of_newest_incarnations(
 def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None) -> bool:
     """Whether every node of the last round has reported.
 
-    Without `expected_nodes` the entries tell the number of nodes; without entries the answer is False.
+    Without `expected_nodes` the entries give the number of nodes; without entries the answer is False.
     """
     entries = list(roster)
     last = max((entry.place.round for entry in entries), default=0)
@@ -329,7 +329,7 @@ def nodes_reported(roster: Iterable[NodePresence]) -> set[NodeKey]:
 
 
 def unreported_nodes(job: JobErrors) -> tuple[str, ...]:
-    """Return the nodes that took part in the judged round and haven't said that they are done, by name."""
+    """Return the nodes that took part in the judged round and haven't reported their end, by name."""
     done = nodes_reported(job.roster)
     unreported = {node_key(entry.place) for entry in job.roster} - done
     return tuple(node_label(key) for key in sorted(unreported, key=node_order))
@@ -338,8 +338,8 @@ def unreported_nodes(job: JobErrors) -> tuple[str, ...]:
 def pods_live(job: JobErrors) -> bool:
     """Whether every pod reported that it is done; if one didn't, Flyte reads no file of the attempt.
 
-    If a node joined and didn't report, its pod may be gone. If a node's agent is gone, so is the pod, of which it was
-    the main process: the node's recorder can write its report, but can't let the pod succeed.
+    If a node joined and didn't report, its pod may be gone. If a node's agent is gone, so is its pod: the agent was its
+    main process. The node's recorder can write its report, but can't let the pod succeed.
     """
     is_lost = any(failure.subject is Subject.AGENT and failure.category == "node_lost" for failure in job.failures)
     return not is_lost and not unreported_nodes(job)

@@ -1,4 +1,4 @@
-"""Adds to what was read of an attempt what logs and flight recorders of the same job tell. Pure functions."""
+"""Merges logs and flight recorders of the same job into what was read of an attempt. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from firstfault.reading.assemble import Snapshot, find_judged_round
 
 
 def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
-    """Return a snapshot with the collectives of its ranks, and with the processes of which it has no document.
+    """Return a snapshot with the collectives of its ranks, and with processes that left no document in it.
 
     Its own documents are about the same failures, and know more. Nodes that have succeeded get nothing, nor does a
-    snapshot of which nothing was read. The last attempt in `beside`, what logs and flight recorders tell, counts.
+    snapshot if nothing was read. Of `beside`, the snapshot of logs and flight recorders, the last attempt counts.
     """
     judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
     entries = [entry for entry in snapshot.roster if entry.place.round == judged.number]

@@ -68,9 +68,9 @@ class Snapshot:
     unopened_history: int = 0
     """Number of unopened documents of earlier rounds and incarnations."""
     listed: frozenset[str] = frozenset()
-    """Names in receipts of which a document was listed, opened or not."""
+    """Names in receipts that belong to a listed document, opened or not."""
     stored: frozenset[str] = frozenset()
-    """Those whose document is in the storage, and not only among the copies that a node handed over."""
+    """Those with a document in the storage, not only among the copies that a node handed over."""
     restarts: tuple[RestartRecord, ...] = ()
     """Oldest first."""
 
@@ -170,7 +170,7 @@ class JudgedRound:
 
     number: int
     last_entry: int | None
-    """The last round with a roster entry; None: there is no roster."""
+    """The last round with a roster entry; None: the roster is empty."""
     newest: dict[NodeKey, int]
     """The newest incarnation of each node in this round, from its entries; without any, from the documents."""
     newest_of_name: dict[str, int]
@@ -231,7 +231,7 @@ def find_judged_round(
 def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
     """Return the names of documents about an exception in flight that the user's code handled after all.
 
-    A receipt of their own node marks them, or the node's roster entry is of phase succeeded.
+    A receipt of the same node marks them, or the node's roster entry is of phase succeeded.
     """
     read: dict[str, set[tuple[object, ...]]] = defaultdict(set)
     for document in snapshot.documents:
@@ -282,7 +282,7 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
         return ("file", document.documents[0].name if document.documents else id(document))
     if document.subject is Subject.AGENT:
         return ("agent", document.node, place.group_rank, place.round, place.incarnation)
-    # a launcher's own files have no pid, and lines of a log may tell of a process that nothing names
+    # a launcher's files have no pid, and lines of a log may concern a process without any name
     name = document.documents[0].name if document.documents else ""
     process = (place.pid or place.local_rank or name) if document.rank is None else None
     # with the node: two nodes may claim the same rank

@@ -1,6 +1,6 @@
 """Reads one attempt: waits for its nodes, lists its names, opens documents, and assembles what it found.
 
-A small attempt is read completely. In a large cascade the names tell which documents have the same fault: several of
+A small attempt is read completely. In a large cascade the names show which documents have the same fault: several of
 each are opened, then those that the strategy names. `earliest` reads the first page and the first documents. If a name
 contradicts its document, every document is opened.
 """
@@ -70,7 +70,7 @@ class Request:
     notes: tuple[str, ...] = ()
     """For the coverage: what isn't read, and why."""
     beside: Snapshot | None = None
-    """What logs and flight recorders of the same job tell."""
+    """What logs and flight recorders of the same job contain."""
 
     def job_of(self, snapshot: Snapshot) -> JobErrors:
         """Return what a snapshot makes."""
@@ -314,7 +314,7 @@ class _Look:
         self._current = [document for document in current if not gone or str(document.key) not in gone]
         self._history = listings.by_time(set(documents).difference(current))
         groups = listings.by_fault(self._current)
-        # a name without a fingerprint doesn't tell the fault
+        # a name without a fingerprint doesn't identify the fault
         wanted = [*groups.pop("", ()), *self._read_finished(keys)]
         wanted += listings.sample_faults(groups)
         if keys:
@@ -348,7 +348,7 @@ class _Look:
         return [document for document in self._current if document.key.group_rank in finished][: listings.MORE]
 
     def _unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:
-        """Return more of the faults of which no opened document is readable, or only some processes were stopped."""
+        """Return more documents of faults that aren't clear: none was readable, or only some processes were stopped."""
         found = []
         for documents in groups.values():
             read = [self._opened[document] for document in documents if document in self._opened]

@@ -26,7 +26,7 @@ _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 _MOST_BUNDLES = 4
 """Of more bundles, the largest are tried: all but one are damaged, or left by a pod that concluded early."""
 _MOST_RESTARTS = 64
-"""Of many records of restarts, so many are read: the last ones by name."""
+"""If there are more records of restarts, only this many are read: the last ones by name."""
 MAX_OPENED = 65_536
 """Documents and roster entries that are opened of one attempt."""
 MAX_OPENED_BYTES = 1024 * 1024 * 1024
@@ -83,7 +83,7 @@ async def read_listed(
 async def read_roster(
     store: ReadableStore, items: Sequence[ObjectInfo], room: Room | None = None
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
-    """Return the listed entries by name, and the unreadable ones; those have an entry of what their names tell."""
+    """Return the listed entries by name, and the unreadable ones with an entry made from their names."""
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
         data = await _opened(store, item, room)
@@ -227,7 +227,7 @@ async def _unpacked(store: ReadableStore, listing: Listing, bundles: Sequence[Ob
 
 
 def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
-    """Return paths at which to split a listing into parts of about a page, from the names that copies tell."""
+    """Return paths at which to split a listing into parts of about a page, from the names in the copies."""
     entries = {path for path in copies if path.startswith(f"{layout.roster}/")}
     documents = copies.keys() - entries
     for data in copies.values():
@@ -270,7 +270,7 @@ class StoreWithCopies:
         return sort_by_name({**copies, **{item.name: item for item in listed}}.values())
 
     async def page(self, after: str = "") -> Page:
-        """Return at most 1,000 objects of the store whose names sort after `after`, and the copies between them."""
+        """Return at most 1,000 objects of the store with names that sort after `after`, and the copies between them."""
         found = await self._store.page(after) if self._store is not None else Page((), has_more=False)
         if not found.is_sorted:
             return found

@@ -40,7 +40,7 @@ _LAST = 1 << 64
 
 @dataclass(slots=True, eq=False)
 class Named:
-    """A listed error document whose name tells its fields; about 400 bytes. Each is equal to itself alone."""
+    """A listed error document with a name that contains its fields; about 400 bytes. It is equal to no other object."""
 
     key: ErrorKey
     size: int
@@ -64,7 +64,7 @@ class Listing:
 
     layout: Layout
     documents: list[Named] = field(default_factory=list)
-    """Error documents whose names match the grammar."""
+    """Error documents with names that match the grammar."""
     others: list[ObjectInfo] = field(default_factory=list)
     """Documents with other names, which all have to be opened."""
     foreign: list[str] = field(default_factory=list)
@@ -195,7 +195,7 @@ def _get_keys_end(layout: Layout) -> str:
 
 
 def _take(listing: Listing, page: Page, end: str | None) -> str | None:
-    """Add a page up to the name `end`; return the name behind which to continue, None if there is no need."""
+    """Add a page up to the name `end`; return the name behind which to continue, None if the listing is complete."""
     listing.in_order &= page.is_sorted
     listing.add(item for item in page.objects if end is None or item.name <= end)
     last = page.objects[-1].name if page.objects else ""
@@ -215,7 +215,7 @@ def _parts(start: str | None, cuts: Iterable[str], end: str | None) -> list[tupl
     Args:
         start: None: nothing is left to list.
         cuts: names, sorted, at which to split it.
-        end: None: there is no last name.
+        end: None: the listing has no last name.
     """
     if start is None:
         return []
@@ -235,7 +235,7 @@ MORE = 256
 """Documents that are opened in each step after that."""
 STEPS = 6
 AT_ONCE = 16
-"""Files of Flyte's own that `earliest` opens beside the first document, at most; and documents of one moment."""
+"""The most files of Flyte's that `earliest` opens in addition to the first document; and documents of one moment."""
 OF_HISTORY = 32
 """Documents of earlier rounds that are opened of a large attempt."""
 
@@ -362,7 +362,7 @@ def agrees(key: ErrorKey, error: WorkerError) -> bool:
 
 
 def roster_entries_to_open(items: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """Return the entries of the last round, of a node that has said how it ended that one alone; and foreign ones."""
+    """Return the entries of the last round, for a node that reported its end only that entry; and all foreign ones."""
 
     def life(key: RosterKey) -> tuple[int, int | None, int]:
         return (key.round, key.group_rank, key.incarnation)

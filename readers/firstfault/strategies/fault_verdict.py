@@ -22,7 +22,7 @@ _PHRASES_BY_CLASS = {
     FailureClass.CONSEQUENCE: ("other failed", "others failed", " because of it: stopped, or without its peer"),
     FailureClass.UNCLEAR: ("other", "others", " may be cause or consequence"),
 }
-"""How a reason counts the other failures of a class: singular, plural, and the rest of the sentence."""
+"""How a reason counts all further failures of a class: singular, plural, and the rest of the sentence."""
 
 
 def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:

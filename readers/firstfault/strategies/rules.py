@@ -7,7 +7,7 @@ To add a rule for a new cause, edit three files:
 
 1. Here: a function that takes the `Diagnosis` and returns a verdict, or None if the rule doesn't apply, and its row in
    `RULES`. The position of the row decides: rules above it win. Build the verdict with `build_fault_verdict` (a process
-   has a fault), `build_candidates_verdict` (ranks that the other failures imply) or `build_elimination_verdict`
+   has a fault), `build_candidates_verdict` (ranks that all other failures imply) or `build_elimination_verdict`
    (the only failure left).
 2. ``tests/readers/test_rules.py``: two cases in `CASES`, one that needs the rule and one that it must not touch.
 3. ``docs/strategies.md``: run ``python tools/describe_fields.py``, which writes the table of rules.
@@ -181,7 +181,7 @@ def _judge_own_fault(diagnosis: Diagnosis, *, is_only: bool = True) -> Verdict |
     return build_fault_verdict(diagnosis, fault)
 
 
-# --- no process had a fault: the other failures imply the root cause --------------------------------------------------
+# --- no process had a fault: the failures imply the root cause ------------------------------------------------------
 
 
 def _blame(find_candidates: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:
@@ -290,7 +290,7 @@ RULES = (
         "the first of several different faults",
     ),
     Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same one on several ranks"),
-    # no process had a fault: the other failures imply the root cause
+    # no process had a fault: the failures imply the root cause
     Rule(
         "spread-error", _blame(find_spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"
     ),
