@@ -32,7 +32,7 @@ _CUTS = "048cgkosw"
 
 @dataclass
 class FoundAttempt:
-    """What the names below one output prefix tell."""
+    """What the names below one output prefix show."""
 
     path: str
     """Of the output prefix, relative to the listed folder."""
@@ -42,9 +42,9 @@ class FoundAttempt:
     """Names of error documents; of a large attempt only some."""
     has_outputs: bool = False
     started_ns: int | None = None
-    """When the first agent started; None: no name tells it."""
+    """When the first agent started; None: no name contains it."""
     changed_ns: int | None = None
-    """When an error was last stored; None: the storage doesn't tell it."""
+    """When an error was last stored; None: the storage doesn't record it."""
 
     @property
     def may_have_failed(self) -> bool:
@@ -103,7 +103,7 @@ def failed_attempts(
     """Return the failed attempts below a folder, newest first, and the number of all attempts.
 
     Costs the listing and one request for an attempt with a sealed verdict, two `with_machines` of the root causes.
-    Attempts whose errors were all stored before `since_ns`, nanoseconds since the Unix epoch, are left out.
+    Attempts with all errors stored before `since_ns`, nanoseconds since the Unix epoch, are left out.
 
     Raises:
         StoreError: the storage could not be listed.
@@ -212,7 +212,7 @@ def _summary(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision
 
 
 def _find_document(verdict: Verdict, names: Iterable[str]) -> str:
-    """Return the name of a document about the root cause; empty if no name tells it."""
+    """Return the name of a document about the root cause; empty if no name identifies it."""
     keys = [(name, layout.ErrorKey.parse(name)) for name in names]
     exact = [name for name, key in keys if key is not None and key.timestamp_ns == verdict.timestamp_ns]
     of_rank = [name for name, key in keys if key is not None and key.rank is not None and key.rank in verdict.ranks]
@@ -267,7 +267,7 @@ def _next(page: Page, found: dict[str, FoundAttempt]) -> str:
     last = page.objects[-1].name
     for folder in (layout.ERRORS, layout.ROSTER):
         path, inside = _split(last, folder)
-        # the names of a round's first nodes tell when they started
+        # the names of a round's first nodes contain their start time
         if inside and (folder == layout.ERRORS or found[path].started_ns is not None):
             return f"{path}/{folder}0".lstrip("/")  # 0 sorts behind the slash
     return last

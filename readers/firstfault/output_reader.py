@@ -1,4 +1,4 @@
-"""Flyte's OutputReader for jobs whose workers all report errors."""
+"""Flyte's OutputReader for jobs that report errors from all workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MultiErrorFileOutputReader:
 
     It has the methods of Flyte's ``OutputReader`` (`is_error`, `read_error`, `exists`, `read`, `is_file`,
     `deck_exists`) and `conclude`, `job`, `verdict` and `decision`. It reads three layouts together: firstfault's error
-    documents, Flyte's ``error-<uuid>.pb`` beside the outputs (flytekit 1.14 and later), and a plain ``error.pb``.
+    documents, Flyte's ``error-<uuid>.pb`` next to the outputs (flytekit 1.14 and later), and a plain ``error.pb``.
 
     Every call reads the storage again. A storage that can't be listed raises `StoreError`, never "no error".
     `firstfault.reading.attempt` reads, `firstfault.conclude` judges.
@@ -167,7 +167,7 @@ class MultiErrorFileOutputReader:
     # --- what firstfault adds -----------------------------------------------------------------------------------
 
     def conclude(self, context: RetryContext | None = None) -> Conclusion | None:
-        """Read the attempt once; return the job, the verdict and the decision, None if there is no error.
+        """Read the attempt once; return the job, the verdict and the decision, None without an error.
 
         Raises:
             StoreError: the storage could not be listed.
@@ -189,12 +189,12 @@ class MultiErrorFileOutputReader:
         return with_attempts(report_conclusion(conclusion, uri=self._uri, logs=logs), attempts)
 
     def verdict(self) -> Verdict | None:
-        """Return the verdict; None if there is no error."""
+        """Return the verdict; None without an error."""
         conclusion = self.conclude()
         return conclusion.verdict if conclusion else None
 
     def decision(self) -> Decision | None:
-        """Return the decision whether to run the task again; None if there is no error."""
+        """Return the decision whether to run the task again; None without an error."""
         conclusion = self.conclude()
         return conclusion.decision if conclusion else None
 
@@ -229,7 +229,7 @@ class MultiErrorFileOutputReader:
             return await self._read_copies(f"only the documents at hand were read; {error}")
 
     def with_beside(self, beside: Snapshot) -> MultiErrorFileOutputReader:
-        """Return this reader; it adds what logs and flight recorders of the same job tell."""
+        """Return this reader; it adds what logs and flight recorders of the same job contain."""
         self._request = replace(self._request, beside=beside)
         return self
 

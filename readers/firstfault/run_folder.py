@@ -1,4 +1,4 @@
-"""The folder of a run on this machine: the mark that firstfault leaves in it, and whether the run may still go on."""
+"""The folder of a run on this machine: firstfault's mark in it, and whether the run may still be active."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from firstfault.layout import ERROR_FILE, OUTPUTS, ROSTER, RosterKey
 from firstfault.model import Phase
 
 FOLDERS = (".firstfault/torchrun", ".firstfault/runs")
-"""Where torchrun's jobs and ``firstfault run`` leave their runs, unless they are told otherwise."""
+"""Where torchrun's jobs and ``firstfault run`` leave their runs by default."""
 PRUNED = (*FOLDERS, ".firstfault/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
 MARK = "firstfault.run"

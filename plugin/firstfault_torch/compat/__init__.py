@@ -9,7 +9,7 @@ evidence isn't collected.
 
 | name | used for |
 |---|---|
-| `SimpleElasticAgent._rendezvous` and the other hooks of `ReportingAgent` | the agent overrides them |
+| `SimpleElasticAgent._rendezvous` and further hooks of `ReportingAgent` | the agent overrides them |
 | `_worker_group`, `_remaining_restarts`, `_pcontext` of the agent | ranks, restarts, processes |
 | `_worker_watchdog`, `_log_line_prefix_template` of the agent | the end of the watchdog; the node in log lines |
 | `MultiprocessContext._pc.processes`, `SubprocessContext.subprocess_handlers` | when each worker ends |
@@ -21,9 +21,9 @@ evidence isn't collected.
 | ``torchelastic/agent/terminal_state`` | the keys of torch's exit barrier |
 | `distributed_c10d.destroy_process_group.__code__` | seeing an exception before the sockets close |
 | `distributed_c10d._world`, `_unregister_all_process_groups` | restarts in a process |
-| `ProcessGroup._get_backend`, `_device_types` | whose flight recorders are read, and what a restart aborts |
+| `ProcessGroup._get_backend`, `_device_types` | the groups with flight recorders to read, and what a restart aborts |
 | `Backend._get_sequence_number_for_group` | whether the recorder that is read belongs to the backend that is used |
-| `rendezvous._rendezvous_handlers` | a store of its own for each iteration's process groups |
+| `rendezvous._rendezvous_handlers` | a separate store for each iteration's process groups |
 | `_distributed_c10d._dump_fr_trace_json`, `_dump_nccl_trace_json` | the flight recorder |
 | names of torch elastic's loggers | formatting tracebacks without importing a compiler |
 """

@@ -60,7 +60,7 @@ class _Subprocess:
     """A worker that torch started as a program, with the names of multiprocessing's processes."""
 
     sentinel = None
-    """There is no descriptor that becomes readable when the process ends."""
+    """No descriptor becomes readable when the process ends."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
@@ -95,7 +95,7 @@ def master_address(group: WorkerGroup) -> tuple[str, int]:
 def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
     """Return the hooks that this torch's agent lacks, and the attributes that `agent` lacks.
 
-    Without one of them our agent can't stand in for torch's.
+    Without one of them our agent can't replace torch's.
     """
     hooks = [name for name in _HOOKS if not callable(getattr(LocalElasticAgent, name, None))]
     attributes = [name for name in _ATTRIBUTES if agent is not None and not hasattr(agent, name)]
@@ -168,7 +168,7 @@ def unfinished(context: Any) -> frozenset[int]:
     """Return the local ranks that haven't handed over a result yet.
 
     A worker hands over its result before it may end: one that has ended without it never will. A worker that runs a
-    binary hands over nothing, and its exit code tells.
+    binary hands over nothing; its exit code decides.
     """
     if hasattr(context, "subprocess_handlers"):
         return frozenset()
@@ -195,7 +195,7 @@ def _results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[int, 
 
 
 def let_workers_end(context: Any) -> None:
-    """Tell the workers that have handed over their results that they may end."""
+    """Inform workers which have handed over their results that they may end."""
     finished = getattr(context, "_worker_finished_event", None)
     if finished is not None:
         finished.set()

@@ -31,16 +31,16 @@ _GROUP_MAPS = (
 )
 _GLOO = "gloo"
 _RECORDED = ("nccl2", "nccl-lazy", _GLOO)
-"""Backends whose recorders are also read after their groups were destroyed."""
+"""Backends with recorders that are also read after their groups were destroyed."""
 _ENTRIES_OF_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def flight_recorders() -> list[Callable[..., Any]]:
     """Return the functions that dump torch's flight recorders as JSON, NCCL's first and gloo's last.
 
-    ProcessGroupNCCL has a recorder of its own, in builds with NCCL since torch 2.5. All other backends share one since
+    ProcessGroupNCCL has a separate recorder, in builds with NCCL since torch 2.5. All other backends share one since
     2.8; since 2.15 each has its own. A torch built without distributed support, or before it had a recorder, lacks it:
-    there is no warning. Nor does a program have it that hasn't imported torch.
+    no warning is printed. Nor does a program have it that hasn't imported torch.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     of_nccl, of_others = (getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("nccl", "fr"))
@@ -70,7 +70,7 @@ def collective_counts() -> tuple[int, int]:
 
 
 def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the backends that have called collectives of which no trace knows: this torch records them elsewhere.
+    """Return the backends that have called collectives which no trace contains: this torch records them elsewhere.
 
     torch records NCCL's and gloo's since 2.9, unless the user has turned that off.
     """
@@ -85,7 +85,7 @@ def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _called(backend: Any) -> int | None:
-    """Return how many collectives of a backend have begun; None: it doesn't tell."""
+    """Return how many collectives of a backend have begun; None: it doesn't count them."""
     with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
         return int(backend._get_sequence_number_for_group())  # noqa: SLF001 - see __init__
     return None
@@ -108,7 +108,7 @@ def _backends() -> dict[str, list[Any]]:
 
 
 def group_teardown() -> types.FunctionType | None:
-    """Return ``torch.distributed.destroy_process_group``, whose code is replaced; None if that isn't possible."""
+    """Return ``torch.distributed.destroy_process_group`` after its code was replaced; None if that isn't possible."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return None  # a program that has no group
@@ -145,7 +145,7 @@ def backends_that_abort() -> list[Callable[[], None]]:
 
 
 def forget_process_groups() -> None:
-    """Forget groups whose creation was interrupted: they count in the names of later groups, on some ranks only."""
+    """Forget half-created groups: they count in the names of later groups, on some ranks only."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - as above
 
     world = getattr(c10d, "_world", None)
@@ -191,7 +191,7 @@ def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callabl
 
 # gloo's connections stay open as long as anything in the program holds a process group, and it has no call that closes
 # them (torch 2.13: a group's ``abort`` and ``shutdown`` leave them open). Each of its devices has a thread that waits
-# for all of the device's sockets through one epoll object, and Linux tells which sockets that watches (proc(5)).
+# for all of the device's sockets through one epoll object, and Linux lists the sockets that it watches (proc(5)).
 _GLOO_THREAD = "gloo_tcp_loop"
 _LOOKS = 20
 _WATCHED = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", re.MULTILINE)
@@ -202,7 +202,7 @@ def shut_down_gloo_connections() -> int:
     """Shut down gloo's connections to other ranks, so that collectives in which a peer waits for this process fail.
 
     Listening sockets stay, and so do the connections of everything else in the process. Return how many connections
-    there were: 0 without gloo, or where ``/proc`` doesn't tell.
+    there were: 0 without gloo, or where ``/proc`` can't be read.
     """
     count = 0
     for epoll in {epoll for task in _loop_threads() if (epoll := _waited_for(task)) is not None}:
@@ -239,7 +239,7 @@ def _waited_for(task: Path) -> int | None:
 
 
 def _shut_down(number: int, inode: int) -> bool:
-    """Shut down a connected socket, if the file descriptor still stands for it."""
+    """Shut down a connected socket, if the file descriptor still refers to it."""
     try:
         mine = os.dup(number)
     except OSError:

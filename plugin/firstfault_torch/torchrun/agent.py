@@ -32,7 +32,7 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
 _FAILED = 1
-"""The exit code of a launcher whose job failed, as torchrun's."""
+"""The exit code of a launcher after its job failed, as torchrun's."""
 _ROWS = ("where", "code", "retry")
 """The rows of the report that a failed job ends with."""
 _RUN_PATH = "run_script_path"
@@ -66,7 +66,7 @@ def stand_in() -> None:
 class TorchrunAgent(LocalElasticAgent):
     """torch's agent for its launcher, which makes it, calls `run`, and records its events.
 
-    A job fails as under torch's agent: the launcher raises the same exception. If firstfault's lines have told of it,
+    A job fails as under torch's agent: the launcher raises the same exception. If firstfault's lines have reported it,
     nothing prints it again: torch's box would follow them.
     """
 
@@ -120,7 +120,7 @@ class TorchrunAgent(LocalElasticAgent):
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
     def _engine(self, kind: type[PlainEngine], handler: RendezvousHandler) -> PlainEngine:
-        """Return the engine of this node, whose folder is chosen by now."""
+        """Return the engine of this node; its folder is chosen by now."""
         this = who(handler.get_run_id())
         chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
         self._mark = chosen.mark
@@ -131,16 +131,16 @@ class TorchrunAgent(LocalElasticAgent):
 
 
 _told: list[Any] = []
-"""What firstfault's lines have told of: errors, or the failures of a ChildFailedError: torch makes a new one."""
+"""What firstfault's lines have reported: errors, or the failures of a ChildFailedError: torch makes a new one."""
 
 
 def is_told(error: BaseException) -> bool:
-    """Return whether firstfault's lines have told of an error that torch's launcher raises."""
+    """Return whether firstfault's lines have reported an error that torch's launcher raises."""
     return getattr(error, "failures", error) in _told
 
 
 def _silence_log_of_error(error: Exception) -> None:
-    """Let neither Python nor torch print an error that firstfault's lines have told of."""
+    """Let neither Python nor torch print an error that firstfault's lines have reported."""
     _told.append(getattr(error, "failures", error))
     if len(_told) == 1:
         logging.getLogger(_ERROR_FILES).addFilter(lambda record: _NO_ERROR_FILE not in str(record.msg))
@@ -149,7 +149,7 @@ def _silence_log_of_error(error: Exception) -> None:
 
 
 class TorchrunEngine(PlainEngine):
-    """`PlainEngine` for a job of programs: a few lines at the end of the output tell what failed."""
+    """`PlainEngine` for a job of programs: a few lines at the end of the output describe what failed."""
 
     def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
         """Write the verdict into the attempt's folder, or, if that can't be written, into one for temporary files."""

@@ -1,4 +1,4 @@
-"""What the environment tells of a job of torchrun: the user's options, the names of job and node, and the folder."""
+"""What the environment defines for a job of torchrun: the user's options, the names of job and node, and the folder."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def set_variables(arguments: Namespace) -> None:
 
 
 def drop_invalid() -> None:
-    """Take away each variable that has no valid value, and say so: a training isn't refused for it."""
+    """Remove each variable with an invalid value, and warn: a training isn't refused because of it."""
     for setting in _SETTINGS:
         text = os.environ.get(setting.variable)
         if text:
@@ -171,7 +171,7 @@ SOURCES = (
     Source("namespace", ("FIRSTFAULT_NAMESPACE",), "all"),
     Source("namespace", ("POD_NAMESPACE",), "Kubernetes, if the pod's template sets it"),
 )
-"""In this order: the first whose variables are set is taken; `HOST` isn't HOSTNAME, which a shell may pass on."""
+"""In this order: the first source with all variables set is taken; `HOST` isn't HOSTNAME, which a shell may export."""
 
 
 class Name(NamedTuple):
@@ -185,7 +185,7 @@ class Name(NamedTuple):
 
 
 class Who(NamedTuple):
-    """What the environment tells about a node's job."""
+    """What the environment defines for a node's job."""
 
     run_id: str
     job: Name = Name()
@@ -250,7 +250,7 @@ def given_folder() -> str:
     given = os.environ.get(FOLDER_VARIABLE, "").strip().removeprefix("file://")
     if not given or is_remote(given):
         return given
-    return str(Path(os.path.expanduser(given)).absolute())  # noqa: PTH111 - Path's raises if there is no home
+    return str(Path(os.path.expanduser(given)).absolute())  # noqa: PTH111 - Path's raises without a home
 
 
 def root_folder() -> str:
@@ -314,7 +314,7 @@ def _fresh(who: Who) -> str:
 def _claimed(root: str, who: Who) -> str:
     """Return "<run>/<attempt>", by a name that no run before has taken below `root`.
 
-    A storage can't be asked in no time: there a folder on this node tells, and if it may be another node's turn, the
+    A storage is too slow to be asked here: a folder on this node decides, and if it may be another node's turn, the
     time of the start makes a new name.
     """
     name = f"{who.job.value}/{who.number}"

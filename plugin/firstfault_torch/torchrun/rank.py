@@ -1,7 +1,7 @@
 """Records the end of a rank that no agent has started. `firstfault_start` imports and calls it.
 
-The rank counts as a node of its own, with one worker. Its recorder outlives it, and then uploads what the rank has left
-in its folder. Its last words tell of a process that was killed, until `fails` or `exits` replaces them.
+The rank counts as a separate node with one worker. Its recorder outlives it, and then uploads what the rank has left
+in its folder. Its last words describe a killed process, until `fails` or `exits` replaces them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fails(error: BaseException) -> None:
 
 
 def exits() -> None:
-    """Note that this process ends by itself."""
+    """Note that this process is about to exit."""
     with suppress_internal_errors("recording an exit"):
         monitor = current_monitor()
         if monitor is not None and monitor.node_context is not None:
@@ -61,7 +61,7 @@ def exits() -> None:
 
 
 def _monitor() -> WorkerMonitor | None:
-    """Return the monitor of this process, which then has a recorder; None: there is no folder."""
+    """Return the monitor of this process, which then has a recorder; None: no folder is configured."""
     known, engine = current_monitor(), _engine()
     if known is not None or engine is None:
         return known
@@ -96,7 +96,7 @@ def _engine() -> PlainEngine | None:
     if folder:
         job, step = this.job, os.environ.get("SLURM_STEP_ID", "")
         if step and job.source.startswith("SLURM"):
-            job = Name(f"{job.value}.{step}", f"{job.source} and SLURM_STEP_ID")  # each srun is a run of its own
+            job = Name(f"{job.value}.{step}", f"{job.source} and SLURM_STEP_ID")  # each srun is a separate run
         run = join(folder, job.value)
         told = this._replace(job=job).told(split_name(run)[1])
         return PlainEngine(run, int(this.number), this.node.value, namespace=this.namespace.value, task=told)
@@ -106,14 +106,14 @@ def _engine() -> PlainEngine | None:
 
 
 def _place(node_context: NodeContext) -> Place:
-    """Return this rank's place as the launcher's variables told it."""
+    """Return this rank's place from the launcher's variables."""
     rank, local_rank, size = OWN_RANK[-1]
     known = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": size, "GROUP_WORLD_SIZE": size}
     return get_worker_place(node_context, {name: str(number) for name, number in known.items()})
 
 
 def _in_group(place: Place) -> Place:
-    """Return this rank's place as torch tells it, if it has a group."""
+    """Return this rank's place as torch knows it, if it has a group."""
     rank, size = rank_in_group() or (place.rank, place.world_size)
     return replace(place, rank=rank, group_rank=rank, world_size=size, group_world_size=size)
 

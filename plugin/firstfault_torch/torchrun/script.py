@@ -1,6 +1,6 @@
 """Records the exception or exit that ends a worker that is a program. `firstfault_start` imports and calls it.
 
-Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame tells whether the
+Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame shows whether the
 program reached its end, and `sys.exit` first notes where it is called, and which exception is handled there.
 """
 
@@ -68,7 +68,7 @@ def fails(error: BaseException) -> None:
 
 
 def exits() -> None:
-    """Record that this process ends by itself: if it still has a process group, its peers may wait for it."""
+    """Record that this process is about to exit: if it still has a process group, its peers may wait for it."""
     with suppress_internal_errors("recording an exit"):
         error = _find_end(_outermost.pop()) if _outermost else SystemExit()
         if has_process_group():
@@ -86,7 +86,7 @@ def _note(frame: FrameType, handled: BaseException | None) -> None:
 
 
 def _find_end(frame: FrameType) -> SystemExit:
-    """Return the exit of a program whose outermost frame this was."""
+    """Return the exit of a program, given its outermost frame."""
     if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
         return SystemExit("its program reached its end")
     error = _exit_at(frame)

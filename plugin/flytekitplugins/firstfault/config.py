@@ -84,7 +84,7 @@ class Master:
 
 @dataclass(kw_only=True)
 class _Recorded:
-    """The fields that both configurations have beside kfpytorch's."""
+    """The fields that both configurations have in addition to kfpytorch's."""
 
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause: a built-in one, or one that is registered."""
@@ -173,7 +173,7 @@ class Elastic(_Recorded):
     tee: str | int | Mapping[int, int] = "0"
     """Streams that go to a file and to the pod's log; in the same form."""
     local_ranks_filter: str | Collection[int] | None = None
-    """Local ranks whose output the pod's log shows, "0,1" or [0, 1]. None: all."""
+    """Local ranks with output that the pod's log shows, "0,1" or [0, 1]. None: all."""
     log_line_prefix_template: str | None = None
     """Prefix of the lines of `tee`, with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${group_rank}`` and
     ``${node}``. None: ``[${role_name}${local_rank}]:``."""

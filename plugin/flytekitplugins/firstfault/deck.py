@@ -1,8 +1,8 @@
 """The deck of a failed attempt: rank 0 keeps its decks in a file, and one pod writes the deck, the report first.
 
-The pod that concluded for all writes it. If the pods could not settle on a verdict, each elects the same pod; the
-others wait for it. Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte shows a deck only if
-it exists at that moment. Without this, the entrypoint of every pod would write its own deck over the others'.
+The pod that concluded for all writes it. If the pods could not agree on a verdict, each elects the same pod, and the
+rest wait for it. Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte shows a deck only if
+it exists at that moment. Without this, the entrypoint of every pod would overwrite the deck of every other pod.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_BYTES = 20 * 1024 * 1024
 TAB = "firstfault"
 """Name of the report's tab."""
 _MARK = "<!-- firstfault: why this attempt failed -->"
-"""Tells other pods that this is the deck with the report: a task may have published one before it failed."""
+"""Marks the deck with the report for all other pods: a task may have published one before it failed."""
 _ENDED = (Phase.FAILED, Phase.SUCCEEDED)
 
 

@@ -138,7 +138,7 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
         "numa_options": numa_options(config.numa_options),
     }
     if not is_dataclass(launch_config):
-        return {}  # another class stands in for torch's
+        return {}  # another class replaces torch's
     defaults = {field.name: field.default for field in fields(launch_config)}
     chosen = {name: value for name, value in values.items() if value != defaults.get(name, _ABSENT.get(name))}
     for name in chosen:

@@ -237,7 +237,7 @@ def outputs_are_there(output_prefix: str) -> bool:
     """Whether there are outputs or an error file.
 
     Raises:
-        firstfault.errors.StoreError: the storage doesn't tell.
+        firstfault.errors.StoreError: the storage can't be read.
     """
 
     async def look() -> bool:
@@ -263,7 +263,7 @@ def await_deck(output_prefix: str, mark: bytes, shutdown_requested: threading.Ev
     """
 
     async def look() -> bool:
-        with contextlib.suppress(StoreError):  # there is no deck yet, or it can't be read
+        with contextlib.suppress(StoreError):  # no deck exists yet, or it can't be read
             async with open_store(output_prefix) as store:
                 return mark in await store.get(DECK)
         return False

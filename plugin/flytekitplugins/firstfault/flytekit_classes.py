@@ -38,8 +38,8 @@ def verdict_error(verdict: SealedVerdict, published: Published) -> VerdictSealed
 class _MayBeMissing(SyncCheckpoint):
     """flytekit's checkpoint; without one of the attempt before, it answers as in a first attempt.
 
-    flytekit tells each retry where that checkpoint would be, and raises FlyteDataNotFoundException if nothing is there:
-    a job that failed in its first epoch would die of its own retry.
+    flytekit gives each retry the path of that checkpoint, and raises FlyteDataNotFoundException if nothing is there:
+    a job that failed in its first epoch would fail in its retry because of it.
     """
 
     def prev_exists(self) -> bool:

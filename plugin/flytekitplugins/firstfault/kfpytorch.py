@@ -30,5 +30,5 @@ class TaskTypes(dict[type, Any]):
 
 
 with suppress_internal_errors("taking the place of kfpytorch's task types"):
-    # there is no public way to replace a type
+    # flytekit has no public way to replace a type
     TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS = TaskTypes(TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS)  # noqa: SLF001

@@ -56,7 +56,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
     """The base of both task types. The configuration may also be kfpytorch's, see `kfpytorch`."""
 
     _deck_writers: tuple[Phase, ...] = (Phase.FAILED, Phase.SUCCEEDED)
-    """Last phases of nodes whose pods still run and can write the deck."""
+    """Last phases of nodes with pods that still run and can write the deck."""
 
     def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
         config = as_own(task_config)
@@ -87,7 +87,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
     @property
     def task_config(self) -> Any:
-        """The configuration as `Elastic` or `PyTorch`; ``with_overrides`` may replace it by another of its own type."""
+        """The configuration as `Elastic` or `PyTorch`; ``with_overrides`` may replace it by one of the same type."""
         return as_own(self._task_config)
 
     @property
@@ -110,7 +110,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         """Run the task; write a sealed verdict to a file that the stock entrypoint uploads unchanged.
 
         An exception would reach Flyte as ``Trace: ...``, without nanoseconds and with the name of the pod that raised
-        it. Flyte looks for errors first, so it ignores the empty outputs beside the file. If the verdict is in the
+        it. Flyte looks for errors first, so it ignores the empty outputs next to the file. If the verdict is in the
         storage already, the entrypoint uploads nothing.
         """
         self._leaves_deck = False
@@ -132,7 +132,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
     def disable_deck(self) -> bool:
         """The value of flytekit; also True after a failure if another pod has written the deck.
 
-        The stock entrypoint reads this when the task is done; otherwise it would overwrite the other pod's deck.
+        The stock entrypoint reads this when the task is done; otherwise it would overwrite that pod's deck.
         """
         return self._leaves_deck or bool(super().disable_deck)
 
@@ -302,7 +302,7 @@ def in_pod() -> bool:
 
 
 def _above(checkpoints: object) -> str:
-    """Return the raw output prefix above a checkpoints' folder, of which Flyte passes '""' if there is none."""
+    """Return the raw output prefix above a checkpoints' folder; Flyte passes '""' if no such folder exists."""
     return str(checkpoints or "").strip("\"'").rstrip("/").rpartition("/")[0]
 
 

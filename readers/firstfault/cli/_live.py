@@ -16,7 +16,7 @@ from firstfault.utils.text import duration, printable
 
 _POLL_SECONDS = 5.0
 _FIRST_REQUEST_SECONDS = 60.0
-"""For so long the agent is first asked to tell, then for twice as long: a store keeps each of these files."""
+"""The agent is asked again after this time, then after twice as long: a store keeps each of these files."""
 _NO_ANSWER_SECONDS = 30.0
 _NS = 10**9
 _MAX_ANSWER_BYTES = 1 << 22
@@ -29,7 +29,7 @@ _NO_ANSWER = (
 
 
 async def live(uri: str, note: Callable[[str], None]) -> None:
-    """Print what the agents tell, until it is cancelled.
+    """Print what the agents report, until it is cancelled.
 
     Args:
         uri: the attempt's output prefix or its errors/ folder.
@@ -61,7 +61,7 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
 
 
 async def _view(store: ReadableStore, name: str) -> tuple[float, str]:
-    """Return when the agents told something by their clock, and a line about it; 0: they haven't, or it is damaged."""
+    """Return when the agents reported, by their clock, and a line about it; 0: they haven't, or the file is damaged."""
     try:
         view = json.loads(await store.get(name, limit=_MAX_ANSWER_BYTES))
         return float(view["time"]), format_progress_line(view["nodes"])

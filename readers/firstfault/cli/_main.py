@@ -63,7 +63,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
 
 def _loaded(point: EntryPoint) -> click.Command:
-    """Return a command of another distribution; if its packages are missing, one that says so."""
+    """Return a command of another distribution; if its packages are missing, one that prints what to install."""
     try:
         command: click.Command = point.load()
     except ImportError as error:
@@ -199,7 +199,7 @@ def _text(row: dict[str, Any], key: str, number: int) -> str:
 
 
 _OWN = {"firstfault.run", "inputs.pb", "logs", "raw", "report.html"}
-"""What a run's folder may contain beside its attempts."""
+"""What a run's folder may contain in addition to its attempts."""
 
 
 @click.command()
@@ -260,7 +260,7 @@ def _explained(error: click.ClickException) -> str:
 
 
 _CLIENTS = ("aiobotocore", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "stamina")
-"""Loggers of the storages' clients: the one line of an error says what they would."""
+"""Loggers of the storages' clients: what they would print is part of the error's one line."""
 
 
 class _OneLine(logging.Formatter):

@@ -174,7 +174,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     conclusion = read.conclusion
     if conclusion is None:
         return _nothing(read, forms)
-    # the other attempts cost requests for each
+    # reading any further attempt costs requests
     for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and cli.on_terminal())
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
@@ -235,7 +235,7 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
 
 
 def _nothing(read: ReadAttempt, forms: Forms) -> int:
-    """Print that there is no error, and the restarts that a log tells of; return the exit code."""
+    """Print that the log has no error, and the restarts in it; return the exit code."""
     from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
 
     if forms.as_json:

@@ -81,7 +81,7 @@ def complete_files(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def complete_strategies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the strategies whose names begin so; installed packages may add some."""
+    """Return the strategies with names that begin like this; installed packages may add some."""
     from firstfault.strategies import list_strategy_names  # noqa: PLC0415 - as above
 
     del context, parameter
@@ -134,7 +134,7 @@ _STORAGES = {"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", 
 
 
 def resolved(uri: str) -> str:
-    """Return the output prefix that a URI stands for; `uri` itself if no distribution knows its scheme.
+    """Return the output prefix that a URI refers to; `uri` itself if no distribution knows its scheme.
 
     Raises:
         UsageError: the package that knows the scheme isn't complete.
@@ -160,7 +160,7 @@ def resolved(uri: str) -> str:
 
 
 _COLUMNS = 80
-"""Width of a terminal that tells none."""
+"""Width of a terminal that doesn't report one."""
 
 
 def on_terminal() -> bool:
@@ -206,7 +206,7 @@ def check_file(path: str) -> None:
         elif not target.parent.is_dir():
             obstacle = f"there is no folder {str(target.parent)!r}; make it first"
         else:
-            # a file is written beside and renamed, a device is opened
+            # a file is written under another name and renamed, a device is opened
             is_new = not target.exists()
             needed = [*([] if is_new else [target]), *([target.parent] if is_new or target.is_file() else [])]
             if not all(os.access(place, os.W_OK) for place in needed):

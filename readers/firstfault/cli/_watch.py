@@ -254,7 +254,7 @@ class _Progress:
             self.note("every node has reported")
 
     def note_end(self, read: ReadAttempt) -> None:
-        """Say that the answer which follows is decided."""
+        """Print that the answer which follows is decided."""
         if self.last is None or read.conclusion is None or _answer(self.last) == _answer(read.conclusion):
             self.note("decided")
         else:

@@ -192,7 +192,7 @@ class NodeFolder:
 
     @property
     def outgoing_spool(self) -> Spool:
-        """Roster entries and the verdict. It is none of the `spools`, whose files are error documents."""
+        """Roster entries and the verdict. It isn't one of the `spools`: those hold only error documents."""
         return Spool(self.path / "outgoing")
 
     def spool(self, name: str) -> Spool:
@@ -257,7 +257,7 @@ class WorkerFiles:
 # --- the client of the recorder ---------------------------------------------------------------------------------------
 
 # One connection, a line of JSON, two lines as the answer. The first line comes at once. Without it the recorder is
-# frozen, and the caller uploads by itself; with it and no second line the storage is slow.
+# frozen, and the caller uploads without it; with it and no second line the storage is slow.
 
 
 RECEIVED = b"received\n"
@@ -266,7 +266,7 @@ RECEIVED = b"received\n"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an upload goes, and what its receipt tells beside the result."""
+    """Where an upload goes, and further content of its receipt."""
 
     path: str
     """The object's path, relative to the output prefix."""
@@ -340,7 +340,7 @@ class Recorder:
         raise RecorderUnavailableError(f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s")
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the recorder's answer; empty: it has received the request, and there is no result within `seconds`.
+        """Return the recorder's answer; empty: it has received the request, and has no result within `seconds`.
 
         Raises:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.

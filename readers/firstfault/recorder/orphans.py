@@ -2,7 +2,7 @@
 
 A worker that SIGKILL or ``os._exit`` ends can't end its own data loaders, pools and programs. They hold memory, GPUs
 and ports that the next round needs, and outlive the job where no container ends with it. A process that began a session
-of its own, as a daemon does, was started to outlive its worker, and stays. It has the worker's stderr: if that FIFO
+(a daemon, for example) was started to outlive its worker, and stays. It has the worker's stderr: if that FIFO
 lost its reader, SIGPIPE would end the process. So this module is also a script that reads it in its own session,
 ``python left_behind.py [-]FD ...``. The script uses the standard library only.
 """
@@ -51,7 +51,7 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
     from firstfault.recorder.folder import WRITTEN_BY_WORKERS  # noqa: PLC0415 - not in the script
 
     for descriptor in (process / "fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             path, mode = Path(descriptor.readlink()), descriptor.lstat().st_mode
             # an agent, and what forks from it, reads the same FIFOs
             is_written = bool(mode & stat.S_IWUSR) and not mode & stat.S_IRUSR

@@ -55,7 +55,7 @@ _END_SHARE = 0.8
 _PARALLEL = 16
 """Uploads at a time."""
 _SPARE_THREADS = 2
-"""Threads for imports, beside those of uploads to a storage that isn't asynchronous."""
+"""Threads for imports, in addition to those of uploads to a storage that isn't asynchronous."""
 
 
 def serve(folder: NodeFolder, settings: Settings) -> None:
@@ -73,7 +73,7 @@ async def _live(folder: NodeFolder, settings: Settings) -> None:
     if error:
         log_line(f"ended by {error}")
     folder.remove()
-    # inside the loop, whose end would wait for threads that wait for the storage
+    # inside the loop, because ending the loop would wait for threads that wait for the storage
     os._exit(0)
 
 
@@ -240,7 +240,7 @@ async def _agent_gone(pid: int) -> None:
     except ProcessLookupError:
         return
     except (AttributeError, OSError):
-        while os.getppid() == pid:  # noqa: ASYNC110 - there is no event to wait for
+        while os.getppid() == pid:  # noqa: ASYNC110 - no event exists to wait for
             await asyncio.sleep(AGENT_POLL_SECONDS)
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -276,8 +276,8 @@ def _failure(document: SpooledDocument) -> model.WorkerError | None:
 def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.WorkerError:
     """Return the failure of a rank that no agent started, and that left no exception, with the signal that ended it.
 
-    No process that firstfault runs is its parent. The stacks tell of two: a fatal signal (SIGSEGV, SIGABRT) and SIGTERM
-    each write them to a file of its own. Without stacks it stays a SIGKILL.
+    No process that firstfault runs is its parent. The stacks identify two signals: a fatal one (SIGSEGV, SIGABRT) and
+    SIGTERM each write them to a separate file. Without stacks it stays a SIGKILL.
     """
     from firstfault.exceptions.fingerprint import compute_fingerprint  # noqa: PLC0415 - heavy, seldom needed
 
@@ -323,7 +323,7 @@ class Uploads:
         self._warm.set()
 
     async def _opened(self) -> Store:
-        # importing the storage's client is slow; the loop must accept connections meanwhile
+        # importing the storage's client is slow; the loop must accept connections in the meantime
         await asyncio.to_thread(_load_client, self._output_prefix)
         return await open_store(self._output_prefix).__aenter__()
 
@@ -383,7 +383,7 @@ class Uploads:
 async def _first_durable(
     running: asyncio.Task[model.Receipt], upload: Coroutine[None, None, model.Receipt]
 ) -> model.Receipt:
-    """Run an upload beside one that is slow; return the first durable receipt, else the last one."""
+    """Run a second upload in addition to a slow one; return the first durable receipt, else the last one."""
     pending = {running, asyncio.create_task(upload)}
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -47,7 +47,7 @@ class Lane:
     point: float | None
     """x of its time; None: it has none, or may be before or after the origin."""
     is_sure: bool
-    """False: its clock could not be compared with the others."""
+    """False: its clock could not be compared with the clocks of its peers."""
     band: tuple[float, float] | None
     """x and width of the bounds of its time; None: they are too close to be seen."""
     later: str
@@ -97,12 +97,12 @@ class Timeline:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether a clock could not be compared with the others."""
+        """Whether a clock could not be compared with the rest."""
         return any(lane.point is not None and not lane.is_sure for lane in self.lanes)
 
 
 def build_timeline(cascade: Cascade) -> Timeline | None:
-    """Return the drawing; None if fewer than two failures have a time that says something.
+    """Return the drawing; None if fewer than two failures have a useful time.
 
     The scale is logarithmic to both sides of the root cause, linear below a millisecond.
     """
@@ -111,7 +111,7 @@ def build_timeline(cascade: Cascade) -> Timeline | None:
     if len(timed) < 2:  # noqa: PLR2004 - a line needs two
         return None
     if len(timed) > _LANES:
-        # of a rank that hung only its stop has a time, which says nothing
+        # of a rank that hung only the stop has a time, which isn't the time of the fault
         timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
         return _histogram(timed, untimed) if timed else None
     bounds = [_bounds(event) for event in timed]
@@ -159,7 +159,7 @@ class _Scale:
         moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
         found = [Tick(self.x(at), _tick(at)) for at in moments if self._low <= _log(at) <= self._high]
         kept: list[Tick] = []
-        for tick in found:  # zero first, then those whose labels don't overlap
+        for tick in found:  # zero first, then those with labels that don't overlap
             if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004 - the width of "-100 ms"
                 kept.append(tick)
         return tuple(sorted(kept, key=lambda tick: tick.x))
@@ -182,7 +182,7 @@ def _lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> 
     failure = event.failure
     who = f"rank {failure.rank}" if failure.rank is not None else "agent"
     node = _cut(short.get(failure.node, failure.node), _LABEL - 1 - len(who))
-    # a rank that hung failed before the origin; the time of its end says nothing
+    # a rank that hung failed before the origin; the time of its end isn't the time of the fault
     is_open = event.state is State.ROOT and not event.from_root
     low, high = _bounds(event)
     left = _LEFT if is_open else scale.x(low)

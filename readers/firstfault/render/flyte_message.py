@@ -72,7 +72,7 @@ def _message_code(code: Section) -> Iterator[str]:
 
 
 def _message_end(parts: Sections) -> Iterator[str]:
-    """Yield what stands at the end, which Flyte keeps: the evidence, and commands to copy."""
+    """Yield the end of the message, which Flyte keeps: the evidence, and commands to copy."""
     yield from map(
         _ascii_row, shorten_list([f"why: {line}" for line in parts.evidence.lines], _SENTENCES, "why: and {} more")
     )

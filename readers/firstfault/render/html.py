@@ -46,9 +46,9 @@ PAGE_SIZE = 100
 _ROWS = 50
 """Groups, events and documents on one page of their table."""
 _EXAMPLES = 8
-"""Groups whose first failure is quoted."""
+"""This many groups have their first failure quoted."""
 _OTHERS = 16
-"""Processes whose stacks or logs are shown."""
+"""This many processes have their stack or log shown."""
 _TEXT = 64_000
 _QUOTE = 16_000
 _LOG_LINES = 200
@@ -244,7 +244,7 @@ def _in_script(text: str) -> str:
 
 
 def _within(text: str, room: int) -> str:
-    """Return a line that takes at most so many bytes in the page's data."""
+    """Return a line that takes at most this many bytes in the page's data."""
     text = printable(text)
     while (size := len(_in_script(text).encode("utf-8", "backslashreplace"))) > room:
         text = text[: min(len(text) - 1, len(text) * room // size)]

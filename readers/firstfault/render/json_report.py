@@ -26,7 +26,7 @@ _TEXTS = {"file", "function", "group"}
 def json_report(report: Report, longest: int | None = None, *, decided: bool = True) -> str:
     """Return a report as one line, an object of the schema ``firstfault.verdict/v1`` (docs/schemas).
 
-    Of each message at most `longest` characters are kept. If it isn't `decided`, it says that it is preliminary.
+    Of each message at most `longest` characters are kept. If it isn't `decided`, it is marked as preliminary.
     """
     answers, identity, root = report.answers, report.identity, report.verdict.root
     by_state: dict[str, list[int]] = {}

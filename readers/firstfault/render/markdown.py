@@ -16,7 +16,7 @@ _TEXT = 20_000
 _QUOTED = 40
 """Lines of a stack or a log."""
 _HOME = re.compile(r"/(?:home|Users)/[\w.-]+(?=/)|/root(?=/)")
-"""A home folder, which tells a person's name."""
+"""A home folder; its name may be a person's."""
 _CELL = 160
 _LINE = 500
 _ESCAPED = str.maketrans(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from firstfault.utils.text import elide, printable
 
 MESSAGE_TITLE = "message:"
-"""Stands above the root cause's text, whose lines are indented."""
+"""Printed above the root cause's text, which is indented."""
 MAX_FACT_CHARACTERS = 300
 MAX_STACK_LINES = 30
 MAX_LOG_LINES = 20

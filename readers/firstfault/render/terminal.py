@@ -49,7 +49,7 @@ _STEPS = (
     ("Code", 0),
     ("Failed", 1),
 )
-"""What is left out, one step after the other, until the report fits: what a person misses least comes first."""
+"""What is left out, one step after another, until the report fits: what a person misses least comes first."""
 _COUNTED = "and {} more (-v)"
 _LOG_LINES = 3
 _RANKS = 40
@@ -66,7 +66,7 @@ _WITH_WHERE = ("host", "exit code", "time")
 _LABEL = 9
 """Columns of the labels."""
 _NARROW = 50
-"""On fewer columns a label is before its value instead of beside it."""
+"""On fewer columns a label is above its value instead of in front of it."""
 _WIDTH = 80
 """Lines that must fit one screen are cut for at least this many columns."""
 
@@ -124,7 +124,7 @@ def _print_head(printer: _Printer, report: Report, category: str) -> None:
     printer.labelled("What", [both] if printer.fits(both) else [answers.what, fault])
     place = f"{answers.where}, {answers.code}" if answers.code else answers.where
     known = {fact.name: fact.value for fact in report.facts if fact.name in _WITH_WHERE}
-    beside = ", ".join(f"{name} {value}" for name, value in known.items())  # the machine stands beside the rank
+    beside = ", ".join(f"{name} {value}" for name, value in known.items())  # the machine follows the rank
     printer.labelled("Where", [place, beside])
 
 
@@ -189,7 +189,7 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     printer.labelled("Victims", [report.followers])
     _print_reported(printer, report, "")
     _print_nodes(printer, report)
-    facts = [fact for fact in (*parts.answers, *parts.details) if fact.name != "unknown"]  # it stands above
+    facts = [fact for fact in (*parts.answers, *parts.details) if fact.name != "unknown"]  # it is printed above
     printer.section("Facts", itertools.chain.from_iterable((fact.line, *_below(fact.lines)) for fact in facts))
     named = itertools.chain.from_iterable(names for _, names in report.verdict.reasons)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(named), 1)}
@@ -254,7 +254,7 @@ class _Printer:
     def __init__(self, console: Console, most_rows: int = 0) -> None:
         self._console = console
         self.most_rows = most_rows
-        """Rows that one value beside a label may have; 0: any number."""
+        """Rows that one value next to a label may have; 0: any number."""
         self.width = console.width
         self.rows: list[Text] = []
         self._hang = _LABEL if self.width >= _NARROW else 2
@@ -269,7 +269,7 @@ class _Printer:
             self._console.print(row, soft_wrap=True)
 
     def section(self, title: str, lines: Iterable[str]) -> None:
-        """Add a heading and lines, each folded with a deeper indent; nothing if there are no lines."""
+        """Add a heading and lines, each folded with a deeper indent; nothing without lines."""
         for index, line in enumerate(lines):
             if index == 0:
                 self.gap()
@@ -282,7 +282,7 @@ class _Printer:
         self._rows(" " * indent, " " * (indent + 2), text, style)
 
     def labelled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
-        """Add values beside their label, without empty ones; on a narrow terminal the first after it, others below."""
+        """Add values next to their label, without empty ones; on a narrow terminal only the first is next to it."""
         hang = " " * self._hang
         styled = itertools.zip_longest(values, styles, fillvalue="")
         for index, (text, style) in enumerate(pair for pair in styled if pair[0]):
@@ -295,7 +295,7 @@ class _Printer:
                 self._rows("", hang, f"{label}: {value}", style)
 
     def short(self, text: str, rows: int = 1) -> str:
-        """Return a text cut to so many rows of a wide terminal beside a label."""
+        """Return a text cut to this many rows of a wide terminal next to a label."""
         return one_line(text, rows * (max(self.width, _WIDTH) - _LABEL))
 
     def beside(self, text: str) -> None:

@@ -70,7 +70,7 @@ def build_answers(case: Case) -> Answers:
 
 def _fault_owner(case: Case) -> FaultOwner:
     verdict = case.verdict
-    # a person may have aborted a job whose nodes were all terminated
+    # a person may have aborted a job if all its nodes were terminated
     if verdict.scope is Scope.UNDETERMINED or (
         verdict.category == "preemption" and count_terminated_nodes(case.job).are_all
     ):
@@ -124,7 +124,7 @@ def _code(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
 
 
 def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:
-    """Return the place of the exception, or of the thread that crashed or is told of, else the main thread's."""
+    """Return the place of the exception, or of the thread that crashed or is in the headline, else the main one's."""
     threads = (thread for thread in failure.thread_failures if f"thread {thread.thread!r} ended" in headline)
     exception = find_ending_exception(failure) or next((thread.exception for thread in threads), None)
     frames = find_own_frames(exception) if exception is not None else ()

@@ -1,6 +1,6 @@
 """The cascade: every failure with its time, groups of identical ones, and the state of every rank and node.
 
-`followers_text`, `clocks_text` and `coverage_text` tell it in a line each.
+`followers_text`, `clocks_text` and `coverage_text` summarise it in a line each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Event:
 
     @property
     def key(self) -> tuple[str, State]:
-        """Its group: its fault and its state. A fault without a fingerprint has a group of its own."""
+        """Its group: its fault and its state. A fault without a fingerprint is alone in its group."""
         return (self.failure.fingerprint or f"#{id(self.failure)}", self.state)
 
     @property
@@ -84,7 +84,7 @@ class Group:
     line: str
     """What happened to the first of them, in a line."""
     ranks: tuple[int, ...]
-    """Ascending; with ranks whose documents weren't opened."""
+    """Ascending; including ranks with unopened documents."""
     nodes: tuple[str, ...]
     count: int
     """Processes, agents and files; more than `ranks` if some have no rank."""
@@ -195,7 +195,7 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
     groups = [replace(group, number=number) for number, group in enumerate(groups, 1)]
     of_rank = {rank: group.number for group in groups for rank in group.ranks}
     of_event = {group.first.key: group.number for group in groups if group.first is not None}
-    # a rank of which two nodes have documents is in two groups
+    # if two nodes have documents of one rank, the rank is in two groups
     of_rank |= {event.failure.rank: of_event[event.key] for event in reversed(events) if event.failure.rank is not None}
     numbered = tuple(replace(item, group=of_rank.get(item.rank)) for item in ranks)
     return Cascade(tuple(events), tuple(groups), numbered, _nodes(job, verdict), from_root)
@@ -288,8 +288,8 @@ def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) ->
     if judged.waited and verdict.category == "hang" and is_sure:
         return State.VICTIM  # of the rank that it waited for
     if failure_class is FailureClass.UNCLEAR and is_sure and verdict.confidence == "high":
-        return State.VICTIM  # cause or victim by itself, but the verdict is certain
-    # a fault of its own makes it a suspect if the strategy names suspects, of which it lists only a few
+        return State.VICTIM  # unclear alone, but the verdict is certain
+    # a fault makes it a suspect if the strategy names suspects, since it lists only a few of them
     own = State.SUSPECT if verdict.suspects and is_sure else State.UNCLEAR
     return _STATES.get(failure_class, own)
 

@@ -57,7 +57,7 @@ class TerminatedNodes:
 
 
 def count_terminated_nodes(job: JobErrors) -> TerminatedNodes:
-    """Count the nodes whose agents got a signal from outside."""
+    """Count the nodes with agents that got a signal from outside."""
     agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category in FROM_OUTSIDE]
     times = [item.timestamp_ns for item in agents]
     known = [time for time in times if time is not None]

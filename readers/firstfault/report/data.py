@@ -67,7 +67,7 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True)
 class Report(Case):
-    """What a report says about its case."""
+    """What a report contains about its case."""
 
     answers: Answers
     facts: tuple[Fact, ...]
@@ -113,7 +113,7 @@ def build_report(  # noqa: PLR0913 - keywords
     logs: Mapping[str, str] | None = None,
     diagnosis: Diagnosis | None = None,
 ) -> Report:
-    """Return what a report on an attempt says, without credentials.
+    """Return the report on an attempt as data, without credentials.
 
     The local files in `logs`, by node, replace the engine's commands. Without a diagnosis of the job it is computed.
     """
@@ -165,7 +165,7 @@ def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:
     """Return a sentence for each attempt but the first: whether it had the same fault in the same place."""
     found = []
     for index, after in enumerate(attempts[1:], 1):
-        # skip an attempt of which nothing is known, after it was mentioned once
+        # compare with the last attempt that is known
         known = (item for item in reversed(attempts[:index]) if item.verdict is not None or after.verdict is None)
         before = next(known, attempts[index - 1])
         found.append(f"attempt {before.number} to {after.number}: {', '.join(_changes(before, after))}")
@@ -224,7 +224,7 @@ _SUSPECTS = 5
 _VICTIM = 160
 """Characters."""
 _SHOWN = 8
-"""Victims that are listed; the others are counted."""
+"""Victims that are listed; all further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Sections:
     """The parts, in this order."""
 
     answers: tuple[Fact, ...]
-    """What a person asks first: root cause, retry, whose fault, where, when, what to do, what isn't known."""
+    """What a person asks first: root cause, retry, responsibility, where, when, what to do, what isn't known."""
     commands: Section
     changes: Section
     """What changed from each attempt to the next."""
@@ -366,7 +366,7 @@ def _listed(name: str, text: str, victims: Sequence[tuple[int, str]], count: int
 def message_text(verdict: Verdict) -> str:
     """Return the verdict's text; for a hang without the stack at its end, which `stack_lines` returns.
 
-    The text of an attempt of which nothing could be read is its notes, which every form shows elsewhere.
+    If nothing of an attempt could be read, its text is its notes, which every form shows elsewhere.
     """
     text = verdict.message.strip()
     if verdict.root is None and text == "\n".join(verdict.coverage.notes):
@@ -401,9 +401,9 @@ def _lines(text: str) -> list[str]:
 
 
 def quoted_failures(report: Report) -> list[WorkerError]:
-    """Return the failures whose stack and log are shown: the root cause, or a few that may be it, and suspects' stacks.
+    """Return the failures with a stack or log to show: the root cause, or a few that may be it, and suspects' stacks.
 
-    If the root cause is undetermined, one stopped process for each place at which some stood is shown, too.
+    If the root cause is undetermined, one stopped process for each place where some were stopped is shown, too.
     """
     verdict, events = report.verdict, report.cascade.events
     if verdict.root is not None or verdict.scope is not Scope.UNDETERMINED:
@@ -439,12 +439,12 @@ def restart_line(record: RestartRecord) -> str:
 
 
 def list_stalls(job: JobErrors) -> list[RestartRecord]:
-    """Return the records of the times in which the job stood still."""
+    """Return the records of the times in which the job made no progress."""
     return [record for record in job.restarts if record.kind is RestartKind.STALL]
 
 
 def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) -> str:
-    """Return for how long a job stood still, what that cost, and for which ranks it waited: the most frequent first.
+    """Return how long a job made no progress, what that cost, and the ranks it waited for, the most frequent first.
 
     If the last one has no end, it lasted until `ended_ns`, nanoseconds since the Unix epoch.
     """

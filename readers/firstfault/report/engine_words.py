@@ -18,12 +18,12 @@ _NO_RETRIES = "nothing retries this job by itself"
 
 @dataclass(frozen=True, slots=True)
 class EngineWords:
-    """What a report says about one kind of engine, which ran the job."""
+    """The words of reports on jobs that one kind of engine ran."""
 
     log: str
     """What to call the log of the root cause's node."""
     events: str
-    """What to call the place where the platform says why a node is gone."""
+    """What to call the place where the platform explains why a node is gone."""
     node: str
     """What a node of it is: "pod"."""
     enforcer: str = ""
@@ -32,7 +32,7 @@ class EngineWords:
     reporter: str = ""
     """What reports for itself, if that isn't a node."""
     cites: bool = False
-    """Whether facts are followed by the files and lines that tell them."""
+    """Whether facts are followed by the files and lines that show them."""
 
     @property
     def nodes(self) -> str:
@@ -56,7 +56,7 @@ class EngineWords:
         return f"{advice} retried; {why}"
 
     def cited(self, text: str, names: Iterable[str]) -> str:
-        """Return a text with the lines of logs that tell it, if the engine's facts have such: "... [nohup.out:3-9]"."""
+        """Return a text with the lines of logs that show it, if the engine's facts have such: "... [nohup.out:3-9]"."""
         found = ", ".join(shorten_list(list(names), _CITED, "and {} more")) if self.cites else ""
         return f"{text} [{found}]" if found else text
 
@@ -72,7 +72,7 @@ PLAIN = EngineWords("its node's log", "its node's system log", "node")
 ALONE = EngineWords("its process's log", "its node's system log", "node", reporter="rank")
 """Ranks that no agent started: each reports for itself."""
 LOG = EngineWords("the log around these lines", "its node's system log", "node", cites=True)
-"""A job without firstfault, of which only its logs are known."""
+"""A job without firstfault that is known only from its logs."""
 _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
 
 

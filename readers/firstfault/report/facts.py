@@ -24,7 +24,7 @@ class Fact:
     name: str
     value: str
     lines: tuple[str, ...] = ()
-    """What stands below it: the victims one by one."""
+    """Lines below the fact, such as the victims one by one."""
 
     @property
     def line(self) -> str:

@@ -1,4 +1,4 @@
-"""Whose fault a root cause is: the code's, which its author fixes, or the platform's."""
+"""Who has to fix a root cause: the author of the code, or the platform."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from firstfault.report.engine_words import EngineWords
 
 
 class FaultOwner(str, enum.Enum):
-    """Whose fault it is: the code's, which its author fixes, or the platform's."""
+    """Who has to fix it: the author of the code, or the platform."""
 
     CODE = "failed (your code)"
     INFRASTRUCTURE = "crashed (infrastructure)"
@@ -21,7 +21,7 @@ class FaultOwner(str, enum.Enum):
 
 
 def describe_fault_owner(category: str, engine: EngineWords) -> tuple[FaultOwner, str]:
-    """Return whose fault a root cause is, and what to do first; an unknown category gets the words of "unknown"."""
+    """Return who has to fix a root cause, and what to do first; an unknown category gets the words of "unknown"."""
     about = ABOUT_CATEGORIES.get(category, ABOUT_CATEGORIES["unknown"])
     advice = about["advice"].format(log=engine.log, events=engine.events, nodes=engine.nodes)
     return FaultOwner[about["owner"].upper()], advice

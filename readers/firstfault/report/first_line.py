@@ -20,11 +20,11 @@ _MIN_NODE_CHARACTERS = 10
 """There is always room for this much of a node's long name."""
 _MAX_LISTED_RANKS = 3
 _MAX_RANKS_CHARACTERS = 10
-"""If more ranks failed, or their numbers are longer, the line says only how many they are."""
+"""If more ranks failed, or their numbers are longer, the line only has their count."""
 _FLYTE_POD_NAME = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
 """Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica, its number."""
 _GENERIC_EXCEPTIONS = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
-"""Names of exceptions that say nothing by themselves."""
+"""Exceptions with names that explain nothing."""
 _PLAIN_NAMES = {
     "AgentLost": "agent lost",
     "NoErrorFile": "no error file",
@@ -32,11 +32,11 @@ _PLAIN_NAMES = {
 }
 """Plainer words for some names."""
 _CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")
-"""What the first words of the line say already."""
+"""What the first words of the line express already."""
 
 
 def first_line(verdict: Verdict, decision: Decision) -> str:
-    """Return a line of less than 90 characters; the first 51 say what, which rank, which pod, and retry or not."""
+    """Return a line of less than 90 characters; the first 51 have the fault, the rank, the pod, and retry or not."""
     fate = "retry" if is_retried(decision) else "retry spent" if decision.is_spent else "no retry"
     subject = _subject(verdict)
     node = _spaced(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""

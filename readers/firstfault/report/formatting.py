@@ -40,13 +40,13 @@ def shorten_names(names: Iterable[str]) -> dict[str, str]:
     else:
         parts = [name.split("-") for name in known]
     alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
-    # the part that tells them apart is often a number, which says nothing alone
+    # the part in which names differ is often a number, which means nothing alone
     shared = max(min(sum(1 for _ in alike), *(len(part) - 2 for part in parts)), 0)
     return {name: "-".join(part[shared:]) for name, part in zip(known, parts, strict=True)}
 
 
 def shorten_list(lines: Sequence[str], limit: int, more: str = "and {} more") -> list[str]:
-    """Return the first `limit` lines, and a count of the others; if it is one other, the line itself."""
+    """Return the first `limit` lines, and a count of the rest; if only one line is left, the line itself."""
     left = len(lines) - limit
     return [*lines[:limit], more.format(left)] if left > 1 else list(lines)
 

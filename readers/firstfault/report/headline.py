@@ -14,7 +14,7 @@ _LONG = 400
 _NEAR_THE_LIMIT = 0.9
 _NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
 _LOST = "the agent died and "
-"""The beginning of the text about an agent that left no report: the name of the fault tells it already."""
+"""The beginning of the text about an agent that left no report: the name of the fault has the same meaning."""
 
 
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
@@ -52,7 +52,7 @@ def summarize_failure(failure: WorkerError) -> str:
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
     what, text = find_message(failure).what, describe_failure(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:
-        what, text = text or failure.code, ""  # its text tells what it is
+        what, text = text or failure.code, ""  # its text describes what it is
     return one_line(f"{what}: {text}" if text and text != what else what, _LINE)
 
 

@@ -41,15 +41,15 @@ class JobIdentity:
     nodes: int = 0
     gpu_model: str = ""
     gpus: int = 0
-    """Of the nodes that say it."""
+    """Of the nodes that report it."""
     all_gpus: bool = False
-    """Whether every node says it."""
+    """Whether every node reports it."""
     versions: tuple[tuple[str, str], ...] = ()
     """Of packages."""
     source_url: str = ""
     """Where its source code can be read: "https://github.com/org/repo/blob/<commit>"."""
     source_root: str = ""
-    """The folder that this address stands for."""
+    """The local folder that corresponds to this address."""
 
     @property
     def commit(self) -> str:
@@ -94,7 +94,7 @@ class JobIdentity:
 
 
 def identify_job(case: Case) -> JobIdentity:
-    """Return what ran, as far as the documents and the output prefix tell."""
+    """Return what ran, as far as the documents and the output prefix show."""
     job, verdict, places = case.job, case.verdict, case.job.places
     times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
     ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)

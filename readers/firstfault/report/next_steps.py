@@ -14,11 +14,11 @@ from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
 
 _LOGS = 4
-"""Nodes whose logs are named if the root cause isn't known."""
+"""This many nodes have their logs named if the root cause isn't known."""
 _OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
-"""Categories whose cause may be the machine."""
+"""Categories that the machine may cause."""
 _WITH_EVENTS = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}
-"""Categories whose cause the platform's events show better than the log."""
+"""Categories that the platform's events explain better than the log."""
 _UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
 
 

@@ -18,7 +18,7 @@ class State(str, enum.Enum):
 
     @property
     def mark(self) -> str:
-        """One ASCII character: reports never tell states apart by colour alone."""
+        """One ASCII character: reports never use colour alone to distinguish states."""
         return _MARKS[self]
 
     @property

@@ -77,12 +77,12 @@ class WrongRegionError(errors.StoreError):
 class Store(abc.ABC):
     """A folder of objects to read and write; retries requests and types errors, the same for both clients.
 
-    A client implements the ``*_once`` methods, each of which sends one request, and `classify_error`. Arguments as in
+    A client implements the ``*_once`` methods, which send one request each, and `classify_error`. Arguments as in
     `firstfault.store.open_store`.
     """
 
     ordered_schemes: ClassVar[frozenset[str]]
-    """Schemes with listings sorted by name, of which the client can request single pages."""
+    """Schemes with listings sorted by name that the client can request page by page."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None, attempts: int) -> None:
         self._uri = uri.rstrip("/") or uri

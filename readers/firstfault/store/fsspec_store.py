@@ -306,7 +306,7 @@ def _to_object_infos(entries: Iterable[Mapping[str, Any]], folder: str) -> list[
         )
         for entry in entries
         if entry["type"] == "file"
-        # fsspec also lists an object whose name equals the prefix
+        # fsspec also lists an object with a name equal to the prefix
         and str(entry["name"]).rstrip("/") != folder
         and not str(entry["name"]).endswith(PARTIAL_FILE_SUFFIX)
     ]

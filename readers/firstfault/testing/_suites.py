@@ -77,7 +77,7 @@ def make_presence(
     nodes: int = 1,
     **fields: Any,
 ) -> model.NodePresence:
-    """Return the roster entry of a node of a round with so many `nodes`.
+    """Return the roster entry of a node in a round of `nodes` nodes.
 
     `fields` are any other fields of `NodePresence` or of its `Place`.
     """

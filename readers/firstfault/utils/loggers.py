@@ -1,4 +1,4 @@
-"""The loggers of firstfault: its lines stand in a job's log among those of many others, so each has its name."""
+"""The loggers of firstfault. A job's log mixes lines of many programs, so each of these lines has the name."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 async def gathered(*calls: Awaitable[T]) -> list[T]:
     """Wait until all calls have ended; return their results, or raise the first error.
 
-    `asyncio.gather` raises at once while the other calls continue; a storage client whose request outlives the event
-    loop then writes to stderr.
+    `asyncio.gather` raises at once while its other calls continue; if a storage client's request outlives the event
+    loop, the client then writes to stderr.
     """
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:

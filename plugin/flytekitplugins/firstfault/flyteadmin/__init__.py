@@ -40,7 +40,7 @@ def output_prefix(uri: str) -> str:
 
     Raises:
         UsageError: `uri` has another form, or flytekit isn't configured.
-        ObjectNotFoundError: there is no such execution, no failed node, or no such attempt.
+        ObjectNotFoundError: the execution, a failed node in it, or the attempt doesn't exist.
         FirstFaultError: flyteadmin refused, or didn't answer within 10 s.
     """
     parts = uri.partition("://")[2].strip("/").split("/")
@@ -64,7 +64,7 @@ def output_prefix(uri: str) -> str:
 
 
 def _answer(ask: Callable[[], str], endpoint: str) -> str:
-    """Return what `ask` returns, within the limit: flytekit's retries and logins have none of their own."""
+    """Return what `ask` returns, within the limit: flytekit's retries and logins have no limit."""
     answer, error = call_with_timeout(partial(try_call, ask, Exception), _SECONDS, "asking flyteadmin") or (None, None)
     if answer is not None:
         return answer
@@ -128,7 +128,7 @@ class _Admin:
         for known in (task.closure.error.error_uri, task.closure.output_uri):
             if known:
                 return str(known.rpartition("/")[0] if known.endswith(".pb") else known.rstrip("/"))
-        # Flyte puts the attempts beside the node's inputs
+        # Flyte puts the attempts next to the node's inputs
         folder = task.input_uri.rpartition("/")[0]
         if not folder:
             raise ObjectNotFoundError(

@@ -62,7 +62,7 @@ def _row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, Text]:
 
 
 def shown_rows(rows: Sequence[tuple[bool, Text]], limit: int = _NODES) -> list[Text]:
-    """Return at most `limit` rows, those of nodes with a problem first, and one that counts the others."""
+    """Return at most `limit` rows, those of nodes with a problem first, and one that counts the rest."""
     if len(rows) <= limit:
         return [row for _, row in rows]
     by_need = sorted(rows, key=lambda row: row[0])

@@ -96,7 +96,7 @@ class LocalAttempt:
     """The error that stock Flyte read when the job ended."""
     total_seconds: float
     seconds_after_fault: dict[str, float | None]
-    """When the root cause's document was "durable", the "verdict" was sealed, and the last pod had "ended" by itself;
+    """When the root cause's document was "durable", the "verdict" was sealed, and the last pod had "ended" unaided;
     None: unknown, or a pod had to be killed."""
     logs: tuple[Path, ...]
 
@@ -231,7 +231,7 @@ def _attempt(plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tel
                 tell(f"attempt {number}: {text}")
         else:
             tell(f"attempt {number}: timed out after {limit:g} s, ending its pods")
-            # the pods say so in their reports
+            # the pods report it
             plan.time_limit_file(number).write_text(str(limit), encoding="ascii")
     sealed_ns = seen.timestamp_ns if isinstance(seen, Seal) else None
     reader = _reader(plan, number)
@@ -368,7 +368,7 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
 
     _wait(have_ended, plan.task.task_config.settle_seconds + _LINGER_S)
     ended_ns = time.time_ns() if have_ended() else None
-    # workers whose agent has died still write a document about it
+    # workers of a dead agent still write a document about it
     _wait(lambda: not any(pod.has_processes() for pod in pods), _ORPHANS_S)
     return ended_ns
 
