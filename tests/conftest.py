@@ -56,9 +56,6 @@ _ONLY = os.environ.get("TESTS_LAYER", "")
 """The layer whose tests run; empty: all."""
 
 
-# --- what is tested -------------------------------------------------------------------------------------------------
-
-
 def pytest_sessionstart() -> None:
     """Check that the tested packages are those beside the tests, or the installed ones if there are none."""
     for package, source_root in _SOURCE_ROOTS.items():
@@ -129,9 +126,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"left out, because {_LAYERS[absent[0]]} is not installed: {files}", yellow=True)
 
 
-# --- the environment ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _no_outer_settings() -> Iterator[None]:
     """Hide the caller's storage and Flyte settings, AWS profile and window size."""
@@ -169,9 +163,6 @@ def _restore(environment: dict[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-
-
-# --- the S3 server -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -41,9 +41,6 @@ def forkserver() -> ForkServerContext:
     return context
 
 
-# --- for the workers --------------------------------------------------------------------------------------------------
-
-
 def mark(folder: str, name: str, **content: object) -> None:
     """Tell the test something, with the ids of this worker's process and of its agent."""
     part = Path(folder, f"{name}.part")
@@ -55,9 +52,6 @@ def await_file(folder: str, pattern: str, number: int = 1) -> None:
     """Wait until there are so many files."""
     while len(list(Path(folder).glob(pattern))) < number:
         time.sleep(0.01)
-
-
-# --- for the tests ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

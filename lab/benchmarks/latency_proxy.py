@@ -60,9 +60,6 @@ def latency_proxy(endpoint: str, delay_ms: float, limits: Limits = (0, 0)) -> It
             process.terminate()
 
 
-# --- the process ----------------------------------------------------------------------------------------------------
-
-
 _WRITES = {"PUT", "POST", "DELETE"}
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _REFUSAL = (

@@ -211,8 +211,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
     os.environ.update(before)
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------
-
 _JUDGE = """
 import sys, time
 from pathlib import Path

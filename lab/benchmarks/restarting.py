@@ -61,9 +61,6 @@ STEP_SIZES = {256: 21, 512: 15, 768: 9}
 """Rows of a step's matrix, and how many pairs are measured."""
 
 
-# --- ours and NVIDIA's ----------------------------------------------------------------------------------------------
-
-
 def _ours(kind: str, ranks: int) -> tuple[float, int]:
     return _of_run(run(kind, ranks, **TIMEOUTS), kind, ranks)
 
@@ -106,9 +103,6 @@ def _nvrx_worker(rank: int, world: int, port: int, work: tuple[str, dict[str, An
 
     function.__annotations__["call"] = nvrx.CallWrapper
     say("done", nvrx.Wrapper(store_kwargs={"port": port}, **options)(function)())
-
-
-# --- torch elastic, and a new attempt -------------------------------------------------------------------------------
 
 
 def _elastic_worker(kind: str, file: str) -> None:
@@ -198,9 +192,6 @@ def restarts(runs: int, sizes: list[int], kinds: list[str], ways: list[str]) -> 
                     print(f"{ranks:5} {kind:8} {way:8} {middle:8.2f} {worst:8.2f} {lost:5}", flush=True)
 
 
-# --- without a fault ------------------------------------------------------------------------------------------------
-
-
 def _step(state: list[torch.Tensor]) -> None:
     state[0] = torch.tanh(state[0] @ state[1])
 
@@ -241,9 +232,6 @@ def steps(size: int, rounds: int) -> None:
     more = statistics.median(one[1] - other[1] for one, other in zip(ours, plain, strict=True)) * 1e3
     print(f"steps: {STEPS} steps of {each:.0f} µs, {rounds} pairs; with a wrapper {wall:.4f} times the time, ", end="")
     print(f"{cpu:.4f} times the CPU time ({more:+.1f} ms)", flush=True)
-
-
-# --- many faults ----------------------------------------------------------------------------------------------------
 
 
 def _leaking(rank: int, port: int, faults: int, answers: Any) -> None:

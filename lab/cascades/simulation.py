@@ -37,7 +37,6 @@ from lab.cascades.replay import BENCHMARKS, LAST_WRITTEN, TORCH  # noqa: E402
 BY_GROUPS = "evidence by groups"
 """The strategy on only the documents that a reader opens in a large cascade."""
 STRATEGIES = ("evidence", BY_GROUPS, "earliest", LAST_WRITTEN, TORCH)
-# --- judging --------------------------------------------------------------------------------------------------------
 
 
 def judge(cascade: Cascade, verdict: Verdict) -> str:

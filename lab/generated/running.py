@@ -76,9 +76,6 @@ def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
     return outcome
 
 
-# --- the nodes ------------------------------------------------------------------------------------------------------
-
-
 def _node(plan: Plan, number: int, port: int, folder: Path) -> None:
     """Run a node in a session of its own."""
     os.setsid()
@@ -113,9 +110,6 @@ def _loaded(name: str, file: str | Path) -> Any:
     sys.modules[name] = module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
-
-
-# --- the verdict ----------------------------------------------------------------------------------------------------
 
 
 def judged(plan: Plan, folder: Path, *, is_stuck: bool = False) -> Outcome:

@@ -80,9 +80,6 @@ def _section(page: str, heading: str) -> str:
     return match[1]
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_tests_of_the_page_on_processes() -> None:
     """Each test that the page names exists."""
     named = set(re.findall(r"`(test_\w+)`", _text("docs/your_process.md")))
@@ -203,9 +200,6 @@ def test_the_wire_format_is_documented() -> None:
     grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/format.md"), re.MULTILINE)
     assert len(grammar) == 2
     assert all(line in (layout.__doc__ or "") for line in grammar)
-
-
-# --- links and examples ---------------------------------------------------------------------------------------------
 
 
 def _anchors(path: Path) -> set[str]:

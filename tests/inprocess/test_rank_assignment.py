@@ -99,9 +99,6 @@ def new_ranks(assignment: RankAssignment, world_size: int, terminated: set[int])
     return ranks
 
 
-# --- closing gaps ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("assignment", "terminated", "expected"),
     [
@@ -158,9 +155,6 @@ def test_gaps_of_a_large_world(assignment: RankAssignment) -> None:
     assert time.process_time() - start < 0.2
 
 
-# --- filters --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("assignment", "active_before", "expected"),
     [
@@ -198,9 +192,6 @@ def test_reserves_take_over() -> None:
     assert world.active_ranks() == [None, None, None, 0, 1, None]
     world.check()
     assert world.discarded == {rank: f"rank {number} is terminated" for rank, number in {1: 1, 0: 0, 2: 1}.items()}
-
-
-# --- groups ---------------------------------------------------------------------------------------------------------
 
 
 def test_groups() -> None:

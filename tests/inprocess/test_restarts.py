@@ -120,9 +120,6 @@ def test_ranks_that_are_stuck(waits: dict[str, Future[Any]]) -> None:
     assert ended.codes == [0, -15, 0, -15]
 
 
-# --- under their agents, on two nodes ---------------------------------------------------------------------------------
-
-
 def _end(folder: Path, faults: list[str]) -> Ended:
     restart = InProcessRestart(
         initialize=initialize.RetryController(max_iterations=4, min_world_size=3),

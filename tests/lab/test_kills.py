@@ -105,9 +105,6 @@ def _show(prefix: Path) -> tuple[int, dict[str, Any]]:
     return ended.returncode, json.loads(ended.stdout)
 
 
-# --- the promises ---------------------------------------------------------------------------------------------------
-
-
 def _half_documents(job: JobErrors) -> Iterator[str]:
     if job.coverage.unreadable:
         yield f"unreadable: {job.coverage.notes}"

@@ -66,9 +66,6 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
     ended.flyte_saw_the_verdict()
 
 
-# --- the first exit -------------------------------------------------------------------------------------------------
-
-
 def test_a_success(tmp_path: Path) -> None:
     """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist."""
     with running(FAULTS, "handled", tmp_path, {"seconds": 3.0}) as run:

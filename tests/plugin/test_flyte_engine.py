@@ -33,9 +33,6 @@ LONG_S = 60.0
 SOON_S = 30.0
 
 
-# --- variables ------------------------------------------------------------------------------------------------------
-
-
 def test_the_variable_is_the_one_of_the_task() -> None:
     """The user's variable switches recording off, also in workers."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
@@ -85,9 +82,6 @@ def test_attempt_number(text: str, number: int, monkeypatch: pytest.MonkeyPatch)
     assert flyte_engine.FlyteEngine().identity().attempt == 0
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", text)
     assert flyte_engine.FlyteEngine().identity().attempt == number
-
-
-# --- exceptions -----------------------------------------------------------------------------------------------------
 
 
 class _LostShardError(FlyteRecoverableException):
@@ -161,9 +155,6 @@ def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="bottom"):
         entrypoints.run_forked(partial(_deep, 1))
     assert [frame.function for frame in found[0].frames] == ["_deep", "_deep"]
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

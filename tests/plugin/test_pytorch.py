@@ -134,9 +134,6 @@ def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     assert "ZeroDivisionError: ours" in caplog.text
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _execution(folder: Path, **checkpoints: str) -> Iterator[None]:
     """Run the block in the execution that Flyte's entrypoint makes."""

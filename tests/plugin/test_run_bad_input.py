@@ -99,9 +99,6 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Sai
     return command
 
 
-# --- the command line -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -128,9 +125,6 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
             main(["run", str(path), "train"])
         assert caught.value.code == EXIT.USAGE
         assert str(path) in capsys.readouterr().err
-
-
-# --- the file and the task ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,8 +156,6 @@ def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Call
     assert said.line().startswith(f"{name} cannot be imported: another module has its name, ")
     assert said.line().endswith(other)
 
-
-# --- the task, its inputs and its strategy --------------------------------------------------------------------------
 
 NOT_OURS = "in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of flytekitplugins."
 NO_OBJECT = "--inputs must be a JSON object like '{\"epochs\": 3}'"
@@ -230,9 +222,6 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
     assert said.line().startswith("there is no strategy 'earlyest'; known are evidence, earliest")
 
 
-# --- the store ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("store", "code", "line"),
     [
@@ -247,9 +236,6 @@ def test_a_bad_store(store: str, code: int, line: str, say: Callable[..., Said],
     said = say(*GOOD, "--store", store.format(folder=tmp_path))
     assert said.code == code
     assert line.format(folder=tmp_path) in said.line()
-
-
-# --- as a process ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

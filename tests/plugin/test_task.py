@@ -41,9 +41,6 @@ def _train() -> float:
     return 1.0
 
 
-# --- names and other plugins ----------------------------------------------------------------------------------------
-
-
 def test_names() -> None:
     """The package has kfpytorch's names, in a namespace that both share; each has its own task types."""
     stock = importlib.import_module("flytekitplugins.kfpytorch")
@@ -97,9 +94,6 @@ def test_the_number_of_workers_is_said_once(config: PyTorch, message: str) -> No
         task(task_config=config)(_train)
 
 
-# --- the engine of an execution -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def raw(tmp_path: Path) -> Iterator[str]:
     """Run in a Flyte context whose raw output prefix is a folder of this test."""
@@ -139,9 +133,6 @@ def test_the_folder_of_the_documents(raw: str) -> None:
     state = context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(context.with_execution_state(state)):
         assert _node_context(own).output_prefix == raw
-
-
-# --- the verdict on its way to Flyte --------------------------------------------------------------------------------
 
 
 def _dispatch(function_task: PythonFunctionTask[Any], folder: Path) -> Any:

@@ -18,12 +18,12 @@ INTERRUPTED = {
             agent(1, "interrupted", signal="SIGINT"),
             victim(0),
             stopped(1),
-        ),
+        )
     },
     "ranks 0 1 2 3 high: interrupted, own-fault": {
         "ranks without an agent that stood in different lines": done(
             *(own(rank, rank, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}") for rank in range(4))
-        ),
+        )
     },
     "rank 3 high: interrupted, own-fault": {
         "a worker": done(own(3, 0, "KeyboardInterrupt", ""), victim(0), stopped(1), stopped(2)),
@@ -39,7 +39,7 @@ INTERRUPTED = {
         ),
     },
     "rank 3 medium: interrupted, own-fault": {
-        "a shell's exit code": done(died(3, "", 130), victim(0), stopped(1), stopped(2)),
+        "a shell's exit code": done(died(3, "", 130), victim(0), stopped(1), stopped(2))
     },
 }
 """By verdict, the jobs that have it."""

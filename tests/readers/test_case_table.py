@@ -18,8 +18,6 @@ from tests.readers.conftest import Attempt
 
 _S = 1_000_000_000
 
-# --- same timestamp -------------------------------------------------------------------------------------------------
-
 _EXIT = make_error(0, node="w-0", exception=None, exit_code=1)
 _TIES = {
     "the lowest rank": ([make_error(rank, node=f"w-{9 - rank}") for rank in (7, 2, 5)], 2),
@@ -39,9 +37,6 @@ def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt
     assert any("have the same time" in sentence for sentence in verdict.why)
 
 
-# --- missing timestamp ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("folder", ["firstfault/errors/", ""], ids=["ours", "stock"])
 def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str) -> None:
     """A failure without a time is not 1970: it comes last, and the verdict says so."""
@@ -52,8 +47,6 @@ def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str)
     assert verdict.timestamp_ns == START_NS + 5_000_000
     assert "1 of 2 failures have no recorded time and were put last" in verdict.why
 
-
-# --- empty, truncated, oversized, undecodable, forbidden ------------------------------------------------------------
 
 _GOOD = encode(make_error(0, node="w-0", at_ms=-5, message="x" * 100))
 _BROKEN = {
@@ -116,8 +109,6 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
     assert "the read permission" in verdict.coverage.notes[0]
 
 
-# --- late document --------------------------------------------------------------------------------------------------
-
 _ONE_OF_TWO = (make_presence(node="w-0", nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2))
 
 
@@ -171,9 +162,6 @@ def test_the_expected_number_of_nodes_ends_the_wait(attempt: Attempt, expected_n
     assert verdict.coverage.expected == expected_nodes
 
 
-# --- documents of an earlier round or incarnation -------------------------------------------------------------------
-
-
 def test_a_recovered_round_is_no_error(attempt: Attempt) -> None:
     """Failures of round 0 are history once round 1 has begun, and no error when it leaves outputs."""
     attempt.write(make_error())
@@ -193,12 +181,6 @@ def test_the_document_is_the_authority_on_its_round(attempt: Attempt) -> None:
     assert attempt.reader().verdict().message == "first"
 
 
-# --- an exception in flight -----------------------------------------------------------------------------------------
-
-
-# --- nothing found --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("outputs", [True, False])
 def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
     """Without an error document there is no error; `read_error` returns Flyte's ErrorFileNotFound."""
@@ -210,9 +192,6 @@ def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
     read = reader.read_error()
     assert (read.code, read.kind, read.recoverable) == ("ErrorFileNotFound", Origin.SYSTEM, True)
     assert read.error_uri in read.message
-
-
-# --- storage cannot be listed ---------------------------------------------------------------------------------------
 
 
 def _refuse_listing(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
@@ -252,9 +231,6 @@ def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pyt
     assert "only the documents at hand" in note
     assert "the list permission" in note
     assert note in reader.read_error().message
-
-
-# --- clock skew -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -156,9 +156,6 @@ def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
         registry.run_strategy(broken, make_job(make_error()))
 
 
-# --- the conformance suites -------------------------------------------------------------------------------------------
-
-
 class TestEvidence(StrategyTests):
     strategy = "evidence"
 
@@ -175,9 +172,6 @@ class TestFsspec(StoreTests):
     def open_store(self) -> Store:
         """Return the store for a path, or for a folder in memory."""
         return open_store(self.uri)
-
-
-# --- the suites notice ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ from firstfault.wire.documents import encode, encode_presence, pack, unpack
 from lab.cascades.objects import Objects
 from tests.readers.conftest import Attempt
 
-# --- a bundle -------------------------------------------------------------------------------------------------------
-
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=20), st.binary(), max_size=8))
@@ -43,9 +41,6 @@ def test_a_damaged_bundle() -> None:
     # an index of megabytes is refused before it is parsed: its objects would take gigabytes
     with pytest.raises(BadDocumentError, match="index"):
         unpack(zlib.compress(b"[" + b"[]," * 2_000_000 + b"[]]\n"))
-
-
-# --- beside the documents -------------------------------------------------------------------------------------------
 
 
 def _files(ranks: int = 12) -> dict[str, bytes]:
@@ -162,9 +157,6 @@ def test_a_bundle_that_was_changed(
     assert len(opened) == len(files) + 1
 
 
-# --- a store with copies --------------------------------------------------------------------------------------------
-
-
 def _memory(files: Mapping[str, bytes]) -> Objects:
     """Return a store with tiny pages."""
     return Objects({path: (None, lambda data=data: data) for path, data in files.items()}, page=2)
@@ -201,8 +193,6 @@ def test_a_store_with_copies_lists_both(listed: dict[str, bytes], copies: dict[s
 
     asyncio.run(check())
 
-
-# --- a listing in parts ---------------------------------------------------------------------------------------------
 
 TREE = sorted(
     ["error.pb", "errors-of-mine/x", "firstfault/errors/another.pb", "outputs.pb", "zzz"]

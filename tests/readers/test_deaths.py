@@ -127,7 +127,7 @@ CLASSES: dict[tuple[FailureClass, str], dict[str, model.WorkerError]] = {
         # the monitor process of an in-process restart terminates it
         "a call that could not be interrupted": died(
             1, "step 30\nin-process restart: this rank is still at a.py:7 in save, after rank 2: OSError\n", "SIGTERM"
-        ),
+        )
     },
     (OWN, "gpu_kernel"): {
         "a GPU during a stop": aborting("CUDA error: device-side assert triggered"),

@@ -268,7 +268,7 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
     "ranks 0 1 2 3 high: user_code, own-fault": {
         "notices about the store": done(
             *(own(rank, rank, log_tail="Using TCPStore at host-0:29500" if rank else "") for rank in range(4))
-        ),
+        )
     },
     "rank 0 low: user_code, first-of-several": {
         "two faults of unknown order": done(own(0, boot_id="a"), own(3, 5, "KeyError", "'label'", boot_id="b")),
@@ -325,7 +325,7 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
     "ranks 0 1 2 3 medium: disk_full, own-fault": {
         "lines about a full disk, perhaps of emergency checkpoints": done(
             *(died(rank, "", 2, 100 * rank, log_tail="fatal: OSError: " + FULL) for rank in range(4))
-        ),
+        )
     },
     "ranks 0 1 2 3 medium: user_code, own-fault": {
         "three were about to leave": done(BUG, raising(1), raising(2), raising(3))
@@ -339,10 +339,10 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
             replace(stopped(3), signal="", exit_code=1, log_tail="joining the others\n"),
             victim(1),
             victim(2),
-        ),
+        )
     },
     "ranks 0 3 medium: signal, own-fault": {
-        "one aborted, one was aborting when stopped": done(aborted(0), aborted(3, **STOPPED), victim(1), victim(2)),
+        "one aborted, one was aborting when stopped": done(aborted(0), aborted(3, **STOPPED), victim(1), victim(2))
     },
     "ranks 0 3 medium: user_code, own-fault": {
         "two printed one exception, and one was stopped while it exited": done(
@@ -350,12 +350,12 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
             replace(stopped(3), signal="", exit_code=1, log_tail=f"{TRACE}KeyError: 'label'\n"),
             replace(stopped(1), signal="", exit_code=1, log_tail=f"{TRACE}RuntimeError: {PEER.format(0)}"),
             stopped(2),
-        ),
+        )
     },
     "ranks 0 3 high: gpu_kernel, own-fault": {
         "a kernel's failed check, also at a rank that was being stopped": done(
             aborted(0, ASSERT), aborted(3, ASSERT, "fit", **STOPPED), victim(1), stopped(2)
-        ),
+        )
     },
     "ranks 0 3 high: exit, own-fault": {
         "exits with one text at two times": done(left(0), left(3, 700), stopped(1), stopped(2)),
@@ -367,7 +367,7 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         ),
     },
     "rank 0 high: exit, own-fault": {
-        "an exit after the stop": done(left(0), left(3, 40, sent_signals=SENT), stopped(1), stopped(2)),
+        "an exit after the stop": done(left(0), left(3, 40, sent_signals=SENT), stopped(1), stopped(2))
     },
     "ranks 0 1 medium: user_code, own-fault": {
         "a finaliser at the line that raised": done(

@@ -18,9 +18,6 @@ from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
 from tests.readers.scenes import IN_SLEEP
 
-# --- fingerprints -----------------------------------------------------------------------------------------------------
-
-
 _FRAMES = tuple(FrameInfo(f"/job/lib/module_{name}.py", 10, name) for name in "abcdefg")
 
 
@@ -100,9 +97,6 @@ def test_the_form_is_stable() -> None:
     for message in ("", "\udc80", "x" * 1_000_000, "\x1f"):
         assert re.fullmatch("2:[0-9a-f]{12}", _raised(message))
     assert _raised("bad sample 17", frames=_FRAMES[:1]) == "2:ab4cfd85858c"
-
-
-# --- tracebacks -------------------------------------------------------------------------------------------------------
 
 
 def _raise_with_notes() -> None:

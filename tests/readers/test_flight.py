@@ -137,19 +137,11 @@ _ONE = {**dict.fromkeys(_WORLD, _WAITS), 5: _BEHIND}
 _TWO = {**dict.fromkeys(_WORLD, _WAITS), 2: _BEHIND, 7: {"tensor": (4, 4)}}
 _GPUS = {**dict.fromkeys(_WORLD, _WAITS), 4: _GPU_ERROR, 5: _PARTNER, 6: {**_GPU_ERROR, "tensor": (7, 3)}, 7: _PARTNER}
 # ranks 0 and 4 are one pipeline: 0 waits for 4, and so both are behind in their data groups
-_STAGES = {
-    **dict.fromkeys(_WORLD, _REDUCES),
-    0: {"data": (5, 5), "pipeline": (9, 7)},
-    4: {"data": (5, 5)},
-}
+_STAGES = {**dict.fromkeys(_WORLD, _REDUCES), 0: {"data": (5, 5), "pipeline": (9, 7)}, 4: {"data": (5, 5)}}
 _MESSAGES = {**dict.fromkeys(_WORLD, _RECEIVES), 3: {}}
 # rank 0 is behind rank 1 in their tensor group because it waits for rank 2
 _AHEAD = {"tensor": (8, 7)}
-_DATA = {
-    **dict.fromkeys(_WORLD, _AHEAD),
-    0: {"tensor": (7, 7), "data": (4, 3)},
-    2: {"tensor": (7, 7)},
-}
+_DATA = {**dict.fromkeys(_WORLD, _AHEAD), 0: {"tensor": (7, 7), "data": (4, 3)}, 2: {"tensor": (7, 7)}}
 
 
 @pytest.mark.parametrize(

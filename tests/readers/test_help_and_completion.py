@@ -59,9 +59,6 @@ def test_the_help_of_run_is_fast() -> None:
     assert min(taken) < 0.5, taken
 
 
-# --- completion -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

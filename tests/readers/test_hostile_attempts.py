@@ -124,8 +124,6 @@ def test_ten_thousand_frames(function: str) -> None:
     _concluded([("firstfault/errors/x.pb", document.SerializeToString())])
 
 
-# --- time -----------------------------------------------------------------------------------------------------------
-
 _SHAPES = (
     *(" \n", ": ", "\x1b[1", "/a", "USER:X: error=", "\nMessage:", "https://a:b", "terminated by SIG", "a-1-worker-"),
     *("0x1f ", '  File "/job/a.py", line 1, in f\n    x\n', "Thread 0x1 (most recent call first):\n"),

@@ -25,8 +25,6 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.readers.commands import Ran
 from tests.seals import sealed
 
-# --- classify: JSON lines in, JSON lines out, and one line for an error -----------------------------------------------
-
 
 @pytest.fixture
 def classify(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> Callable[..., Ran]:
@@ -93,9 +91,6 @@ def test_signatures_of_ones_own(tmp_path: Path, classify: Callable[..., Ran]) ->
     assert f"{file}:1: must say schema = 1" in done.err
 
 
-# --- prune removes old runs, and nothing else -------------------------------------------------------------------------
-
-
 JOINED = "r1-99999-0000000-joined-0000000000001-00000000000000000000000000000000.pb"
 
 
@@ -148,9 +143,6 @@ def test_what_stays(tmp_path: Path) -> None:
         stays[:3], ("it may still go on",) * 2 + ("firstfault did not make notes.txt in it",), strict=True
     ):
         assert f"firstfault: kept {run}: {why}" in told
-
-
-# --- show: one document from stdin ------------------------------------------------------------------------------------
 
 
 _STOCK = ErrorDocument(error=ContainerError(code="USER:Unknown", message="Trace: the loss is NaN"))

@@ -28,9 +28,6 @@ from tests.seals import sealed
 _OUTPUTS = LiteralMap(literals={"loss": Literal(scalar=Scalar(primitive=Primitive(integer=7)))})
 
 
-# --- Flyte's OutputReader -------------------------------------------------------------------------------------------
-
-
 def test_outputs_are_read(attempt: Attempt) -> None:
     """The outputs of a successful attempt are returned as flyteidl's message."""
     attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
@@ -76,9 +73,6 @@ def test_a_stock_root_cause_keeps_its_text(attempt: Attempt) -> None:
     """If the root cause is a file of Flyte's own, its text is not touched."""
     attempt.stock(f"error-{'a' * 32}.pb", message="Trace:\n\n  File x\n\nMessage:\n\n  boom", seconds=5, worker="w-1")
     assert attempt.reader().read_error().message == "Trace:\n\n  File x\n\nMessage:\n\n  boom"
-
-
-# --- layouts --------------------------------------------------------------------------------------------------------
 
 
 def test_the_three_layouts_are_read_together(attempt: Attempt) -> None:
@@ -184,9 +178,6 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     assert conclusion.verdict.ranks == (3,)
 
 
-# --- what it adds ---------------------------------------------------------------------------------------------------
-
-
 def test_the_strategy_is_chosen_by_name_or_passed(attempt: Attempt) -> None:
     """The default strategy is evidence; another is given by name or as a function."""
     attempt.write(make_error(0, at_ms=0, kind=Kind.RECOVERABLE, message="not yet"), make_error(1, at_ms=5))
@@ -239,8 +230,6 @@ def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
     assert [failure.message for failure in conclusion.job.failures] == ["lost", "uploaded"]
     assert conclusion.verdict.document_count == 2
 
-
-# --- sealed verdicts ------------------------------------------------------------------------------------------------
 
 _SEALED = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.USER, enforced=True, reason="the task's own policy")
 

@@ -208,9 +208,6 @@ def test_a_worker_that_asks_late(agent: StartAgent, out: Prefix) -> None:
     dying.wait_for_recorder()
 
 
-# --- processes that the workers of a node left ------------------------------------------------------------------------
-
-
 SLEEPS = "import signal, sys, time\nprint('ready', flush=True)\ntime.sleep(60)"
 STUBBORN = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SLEEPS}"
 

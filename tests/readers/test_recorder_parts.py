@@ -14,8 +14,6 @@ from firstfault.model import Receipt, Resources
 from firstfault.recorder.folder import NodeFolder, Spool
 from firstfault.recorder.server import MemoryWatch
 
-# --- the spool --------------------------------------------------------------------------------------------------------
-
 
 def test_spool(tmp_path: Path) -> None:
     """The spool has whole documents under their names, each with its receipt once that is written whole."""
@@ -95,9 +93,6 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
         folder.spool("agent").withdraw("late.pb")
     assert list(tmp_path.iterdir()) == []
     folder.remove()
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 _V1_NO_LIMIT = 9223372036854771712

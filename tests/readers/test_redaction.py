@@ -174,9 +174,6 @@ def test_the_time_is_linear(unit: str) -> None:
     assert time.process_time() - started < _SOON_S
 
 
-# --- texts that are cut ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("at", range(0, 60, 3))
 def test_a_cut_leaves_no_part_of_a_secret(at: int) -> None:
     """A secret through which a cut goes is not shown, also if redaction makes the text short."""
@@ -207,9 +204,6 @@ def test_code_of_others() -> None:
     changed = [line for line in lines if redact(line) != line]
     assert len(lines) > 10_000
     assert len(changed) < len(lines) / 10_000, changed
-
-
-# --- rules of one's own ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,6 @@ def test_what_is_no_report_is_none(text: str) -> None:
     assert from_json(text) is None
 
 
-# --- times ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("timestamp_ns", "text"),
     [

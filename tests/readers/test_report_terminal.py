@@ -49,9 +49,6 @@ def _packed(text: str) -> str:
     return "".join(text.split())
 
 
-# --- one screen -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("text", "width"), [("word " * 200, 80), ("x" * 3_000, 200)])
 def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
     """If every text of every kind of report is long, the lines that a person misses least are left out."""
@@ -73,9 +70,6 @@ def test_what_there_is_room_for() -> None:
     assert "Attempts attempt 0 to 1: the same fault again" in _printed(again, 160)
     assert "Attempts" not in _printed(one)
     assert "firstfault show" not in _printed(replace(one, uri=""))
-
-
-# --- everything -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,9 +138,6 @@ def test_a_terminal_has_room_for_so_much() -> None:
     assert "(a pipe" not in _printed(_usual(), verbose=True)
 
 
-# --- any width ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("width", [20, 40, 49, 50, 80, 200])
 def test_any_width(width: int, verbose: bool) -> None:
@@ -166,9 +157,6 @@ def test_a_command_can_be_copied() -> None:
     command = next(step.command for step in report.answers.steps if step.command)
     assert text.count("\\\n") == 1
     assert f"\n{command}\n" in text.replace("\\\n", "")
-
-
-# --- colours and encodings ------------------------------------------------------------------------------------------
 
 
 def test_colours() -> None:
@@ -192,9 +180,6 @@ def test_any_encoding(encoding: str) -> None:
     assert "\\udc80" in text
 
 
-# --- texts of others ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 def test_markup_is_text(verbose: bool) -> None:
     """What looks like rich's markup, an emoji's name or a link is shown as it is."""
@@ -205,8 +190,6 @@ def test_markup_is_text(verbose: bool) -> None:
     assert "[bold]w-1" in text
     assert said in terminal_text(report)
 
-
-# --- bad input ------------------------------------------------------------------------------------------------------
 
 _LONG_LINE, _DEEP = FrameInfo("t.py", 1, "f", "x" * 1_000_000), " " * 500
 _BAD = {
@@ -245,9 +228,6 @@ def test_bad_input_is_a_useful_screen(name: str) -> None:
     text = _printed(report, verbose=True)
     assert max(map(len, text.splitlines())) <= 80
     assert "Facts" in text
-
-
-# --- plain lines ----------------------------------------------------------------------------------------------------
 
 
 def test_every_reason_and_suspect_is_a_line() -> None:

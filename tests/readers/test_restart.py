@@ -98,9 +98,6 @@ def test_a_record_of_a_round() -> None:
     assert (record.timestamp_ns, record.fingerprint) == (root.timestamp_ns, _fingerprint(root))
 
 
-# --- records --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "record",
     [

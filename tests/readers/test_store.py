@@ -16,13 +16,7 @@ import stamina
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from firstfault.errors import (
-    AccessDeniedError,
-    ObjectNotFoundError,
-    StoreError,
-    StoreUnavailableError,
-    UsageError,
-)
+from firstfault.errors import AccessDeniedError, ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import CLIENT_VARIABLE, is_remote, join, open_store, split_name
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.store.settings import build_storage_options

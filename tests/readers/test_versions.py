@@ -52,9 +52,6 @@ def gist(conclusion: Conclusion) -> dict[str, Any]:
     }
 
 
-# --- files of this version ------------------------------------------------------------------------------------------
-
-
 def test_an_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
     """The verdict and the decision from the documents are those of the pods; the seal alone is enough."""
     document = pb.WorkerErrorDocument.FromString((attempt / "error.pb").read_bytes())
@@ -87,9 +84,6 @@ def test_copies_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         path.write_bytes(b"\0" * path.stat().st_size)
     assert gist(concluded(folder)) == before
     assert not caplog.records
-
-
-# --- files of a newer version ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

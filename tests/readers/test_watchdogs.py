@@ -165,8 +165,6 @@ def test_a_large_job() -> None:
     assert named(evidence(replace(job, unopened=()))) == ("own-fault", (1,), "medium")
 
 
-# --- waits for a key in the job's store -------------------------------------------------------------------------------
-
 IN_BARRIER = STACK.format("/x/site-packages/torch/distributed/distributed_c10d.py", "barrier")
 ANSWER = {"sent_signals": (SentSignal("SIGTERM", "rank 1 failed"),), "stack_dumps": STUCK.stack_dumps}
 

@@ -81,9 +81,6 @@ def test_no_control_characters(form: str) -> None:
         assert not control.findall(drawn)
 
 
-# --- lines that look like answers -----------------------------------------------------------------------------------
-
-
 def _beginnings(text: str) -> Counter[str]:
     """Return how many lines begin in the first column with each name; without the first line, which may be repeated."""
     first, *others = text.split("\n")
@@ -99,9 +96,6 @@ def test_no_text_makes_a_line_of_its_own(form: str) -> None:
         assert not re.search("^(OWNED|retry: yes OWNED|Retry    OWNED)", drawn.partition("\n")[2], re.MULTILINE), kind
         ours = _beginnings(FORMS[form](_report("a", *kind)))
         assert _beginnings(drawn) - ours == Counter(), kind
-
-
-# --- markup ---------------------------------------------------------------------------------------------------------
 
 
 class _Elements(HTMLParser):
@@ -173,9 +167,6 @@ def test_markdown_has_no_markup_of_others(text: str, root: str) -> None:
     shown = "".join(child.content for token in tokens for child in token.children or [] if child.type != "code_inline")
     assert not re.findall(r"@\w|#\d", shown)
     assert text != "markdown" or "everyone" in shown
-
-
-# --- what is repeated -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["terminal -v", "plain", "plain -v", "message", "markdown"])

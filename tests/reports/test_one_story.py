@@ -55,9 +55,6 @@ def test_words_of_the_engine(name: str) -> None:
     assert [text for text in texts if re.search(words, text)] == []
 
 
-# --- one report, printed --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SCENES)
 def test_printers_keep_words_and_order(name: str) -> None:
     """Message, plain lines and Markdown have the facts in the report's order, each in the report's words."""
@@ -71,9 +68,6 @@ def test_printers_keep_words_and_order(name: str) -> None:
     titles = [f"### {part.title}\n" for part in (parts.stack, parts.message, parts.log, parts.evidence) if part.lines]
     places = [text.index(title) for title in titles]
     assert places == sorted(places)
-
-
-# --- whose fault ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -104,8 +98,6 @@ def test_a_job_that_was_ended_from_outside_is_nobodys_fault() -> None:
     assert "all 2 pods were terminated at once, as by an abort or a time limit" in report.answers.unknown[-1]
     _nobodys_fault(report)
 
-
-# --- how many reported ----------------------------------------------------------------------------------------------
 
 _PHASES = [(), (Phase.JOINED,), (Phase.JOINED, Phase.FAILED), (Phase.JOINED, Phase.SUCCEEDED), (Phase.FAILED,)]
 
@@ -148,9 +140,6 @@ def test_a_count_is_never_contradicted(report: Report) -> None:
         assert report.coverage in _FORMS[form](report)
 
 
-# --- who ended it from outside --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("terminated_ms", "nodes", "said"),
     [
@@ -170,8 +159,6 @@ def test_what_terminated_the_pods_is_not_claimed(terminated_ms: tuple[float, ...
     ]
     assert any(said in sentence for sentence in report_conclusion(make_job(*failures)).answers.unknown)
 
-
-# --- the JSON ---------------------------------------------------------------------------------------------------------
 
 _SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "verdict-v1.schema.json").read_text())
 

@@ -28,9 +28,6 @@ __all__ = ["run"]
 T = TypeVar("T")
 
 
-# --- firstfault's own side ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def with_store() -> Callable[..., Any]:
     """Return a function that runs an async function with an open store and returns its result."""
@@ -89,9 +86,6 @@ def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
     return put
 
 
-# --- other parties --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Peer:
     """A second client of the bucket."""
@@ -139,9 +133,6 @@ def files_in(request: pytest.FixtureRequest) -> Callable[[str], dict[str, bytes]
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
     return read
-
-
-# --- servers that misbehave -----------------------------------------------------------------------------------------
 
 
 @dataclass

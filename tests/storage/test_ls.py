@@ -238,9 +238,6 @@ def test_groups_by_cost() -> None:
     assert found == [("hang", 1, 1, 40.0), ("auth", 2, 2, 1.5), ("data", 2, 1, None)]
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> str:
     """Write three failed local runs, of which the first is two days old, and one that cannot be read."""

@@ -17,9 +17,6 @@ from tests.s3_server import S3
 
 pytestmark = pytest.mark.slow
 
-# --- right after a request: obstore's threads are not cut off ---------------------------------------------------------
-
-
 _WRITES = """
 import asyncio, sys
 from firstfault.store import open_store
@@ -47,9 +44,6 @@ def test_a_process_ends_right_after_its_requests(s3: S3, seconds: str) -> None:
         four = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)]
         ended += [(process.communicate()[1], process.returncode) for process in four]
     assert ended == [("", 0)] * 8
-
-
-# --- a storage that cannot be used: one line in time that says what to do ---------------------------------------------
 
 
 _ATTEMPT = "bucket/metadata/project-development-f3a9/n0/data/0"

@@ -46,9 +46,6 @@ def refusals(kind: type[FirstFaultError], with_store: Callable[..., Any], uri: s
     return texts
 
 
-# --- credentials ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wrong", [{"access_key": "unknown"}, {"secret_key": "guessed"}], ids=["key", "secret"])
 def test_wrong_credentials(
     s3: S3, environment_of: Callable[..., Any], with_store: Callable[..., Any], wrong: dict[str, str]
@@ -92,9 +89,6 @@ def test_no_credentials_and_an_instance_service_that_hangs(
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", silent_server.endpoint)
     refusal(AccessDeniedError, lambda: with_store(s3.uri(), VERBS["list"]))
     assert 0 < len(silent_server.connections) <= 2, "the client asked the instance service again, or not at all"
-
-
-# --- permissions, buckets, endpoints --------------------------------------------------------------------------------
 
 
 def test_an_account_that_may_not_list(
@@ -153,9 +147,6 @@ def test_a_server_that_never_answers(
     refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
     # on a busy machine a write may be given up before it has a connection
     assert len(silent_server.connections) <= 4
-
-
-# --- answers that are wrong -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_waiting")

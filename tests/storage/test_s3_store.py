@@ -37,9 +37,6 @@ async def names(store: Store) -> list[str]:
     return [item.name for item in await store.list()]
 
 
-# --- listings -------------------------------------------------------------------------------------------------------
-
-
 def test_only_objects_directly_in_the_folder_are_listed(
     s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
 ) -> None:
@@ -86,9 +83,6 @@ def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., An
     assert with_store(f"s3://{s3_environ.bucket}", use) == [f"{folder}/b.pb", f"{folder}/c.pb"]
 
 
-# --- objects --------------------------------------------------------------------------------------------------------
-
-
 def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
     """Another client finds what was put under its name and with its bytes, also if URLs encode the name."""
     uri = s3_environ.uri()
@@ -101,9 +95,6 @@ def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Cal
 
     assert with_store(uri, use) == files
     assert peer.files(uri) == files
-
-
-# --- who calls ------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Callable[..., Any]) -> None:

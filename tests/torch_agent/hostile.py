@@ -23,9 +23,6 @@ class NotAllowedError(Exception):
     """This process may not make such a machine, for example because it is not root."""
 
 
-# --- in the task function ---------------------------------------------------------------------------------------------
-
-
 def _reset_handlers() -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
@@ -113,8 +110,6 @@ HABITS: dict[str, Callable[[], None]] = {
     "full disk": _fill_up,
     "own session": _own_session,
 }
-
-# --- around the agent -------------------------------------------------------------------------------------------------
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MACHINE = 0 if os.uname().machine == "x86_64" else 1

@@ -225,8 +225,6 @@ def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> N
     assert json.dumps(answer[0]["thread_failures"]) == json.dumps(failures)
 
 
-# --- workers begin together -------------------------------------------------------------------------------------------
-
 SOON_S = 30.0
 """The longest wait for what happens, on a busy machine; what does not happen is waited for `LONG_S`."""
 PAUSE_S = 0.5

@@ -66,9 +66,6 @@ repeated = pytest.mark.parametrize("number", range(TIMES))
 ONE_NODE = {"nodes": 1, "min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
 
 
-# --- workers that fail ----------------------------------------------------------------------------------------------
-
-
 @repeated
 @pytest.mark.parametrize(("peers", "limit"), [("sleep", SLEEPING_S)] + [("gloo", BLOCKED_S)] * (TIMES > 1))
 def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number: int) -> None:
@@ -171,9 +168,6 @@ def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:
     assert "the first fault" in ended.verdict.headline
 
 
-# --- agents that die ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("rank", "with_worker"), [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1))
 def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: bool) -> None:
     """The recorder and the other node's agent report the killed agent, on whichever node the store is."""
@@ -192,9 +186,6 @@ def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: boo
     assert ended.verdict.coverage.reported == 2
     assert ended.of_rank(1 - rank).stopped_by_agent
     assert (ended.folder / "0" / "error.pb").exists(), "the survivor has sealed a verdict"
-
-
-# --- signals --------------------------------------------------------------------------------------------------------
 
 
 def _training(job: Callable[..., Job], peers: str) -> tuple[Job, int]:
@@ -274,9 +265,6 @@ def test_sigterm_while_settling(job: Callable[..., Job], number: int, frozen_sec
     took("a node that was frozen", began, 6 * SLEEPING_S)
     assert ended.verdict.ranks == (1,)
     assert b"the first fault" in sealed
-
-
-# --- one node concludes for all -------------------------------------------------------------------------------------
 
 
 def _concluded(folder: Path) -> list[int]:

@@ -157,12 +157,6 @@ def _told(receipt: Receipt) -> tuple[str, bool]:
     return document_writer.document_path(receipt.name), receipt.durable
 
 
-# --- the verdict ----------------------------------------------------------------------------------------------------
-
-
-# --- jobs -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def job(proxy: FaultyProxy, tmp_path: Path) -> Iterator[Job]:
     """Start two nodes, and wait until their workers run and they have said so."""

@@ -65,9 +65,6 @@ def _failed(folder: Path, function: Callable[..., Any], *args: Any, **fields: An
     return conclusion
 
 
-# --- the workers' environment -----------------------------------------------------------------------------------------
-
-
 def _fail_on_rank_1() -> None:
     if os.environ["RANK"] == "1":
         raise LookupError(os.environ["LOCAL_RANK"])
@@ -108,9 +105,6 @@ def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
     conclusion = _failed(tmp_path, _raise_in_a_loop, tmp_path)
     assert (conclusion.verdict.ranks, conclusion.verdict.rule) == ((0, 1), "own-fault")
     assert conclusion.verdict.victims.count == 0
-
-
-# --- log files --------------------------------------------------------------------------------------------------------
 
 
 def test_redirected_and_teed_output(tmp_path: Path) -> None:
@@ -157,9 +151,6 @@ def test_a_folder_for_each_restart(tmp_path: Path) -> None:
     assert files == {"attempt_0": "restart 0\n", "attempt_1": "restart 1\n"}
 
 
-# --- the watchdog -----------------------------------------------------------------------------------------------------
-
-
 def _hang_on_rank_1() -> None:
     if os.environ["RANK"] == "1":
         with watchdog.expires(after=0.5, scope="train step"):
@@ -203,9 +194,6 @@ def test_a_slow_reader_of_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert b"".join(written) == b"its last words\n"
 
 
-# --- the rest ---------------------------------------------------------------------------------------------------------
-
-
 def test_events_go_to_the_users_handler(tmp_path: Path) -> None:
     """Torch's events of agent and workers go to the handler that the user names."""
     handler = Mock(level=logging.INFO)
@@ -220,9 +208,6 @@ def test_events_go_to_the_users_handler(tmp_path: Path) -> None:
         ("AGENT", "SUCCEEDED"),
         ("WORKER", "SUCCEEDED"),
     }
-
-
-# --- temporary files --------------------------------------------------------------------------------------------------
 
 
 def _leave_processes(folder: Path) -> None:

@@ -47,9 +47,6 @@ def _settled(node_context: NodeContext, *failures: WorkerError, seconds: float =
     return concluded(node_context, failures, seconds=seconds, **options)
 
 
-# --- waiting --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("uploaded", [True, False])
 def test_what_this_node_knows_counts_once(uploaded: bool, prefix: Prefix) -> None:
     """This node's own failure counts also if its document was never uploaded, and once if it was."""
@@ -79,9 +76,6 @@ def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.Monkey
     (note,) = conclusion.verdict.coverage.notes
     assert note.startswith("only the documents at hand were read; cannot list s3://")
     assert "permission" in note
-
-
-# --- third-party code -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -187,9 +181,6 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
     assert seen == ([(2, 5, True)] if policy else [])
 
 
-# --- the seal -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -204,9 +195,6 @@ def test_torch_error_data(fields: dict[str, Any], message: str, prefix: Prefix) 
     found = build_torch_error_data(verdict)["message"]
     assert found["message"].startswith(message)
     assert found["extraInfo"] == {"py_callstack": verdict.message, "timestamp": "1700000000"}
-
-
-# --- an end that leaves no time -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -171,9 +171,6 @@ def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages[-1] == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
 
 
-# --- notifiers --------------------------------------------------------------------------------------------------------
-
-
 def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the user does not want it, a stall is one event when it is told first, and one when it is over."""
     with receiving() as webhook:

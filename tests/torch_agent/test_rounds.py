@@ -48,9 +48,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-# --- the rendezvous -------------------------------------------------------------------------------------------------
-
-
 def test_a_healthy_rendezvous_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call has its own answer, and all other attributes are the handler's."""
     monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", LONG_S)
@@ -97,9 +94,6 @@ def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
             until(lambda: rendezvous.num_nodes_waiting() != 0)
 
 
-# --- the number -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("first_is_late", [False, True])
 def test_the_number_is_the_same_on_all_nodes(first_is_late: bool, shared: TCPStore, pool: ThreadPoolExecutor) -> None:
     """All nodes of a round get the same number in any order, and it counts the rounds of the shared store."""
@@ -117,9 +111,6 @@ def test_without_the_first_node(
     monkeypatch.setattr(time_limits, "ROUND_NUMBER_TIMEOUT_SECONDS", 0.2)
     assert begin_round(PrefixStore("round", shared), 1, 7) == 7
     assert "the first node does not number the rounds" in caplog.text
-
-
-# --- all have finished ----------------------------------------------------------------------------------------------
 
 
 class Node:

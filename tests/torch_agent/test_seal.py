@@ -69,9 +69,6 @@ def test_how_many_retries_are_left(
     assert count_retries_left(attempt, retries, previous) == left
 
 
-# --- nodes without a store --------------------------------------------------------------------------------------------
-
-
 def test_the_first_nodes_have_turns_of_their_own() -> None:
     """Node 0 may have hosted the store, so node 1 does not wait for it; the next ones follow at some distance.
 

@@ -152,9 +152,6 @@ def test_the_timeout_of_a_shutdown(accepts: bool, monkeypatch: pytest.MonkeyPatc
     assert torch_agent.shutdown_timeout(7) == ({"timeout": 7} if accepts else {})
 
 
-# --- workers that run a binary ---------------------------------------------------------------------------------------
-
-
 def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deaths of torchrun's subprocesses are noticed as those of multiprocessing's, with and without pidfds."""
     for refused in (False, True):

@@ -45,9 +45,6 @@ def _summed() -> float:
     return float(part)
 
 
-# --- one round ------------------------------------------------------------------------------------------------------
-
-
 def _fail(folder: str, kind: str) -> None:
     mark(folder, "fault")
     if kind == "raise":
@@ -167,9 +164,6 @@ def prints_and_raises(folder: str) -> None:
     except ValueError:
         traceback.print_exc()
         raise
-
-
-# --- several rounds -------------------------------------------------------------------------------------------------
 
 
 def retries_user_code(verdict: Verdict, context: RetryContext) -> bool | None:
@@ -292,9 +286,6 @@ def loading(folder: str) -> float:
         return 0.0
     await_file(folder, "dead.json")
     return float(sum(int(batch) for batch in torch.utils.data.DataLoader(Shards(), num_workers=1)))
-
-
-# --- stalls ---------------------------------------------------------------------------------------------------------
 
 
 def stalling(folder: str, way: str) -> None:

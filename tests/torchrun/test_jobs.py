@@ -77,9 +77,6 @@ def test_the_example_of_readme(tmp_path: Path) -> None:
     assert job.complaints() == []
 
 
-# --- without a common folder ------------------------------------------------------------------------------------------
-
-
 def test_a_rank_that_leaves(tmp_path: Path) -> None:
     """A rank that destroys its process group and ends, while the others need it, is the root cause."""
     job = run_job(tmp_path, [FAULTY, "leave"], FORKED, options=ONE_EACH)
@@ -125,9 +122,6 @@ def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
     verdict = MultiErrorFileOutputReader(alive.prefix).verdict()
     assert verdict is not None
     assert verdict.coverage.notes == (f"took part but sent no report: host-{lost}",)
-
-
-# --- the lab's cascades ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("case", "begins"), CASCADES, ids=[case.name for case, _ in CASCADES])

@@ -81,9 +81,6 @@ def _runs(pid: int) -> bool:
     return False
 
 
-# --- when -----------------------------------------------------------------------------------------------------------
-
-
 def _wrapped(function: Any) -> Any:
     """Return the function, preceded by the strike."""
 
