@@ -1,4 +1,4 @@
-"""The class of each failure: its own fault, or a consequence of a fault elsewhere."""
+"""Classify each failure of a round as a root-cause candidate, as unclear, or as a consequence of another failure."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject,
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
 
 FIRST_TRY_REASON = "failed by itself, and tried the step again"
-"""Why a rank counts that is judged by its first try."""
+"""The reason for a rank that is classified by its first try."""
 _UNSPECIFIC_CONNECTION_SIGNATURES = {"connection-lost", "connection-unclear"}
-"""Signatures that don't show which process or service the connection led to."""
+"""Signatures of lost connections where the text doesn't identify the remote end."""
 GPU_CATEGORIES = {"gpu_kernel", "gpu_hardware"}
-"""Categories of faults that no peer causes."""
+"""Categories of faults that a peer's failure can't cause."""
 _PROCESS_GROUP_FOLDER = "torch/distributed/"
 _CHILD_PROCESS_FILES = (
     DATA_LOADER_FOLDER,
@@ -45,21 +45,21 @@ _CHILD_PROCESS_FILES = (
     "multiprocessing/resource_sharer.py",
     "multiprocessing/pool.py",
 )
-"""Files that open connections to processes that this one has started."""
+"""Libraries that connect a process to its own child processes; matched against the file names of frames."""
 _PROGRAM_ERROR_TYPES = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
-"""Types that no transport raises; also their subclasses."""
+"""Exception types, including subclasses, that no transport raises: they point to a bug in the program."""
 _TRANSPORT_ERROR_TYPES = {"RuntimeError", "OSError", "EOFError"}
 _LAUNCHER_SUMMARY_SIGNATURES = {"launcher-box", "launcher-summary"}
 """Signatures of a launcher's summary of all its workers."""
 TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
-"""Signatures of what NCCL's watchdog prints: its own timeout, another rank's, and that it could not run."""
+"""Signatures of NCCL's watchdog: its own timeout, another rank's timeout, and a watchdog thread that is stuck."""
 _WATCHDOG_SIGNATURES = {TIMED_OUT, DUMP_SIGNAL, STUCK}
 MISMATCH = "gloo-size-mismatch"
-"""Signature of a message that is longer than its receiver expects: either end may have another size."""
+"""Signature of a message longer than its receiver expects: sender or receiver may have the wrong size."""
 _UNHANDLED = "nccl-unhandled"
 """Signature of an error that NCCL reports without its cause."""
 BARRIER_REPORT = "monitored-barrier-report"
-"""Signature of rank 0's report of the first rank that didn't come to a monitored barrier."""
+"""Signature of rank 0's report of the first rank missing at a monitored barrier."""
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
 _CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
@@ -71,18 +71,18 @@ _WAIT_CATEGORY = "hang"
 """Category of the signatures of waits that timed out."""
 _LINE_NUMBER = re.compile(r":\d+ in ")
 _MIN_MAJORITY_FACTOR = 3
-"""Ranks are taken to wait if they are this many times more than the ranks at any different position."""
+"""Ranks in one function count as waiting if, with other waits, they outnumber the rest by this factor."""
 _INTERRUPT = "KeyboardInterrupt"
 _SIGNAL_HANDLER_EXCEPTIONS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
 _UNCATCHABLE_SIGNALS = CRASHES | {"SIGKILL"}
-"""Signals that a handler can't, or hardly ever does, turn into something else."""
+"""Signals that a handler can't catch, or hardly ever does: the signal itself is how the process ended."""
 _PYTHON_THREAD_MARK = "Current thread 0x"
-"""In faulthandler's stacks if a thread of Python's met the fatal signal."""
+"""In faulthandler's output if the fatal signal hit a Python thread, not one of a native library."""
 _LOG_NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
 """Lines of a log below the level of an error."""
 _NAMED_EXCEPTION = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
-"""An exception in a line of the program's own."""
+"""An exception's type and message in a line that the program itself logged."""
 _MAX_LOG_LINES = 100
 """Lines at the end of a log that are searched for a timeout."""
 
@@ -91,13 +91,13 @@ class FailureClass(enum.IntEnum):
     """Ordered from the strongest reason to be the root cause to the weakest."""
 
     OWN_FAULT = 0
-    """An exception of its own, or local evidence of a fault."""
+    """The process raised an exception that isn't about a peer, or shows other local evidence of a fault."""
     OWN_EXIT = 1
-    """An exit, or an end by a signal, that its agent didn't cause."""
+    """The process exited, or died by a signal that its agent didn't send."""
     NODE_LOST = 2
     """An agent and its node are gone."""
     EXTERNAL = 3
-    """A node was terminated."""
+    """A node was terminated from outside, as by a preemption."""
     UNCLEAR = 4
     """May be cause or consequence: a collective's timeout, an abort."""
     CONSEQUENCE = 5
@@ -111,19 +111,19 @@ class ClassifiedFailure:
     failure: WorkerError
     failure_class: FailureClass
     why: str
-    """A sentence without its subject, which is the process's name."""
+    """The reason, as a sentence without its subject: the caller prepends the process's name."""
     category: str = ""
-    """More precise than the failure's own; empty: no text gives one."""
+    """A more precise category than the failure's own; empty: the text doesn't give one."""
     pointer: Pointer | None = None
-    """The process or host that it names."""
+    """The process or host that the failure's text names."""
     specific: bool = False
-    """A signature fits this fault, not only any exception."""
+    """Whether a signature matches this particular fault, not just any exception."""
     in_flight: bool = False
     """The exception had not left the task function when its process was stopped."""
     waited: bool = False
-    """It timed out waiting."""
+    """Whether the process timed out waiting for a peer."""
     signature: str = ""
-    """Id of the signature that fits its text; empty: none does, or its text doesn't count."""
+    """Id of the signature that matches the text; empty: none, or the text was ignored."""
 
     @property
     def node(self) -> str | None:
@@ -139,7 +139,7 @@ _CLASS_BY_ROLE = {
 
 
 def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
-    """Return every failure of the judged round with its class, in their order."""
+    """Classify every failure of the judged round; the order stays the same."""
     gone = {
         failure.node
         for failure in job.failures
@@ -149,10 +149,10 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
 
 
 def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure, ...]:
-    """Return the failures, in which most ranks wait if they missed a deadline in one function and a few elsewhere.
+    """Reclassify the majority as waiting if most ranks missed a deadline in the same function and a few elsewhere.
 
-    A wait for the GPU counts as a function. Other functions count if no rank is known to be in a collective: they may
-    wait by another library than torch.
+    A wait for the GPU counts as one function, whatever the frame. Other functions count only if no rank is known to be
+    in a collective: then the program may communicate through another library than torch.
     """
     waits = sum(item.waited for item in found)
     stood = {
@@ -165,6 +165,7 @@ def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[Classi
         for number, where in stood.items()
         if where.kind is PositionKind.TORCH or (where.frame and not waits)
     }
+    # the few ranks elsewhere are the suspects; without any, all ranks are alike and none can be demoted
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
     if not 0 < _MIN_MAJORITY_FACTOR * (len(stood) - size) <= size + waits:
         return tuple(found)
@@ -181,9 +182,11 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _classify_agent(failure)
     if failure.code == RECORDED_ONLY:
+        # only the flight recorder's dump exists: it shows whether the rank waited, but not how the process ended
         waited = any(progress.is_outstanding for progress in failure.collectives)
         of_peers = FailureClass.UNCLEAR if waited else FailureClass.CONSEQUENCE
         return ClassifiedFailure(failure, of_peers, failure.message, _WAIT_CATEGORY if waited else "", waited=waited)
+    # before the agent's signals: the first try failed before the agent stopped the process during a later one
     if (tried := _classify_first_try(failure)) is not None:
         return tried
     if failure.stopped_by_agent:
@@ -203,12 +206,12 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
 
 
 def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
-    """Classify a worker that its agent stopped."""
+    """Classify a worker that was stopped by its agent."""
     sent = failure.sent_signals[0]
-    # SIGKILL comes from the agent too, if the process doesn't end
+    # SIGKILL isn't a crash: the agent sends it after the grace period if the process is still running
     if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
         ended = _classify_exit(failure, set())
-        if ended.signature:  # its last lines explain the crash
+        if ended.signature:  # the end of stderr has a known cause
             return replace(ended, why=f"{ended.why}, while its agent stopped it")
         why = f"crashed ({failure.signal}) while its agent stopped it"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
@@ -216,7 +219,7 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
         return printed
     log = _classified(failure.printed)
     signature = log.signature if log.signature in _WATCHDOG_SIGNATURES else ""
-    # a rank without a collective outstanding didn't wait, though another rank's timeout reached it
+    # another rank's timeout also reaches ranks that weren't waiting: only an outstanding collective proves a wait
     waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log.role is Role.SECONDARY)
     waited = waited or _left_after_a_wait(failure)
     why = f"was stopped by its agent: {sent.reason}"
@@ -224,8 +227,9 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
 
 
 def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
-    """Classify a process that tried again by its first try; None: it didn't, or the last try explains as much."""
+    """Classify a process that retried by its first try; None: it didn't retry, or the last try is as informative."""
     raised = failure.exception
+    # "initialize the process group twice": the retry didn't destroy the first try's group, so this error is secondary
     is_second = raised is not None and is_double_init_error(raised)
     exception = find_ending_exception(failure) if is_second else find_original_failure(failure)
     if is_second and exception is raised:
@@ -243,7 +247,7 @@ def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
 def _classify_by_role(
     failure: WorkerError, found: Classification, why: str, *, signature: str = "", in_flight: bool = False
 ) -> ClassifiedFailure:
-    """Return the class of a failure by the role of its text; a text about another process gives no category."""
+    """Classify a failure by its text's role; a text about another process gives no category."""
     failure_class = _CLASS_BY_ROLE[found.role]
     is_own = found.role is Role.PRIMARY
     return ClassifiedFailure(
@@ -274,7 +278,7 @@ def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
 
 
 def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
-    """Classify a worker that its agent killed for a deadline; in a collective it may have waited for another rank."""
+    """Classify a worker that its agent killed for a missed deadline: a victim if it was waiting in a collective."""
     where = locate_main_thread(failure)
     has_outstanding = any(progress.is_outstanding for progress in failure.collectives)
     if where.kind is PositionKind.COLLECTIVE or (where.kind is PositionKind.TORCH and has_outstanding):
@@ -287,12 +291,12 @@ def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> Classi
 
 def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
     while exception.type == "SystemExit" and exception.causes:
-        # an exit that the program made of an exception is what that exception is
+        # `except ...: sys.exit(1)`: classify the handled exception, not the exit
         exception = replace(exception.causes[0], causes=exception.causes[1:])
     name = get_short_name(exception)
-    raised = {name, get_short_name(find_first_cause(exception))}  # a clean-up may fail after it
+    raised = {name, get_short_name(find_first_cause(exception))}  # a cleanup may raise after it
     is_answer = bool(raised & _SIGNAL_HANDLER_EXCEPTIONS)
-    if failure.sent_signals:  # the program may have wrapped it
+    if failure.sent_signals:  # the program may have wrapped the signal handler's exception
         is_answer = is_answer or any(
             get_short_name(link) in _SIGNAL_HANDLER_EXCEPTIONS for link in iter_exceptions(exception)
         )
@@ -332,6 +336,8 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
             return replace(judged, category="disk_full")
         is_limited = judged.category == "host_oom" and failure.system.memory_limit
         return replace(judged, category="config") if is_limited else judged
+    # "connection reset" outside of torch's collectives isn't necessarily about a peer: it may be a bug in the program,
+    # the connection to a child process, or the connection to an external service
     if found.role is Role.SECONDARY and not _is_about_group(exception):
         told = find_causes(exception).informative
         types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
@@ -340,7 +346,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
         if owner := _find_own_process(exception):
             why = f"lost the connection to a process that it had started ({owner})"
-            category = "signal" if owner == DATA_LOADER_FOLDER else ""  # what a sample raises arrives as an exception
+            category = "signal" if owner == DATA_LOADER_FOLDER else ""  # a sample's exception is forwarded
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
         if found.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
             why = f"lost a connection, perhaps not to a peer ({found.signature})"
@@ -353,13 +359,13 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
 
 
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
-    """Return the ranks that an exception of torch's checkpoint reports as failed; empty for any other exception."""
+    """Return the failed ranks listed in a CheckpointException of torch; empty for other exceptions."""
     matches = filter(None, (_CHECKPOINT_RANKS.search(link.message) for link in iter_exceptions(exception)))
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
 def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
-    """Classify a call of ``sys.exit`` by what the process had printed, if that explains it."""
+    """Classify a call of ``sys.exit``, by the output before it if that gives a reason."""
     if failure.sent_signals and not failure.in_flight and not has_left_program(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
@@ -374,7 +380,7 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
 
 
 def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
-    """Classify an end by the exception that the program printed before it; None: it printed none, or an unclear one."""
+    """Classify a process by the exception that it printed before it ended; None: no exception, or an unclear one."""
     exception = find_ending_exception(failure)
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
@@ -392,9 +398,9 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
 
 
 def _last_word_about_a_peer(failure: WorkerError) -> str:
-    """Return the line that a process printed last, if it names an exception about a peer; else nothing.
+    """Return the last line of the output if it names an exception about a peer; otherwise an empty string.
 
-    An exception in a traceback above it was either handled, or is the one that came first.
+    Such a line overrides a traceback above it with a different exception: the program may have handled that one.
     """
     line, printed = find_telling_line(failure.printed), find_printed_exception(failure.printed)
     named = _NAMED_EXCEPTION.search(line)
@@ -410,9 +416,9 @@ def _is_about_group(exception: ExceptionInfo) -> bool:
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
-    """Return the file of a broken connection to a process that this one started; empty if it was another connection."""
+    """Return the entry of `_CHILD_PROCESS_FILES` if the connection to a child process broke; otherwise empty."""
     files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
-    is_local = bool(files) and "/multiprocessing/" in files[-1]  # a socket of the program's own breaks elsewhere
+    is_local = bool(files) and "/multiprocessing/" in files[-1]  # the program's own sockets break elsewhere
     return next((owner for owner in _CHILD_PROCESS_FILES if is_local and any(owner in file for file in files)), "")
 
 
@@ -423,10 +429,12 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     log, ended = _get_log_of_exit(failure, signal), "aborted" if signal else f"exited with code {failure.exit_code}"
     if printed := _classify_printed_error(failure, ended):
         return printed
+    # a program that exits with 0 has handled whatever it printed
     is_reason = signal or failure.exit_code != 0
     if is_reason and log.role is Role.PRIMARY and log.is_specific and log.signature not in {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
         return _classify_by_role(failure, log, why, signature=log.signature)
+    # the cgroup counts OOM kills per node, so this may have been another process, but it explains a SIGKILL best
     if signal == "SIGKILL" and failure.resources.oom_kill:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _UNCATCHABLE_SIGNALS or signal in STOPS:
@@ -434,6 +442,7 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if told := _classify_stderr_tail(failure, log, ended, signal):
         return told
+    # watchdogs of other libraries abort without a message, too: the stacks alone don't show whether the rank waited
     if signal == "SIGABRT" and failure.stack_dumps and aborted_without_reason(failure):
         why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
@@ -451,7 +460,7 @@ def _get_log_of_exit(failure: WorkerError, signal: str) -> Classification:
 def _classify_stderr_tail(
     failure: WorkerError, log: Classification, ended: str, signal: str
 ) -> ClassifiedFailure | None:
-    """Classify an end by what the process printed last, if that may concern another process; None: it doesn't."""
+    """Classify a process by the end of its stderr if that may be about another process; None: it isn't."""
     if log.signature == MISMATCH:
         why = f"received a message longer than it expects: {log.why}"
     elif log.role is Role.SECONDARY:
@@ -463,41 +472,41 @@ def _classify_stderr_tail(
     else:
         return None
     judged = _classify_by_role(failure, log, why, signature=log.signature)
-    # what a watchdog prints before an abort may repeat another rank's timeout
+    # before an abort, a watchdog may also print another rank's timeout: only its own proves that this rank waited
     is_of_another = judged.failure_class is FailureClass.UNCLEAR and signal != "" and log.signature != TIMED_OUT
     return replace(judged, waited=judged.waited and not is_of_another)
 
 
 def aborted_without_reason(failure: WorkerError) -> bool:
-    """Whether a process aborted without a reason: no text of native code, no stack of a thread that Python knows."""
+    """Whether a process aborted without a reason: no message from native code, no Python thread that aborted."""
     in_python = any(_PYTHON_THREAD_MARK in dump.text for dump in failure.stack_dumps)
     return failure.signal == "SIGABRT" and not in_python and not find_native_lines(failure.printed.splitlines())
 
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
-    """Whether a process exited while its agent stopped it, after it had printed that its own wait timed out."""
+    """Whether a process printed that its own wait timed out, and exited while its agent was stopping it."""
     return not failure.signal and bool(failure.exit_code) and _is_a_wait(_get_log_of_exit(failure, ""))
 
 
 def prints_a_peers_error(stderr: str) -> bool:
-    """Whether what a process printed mentions a peer that had ended; notices about the job's store don't count."""
+    """Whether a process printed an error about a lost peer; notices about the job's store don't count."""
     told = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
     return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
 
 def names_a_wait(exception: ExceptionInfo) -> bool:
-    """Whether an exception only reports that a wait for other ranks timed out."""
+    """Whether an exception only reports that a wait for peers timed out."""
     return _is_a_wait(_classify_link(exception))
 
 
 def prints_a_timeout(failure: WorkerError) -> bool:
-    """Whether a worker printed that its own wait had timed out; NCCL's lines may concern another rank's wait."""
+    """Whether a worker printed that its own wait timed out; NCCL's watchdog doesn't count: it prints any rank's."""
     lines = (_classified(line) for line in failure.printed.splitlines()[-_MAX_LOG_LINES:] if line.strip())
     return any(_is_a_wait(found) and found.signature not in _WATCHDOG_SIGNATURES for found in lines)
 
 
 def names_a_peer(text: str) -> bool:
-    """Whether a text mentions a peer that had ended, or a wait for one that timed out."""
+    """Whether a text is about a lost peer, or about a timed-out wait for a peer."""
     found = _classified(text)
     return found.signature not in _UNSPECIFIC_CONNECTION_SIGNATURES and (
         found.role is Role.SECONDARY or _is_a_wait(found)
@@ -505,7 +514,7 @@ def names_a_peer(text: str) -> bool:
 
 
 def _classify_text(failure: WorkerError) -> ClassifiedFailure:
-    """Classify a stock error file, which has only a text."""
+    """Classify a stock Flyte error file, which has no fields except its text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
     if found.signature in _LAUNCHER_SUMMARY_SIGNATURES:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
@@ -525,15 +534,15 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
 
 
 def is_own_fault(exception: ExceptionInfo) -> bool:
-    """Whether an exception reports a fault of the process that raised it."""
+    """Whether an exception is about the process that raised it, not about a peer."""
     return _classify_chain(exception).role is Role.PRIMARY
 
 
 def _classify_chain(exception: ExceptionInfo) -> Classification:
     """Classify an exception by its first cause, through causes, contexts and groups.
 
-    A later exception of the chain decides if the first cause doesn't show which process is at fault: a program may
-    raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts at any depth.
+    Wrappers, raised because of the first cause, decide only if the first cause doesn't identify the faulty process: a
+    program may raise anything for a peer's error, and a cleanup may fail in any way. A GPU fault counts at any depth.
     """
     causes = find_causes(exception)
     inner, outer = list(map(_classify_link, causes.informative)), list(map(_classify_link, causes.wrappers))
@@ -543,14 +552,14 @@ def _classify_chain(exception: ExceptionInfo) -> Classification:
     if not local and _tells_nothing(root, exception):
         path = itertools.pairwise((*causes.wrappers, causes.first))
         is_wrapped = [is_wrapper(around, within) for around, within in path]
-        # those that were raised to report the first cause, also through others
+        # wrappers that report the first cause, directly or through other wrappers; not failures of a cleanup
         reports = (found for number, found in enumerate(outer) if all(is_wrapped[number:]))
         local = [found for found in reports if found.role is Role.PRIMARY and found.is_specific][-1:]
     return local[0] if local else root
 
 
 def _tells_nothing(root: Classification, exception: ExceptionInfo) -> bool:
-    """Whether a first cause doesn't show which process or service it failed for."""
+    """Whether a first cause doesn't identify the faulty process or service."""
     if root.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
         return not _is_about_group(exception)
     return root.signature in {"", "unread", "bare-timeout"}
@@ -563,7 +572,7 @@ def _classify_link(exception: ExceptionInfo) -> Classification:
 
 @lru_cache(maxsize=4096)
 def _classified(message: str, exception_type: str = "", bases: tuple[str, ...] = ()) -> Classification:
-    """Classify a text. Victims raise the same text, and several rules look at each."""
+    """Classify a text. Cached: many victims raise the same text, and several rules classify each."""
     return classify(message, exception_type, bases)
 
 

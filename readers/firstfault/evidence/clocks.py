@@ -13,17 +13,17 @@ _S = 1_000_000_000
 _NOTICED_NS = _S // 4
 """How long an agent may take to notice a worker's exit."""
 _REPORTED_NS = 60 * _S
-"""How long before its worker's exit an exception in an agent's report may have been raised."""
+"""How long before the worker's exit the exception in an agent's report may have been raised."""
 _LOST_NS = 2 * _S
-"""How long its peers may take to notice that an agent is gone."""
+"""How long the peers may take to notice that an agent is gone."""
 _WHOLE_S = _S
-"""The storage's times are often whole seconds."""
+"""Resolution of the storage's times, which are often whole seconds."""
 _COPIED_S = 60
 """If all nodes' documents were stored this many seconds after they were recorded, they are copies."""
 _NAMED = 3
-"""This many wrong clocks get a separate sentence each."""
+"""Maximum number of wrong clocks that get a separate sentence."""
 _UNKNOWN_NS = 3600 * _S
-"""How wrong an unknown clock may be."""
+"""How far off an unmeasured clock may be."""
 _NEVER = 1 << 100
 """Later than any time."""
 
@@ -36,7 +36,7 @@ class Interval:
     high: int
 
     def ahead_ns(self, other: Interval) -> int:
-        """Return by how much this moment certainly was before the other; 0 if that isn't certain."""
+        """Return the minimum time from this moment to `other`; 0 if the intervals overlap or the order is reversed."""
         return max(other.low - self.high, 0)
 
 
@@ -53,9 +53,9 @@ class Offset:
 class Clocks:
     """Orders an attempt's failures.
 
-    Two processes of one boot share a monotonic clock. Otherwise wall clocks are corrected by what the storage's clock
-    shows of each node: a receipt has the duration of an upload, so the object's time gives the moment of the fault on
-    the storage's clock, as exactly as that clock's whole seconds.
+    Two processes of one boot share a monotonic clock. Otherwise wall clocks are corrected by each node's offset from
+    the storage's clock: the receipt has the duration of the upload, and the object has the time of its end by the
+    storage's clock. The precision is that of the object's time, often a second.
     """
 
     def __init__(self, job: JobErrors) -> None:
@@ -70,16 +70,16 @@ class Clocks:
         return self.gap_ns(first, second) > 0
 
     def gap_ns(self, first: WorkerError, second: WorkerError) -> int:
-        """Return by how much one failure certainly happened before another, nanoseconds; 0 if that isn't certain."""
+        """Return the minimum time from the first failure to the second, nanoseconds; 0 if their order isn't certain."""
         if _share_a_clock(first, second):
             return _around(first.monotonic_ns or 0, first).ahead_ns(_around(second.monotonic_ns or 0, second))
         one, other = self._on_storage(first), self._on_storage(second)
         return 0 if one is None or other is None else one.ahead_ns(other)
 
     def later(self, first: WorkerError, second: WorkerError) -> Interval | None:
-        """Return between which bounds a failure was recorded after another, nanoseconds; negative: before.
+        """Return the bounds of the time from the first record to the second, nanoseconds; negative: reversed order.
 
-        None if that isn't known: a failure has no recorded time, or a clock isn't known.
+        None if a failure has no recorded time, or the offset of a node's clock isn't known.
         """
         if _share_a_clock(first, second):
             apart = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
@@ -96,7 +96,7 @@ class Clocks:
 
     @staticmethod
     def noticed_after_ns(failure: WorkerError) -> int:
-        """Return by how many nanoseconds a failure may be older than its record; 0 if its process wrote it."""
+        """Return how much older than its record a failure may be, nanoseconds; 0 if the failed process recorded it."""
         return -_around(0, failure).low
 
     def _on_storage(self, failure: WorkerError) -> Interval | None:
@@ -106,19 +106,20 @@ class Clocks:
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
     def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
-        """Return for each failure whether no other one certainly happened before it. Takes linear time."""
+        """Return for each failure whether it may have been the first. Takes linear time."""
         moments = [(failure, _get_clock(failure), self._on_storage(failure)) for failure in failures]
         earliest = _Earliest((clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments)
         found = []
         for failure, clock, moment in moments:
             there = earliest.elsewhere(clock)
+            # certainly later: another failure's upper bound lies before this one's lower bound
             here = clock and earliest.own[clock] < _around(failure.monotonic_ns or 0, failure).low
             elsewhere = there is not None and moment is not None and there < moment.low
             found.append(not here and not elsewhere)
         return found
 
     def before_all(self, failures: Sequence[WorkerError]) -> Callable[[WorkerError], bool]:
-        """Return a function: whether a failure certainly happened before all of these. It takes constant time."""
+        """Return a function that checks whether a failure certainly happened before all of these, in constant time."""
         moments = ((failure, self._on_storage(failure)) for failure in failures)
         earliest = _Earliest(
             (_get_clock(item), _around(item.monotonic_ns or 0, item).low, at.low if at else -_NEVER)
@@ -136,10 +137,10 @@ class Clocks:
     def sentences(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return sentences about clocks that are certainly wrong, each with the names of its nodes.
 
-        The worst clocks have a sentence each; the last sentence counts all further ones.
+        The worst clocks get a sentence each; the last sentence counts the remaining clocks.
         """
         behind = [-offset.low // _S for offset in self._offsets.values()]
-        # copies are stored later than every node's documents by the same
+        # copying the folder delays all objects by the same time; wrong clocks would differ from each other
         if len(behind) > 1 and min(behind) >= _COPIED_S >= max(behind) - min(behind):
             moved = f"about {min(behind)} s after their faults"
             text = f"all documents were stored {moved}: copies, or all clocks are behind"
@@ -159,29 +160,30 @@ class Clocks:
 
 
 class _Earliest:
-    """The earliest of many moments by each monotonic clock, and by the storage's clock."""
+    """The earliest of many moments, by each monotonic clock and by the storage's clock."""
 
     def __init__(self, moments: Iterable[tuple[str, int | None, int]]) -> None:
-        """Take for each moment the name of its clock, the time by that, and the time by the storage's."""
+        """Take for each moment the name of its monotonic clock, the time by it, and the time by the storage's clock."""
         self.own: dict[str, int] = {}
         stored: dict[str, int] = {}
         for clock, ticks, moment in moments:
             self.own[clock] = min(ticks or 0, self.own.get(clock, _NEVER))
             stored[clock] = min(moment, stored.get(clock, _NEVER))
+        # two clocks are enough: `elsewhere` excludes one
         self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
 
     def elsewhere(self, clock: str) -> int | None:
-        """Return the earliest time by the storage's clock of the moments that `clock` can't compare; None: no such."""
+        """Return the earliest time by the storage's clock, without moments by `clock`; None: no such moment."""
         return next((moment for moment, other in self._stored if not clock or other != clock), None)
 
 
 def _get_clock(failure: WorkerError) -> str:
-    """Return the boot that a failure's monotonic time belongs to; empty: it has no such time."""
+    """Return the id of the boot that a failure's monotonic time counts from; empty: it has no monotonic time."""
     return failure.boot_id if failure.monotonic_ns is not None else ""
 
 
 def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
-    """Whether both read the monotonic clock of the same boot."""
+    """Whether both failures have a time by the monotonic clock of the same boot."""
     return _get_clock(first) != "" and _get_clock(first) == _get_clock(second)
 
 
@@ -193,10 +195,11 @@ def _how_wrong(offset: Offset) -> str:
 
 
 def _around(moment_ns: int, failure: WorkerError) -> Interval:
-    """Return when a failure recorded at `moment_ns` happened: exact if the process recorded it, else earlier."""
+    """Return the bounds of a failure recorded at `moment_ns`: exact if the failed process recorded it, else earlier."""
     if failure.writer in {Writer.WORKER, Writer.STOCK}:
         late = 0 if failure.subject is Subject.WORKER else _LOST_NS
     elif failure.exception is not None and failure.subject is Subject.WORKER:
+        # the agent found the exception in torch's error file after the exit, which a slow teardown may delay
         late = _REPORTED_NS
     else:
         late = _LOST_NS if failure.subject is Subject.AGENT and failure.category == "node_lost" else _NOTICED_NS
@@ -215,15 +218,16 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
     for node, document, recorded, upload_delay in _uploads(job.failures):
         stored = document.last_modified_ns or 0
         whole = _WHOLE_S if stored % _S == 0 else _S // 20
-        # the object's time lies between the start of its upload and the storage's answer
+        # The object's time lies between the start of its upload and the storage's answer. The start bounds the offset
+        # from below, the receipt bounds it from above.
         low = recorded + upload_delay - stored - whole
         lows[node] = max(low, lows.get(node, low))
         if document.name in took:
             highs[node].append(max(recorded + took[document.name] - stored, low))
     offsets = {}
     for node, low in lows.items():
-        # a document that was stored twice, because the first upload hung, looks like one from a slow clock: its upper
-        # bound may contradict another document's lower bound
+        # A document that was stored again because its first upload hung looks like one from a slow clock. Its upper
+        # bound may then contradict another document's lower bound, and is ignored.
         agreed = [high for high in highs[node] if high >= low]
         unknown = max(_UNKNOWN_NS, low + _UNKNOWN_NS)
         offsets[node] = Offset(low, min(agreed, default=unknown), is_known=bool(agreed))
@@ -231,11 +235,10 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
 
 
 def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef, int, int]]:
-    """Yield each stored document's node, reference, recorded time, and how long after that its upload began at least.
+    """Yield each stored document's node, reference, recorded time, and the minimum delay until its upload began.
 
-    A failure merged from several documents has the time of the earliest; the name of each document has its own. How
-    long one upload took says nothing about the next: a process may write about one moment twice, in flight and
-    at its end.
+    A failure merged from several documents has the earliest document's time, so each document's time comes from its
+    name. The delay is known for a single document only: a process may write two, in flight and at its end.
     """
     for failure in failures:
         several = len(failure.documents) > 1

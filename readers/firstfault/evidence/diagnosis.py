@@ -31,9 +31,9 @@ EXCEPTIONS_OF_WAITS = {
 }
 """Exceptions that a timed-out wait may raise."""
 MAX_ERROR_CHARACTERS = 200
-"""For another rank's error in a sentence."""
+"""Maximum length of another rank's error in a sentence."""
 MAX_CULPRITS = 3
-"""More ranks than this are hardly one fault."""
+"""If more ranks than this qualify, they hardly have one fault, and none is blamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class BlameCounts:
         return (self.ranks[rank] if rank is not None else 0) + self.nodes[node]
 
     def times_broadcast(self, judged: ClassifiedFailure) -> int:
-        """Return how many processes were stopped because of it: the first failure noticed, not always the first."""
+        """Return the number of processes stopped because of it; agents broadcast the first failure that they notice."""
         rank, node = judged.failure.rank, judged.failure.node
         return (self.broadcast_of[rank] if rank is not None else 0) + self.broadcast_of[node]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A rank or node that is likely the root cause although it reported no fault, and why."""
+    """A rank or node that is probably the root cause although it reported no fault."""
 
     why: str
     rank: int | None = None
@@ -78,7 +78,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FirstFault:
-    """The first fault, or the one that may be."""
+    """The fault that came first, or that may have."""
 
     first: ClassifiedFailure
     same: tuple[ClassifiedFailure, ...]
@@ -183,9 +183,9 @@ def _find_named_node(pointer: Pointer, nodes_at: dict[str, set[str]]) -> str:
 
 
 def are_unlisted(job: model.JobErrors, failures: Iterable[model.WorkerError]) -> bool:
-    """Whether these ranks' agents have listed their nodes' documents, and some of these failures' aren't listed.
+    """Whether the agents of these ranks listed their nodes' documents, but not all documents of these failures.
 
-    A different process with access to the attempt's prefix may have written those.
+    Any process with write access to the attempt's prefix may have written the unlisted documents.
     """
     listed: dict[tuple[str, int | None, int], set[str]] = defaultdict(set)
     for entry in job.roster:
@@ -229,6 +229,7 @@ def find_lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
             reason = lost[rank].error if rank in lost else ""
             why = f"its document was not uploaded ({reason})" if reason else "its document is missing"
             found.append(Candidate(why, rank, node, None, "unknown"))
+    # many lost documents have one reason, such as an unreachable storage, and most of them belong to victims
     found.sort(key=lambda item: (item.node, item.rank if item.rank is not None else -1))
     if len(found) > MAX_CULPRITS:
         found = [item for item in found if item.rank is not None and diagnosis.blame_counts.ranks[item.rank]]
@@ -301,6 +302,7 @@ def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
     most = max(broadcast.values(), default=0)
     causes = [cause for cause, count in broadcast.items() if count == most]
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
+    # if all expected nodes are known, a broadcast that names an unknown node is wrong
     is_everyone = len(nodes) >= (job.coverage.expected or 0)
     if len(causes) != 1 or (is_everyone and causes[0].node not in nodes):
         return []
@@ -355,7 +357,7 @@ def find_blamed_nodes(diagnosis: Diagnosis) -> list[Candidate]:
     return [
         Candidate(f"its documents are missing, and {describe_blame(named[node])}", None, node, None, "unknown")
         for node in sorted(_find_nodes_without_document(job) & done - with_receipts)
-        if named[node] * 2 > named.total()
+        if named[node] * 2 > named.total()  # a minority of the accusations may be about a victim
     ]
 
 

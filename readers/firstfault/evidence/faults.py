@@ -1,4 +1,4 @@
-"""Which failures are faults, which of these came first, and which stopped ranks may have had the same fault."""
+"""Select the failures that may be the root cause, the first of them, and the stopped ranks with the same fault."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from firstfault.model import FrameInfo, Subject, WorkerError
 _PROCESS_GROUP_FOLDER = "torch/distributed/"
 AFTER_A_FAILED_COLLECTIVE = "raised an exception after a collective of its own had failed"
 AFTER_A_PRINTED_ERROR = "raised an exception after it had printed a peer's error"
-"""Why a rank counts as a victim if only its log mentions a peer's error: that alone doesn't prove it."""
+"""The reason for a victim that printed a peer's error. Weaker evidence than a collective: other output may match."""
 _LONG_WAIT_NS = 60_000_000_000
-"""Shorter than any timeout of NCCL's in use, longer than clocks are wrong."""
+"""Shorter than any NCCL timeout in use, longer than the difference between clocks."""
 _MAX_ACCUSATION_LEAD_NS = 10_000_000_000
-"""An accusation that is this much older than a fault isn't about that fault."""
+"""A failure that names a rank this long before that rank's fault isn't about that fault."""
 _NAMED_RANK = re.compile(r"\branks?\W{1,4}(\d{1,6})\b", re.IGNORECASE)
 
 
 def find_faults(diagnosis: Diagnosis) -> Diagnosis:
-    """Return the diagnosis with its faults, in which ranks that failed after a peer's error are victims.
+    """Set the possible root causes of a diagnosis, after ranks that failed after a peer's error became victims.
 
     An exception that was still inside the task function when its process was stopped isn't a fault if another rank may
     have timed out before it was raised.
@@ -54,7 +54,7 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
         for judged in diagnosis.classified
         if _is_fault(judged, diagnosis.blame_counts) and (not judged.in_flight or is_before_waits(judged.failure))
     )
-    # these ranks waited for something that happened before any fault
+    # a rank had timed out before any fault was recorded: the wait explains the faults, not the reverse
     if any(map(clocks.before_all([fault.failure for fault in faults]), waits)):
         return replace(diagnosis, late=(*diagnosis.late, *faults))
     first = _choose_first(faults, clocks, diagnosis.blame_counts) if faults else None
@@ -62,19 +62,19 @@ def find_faults(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _is_fault(judged: ClassifiedFailure, blame_counts: BlameCounts) -> bool:
-    """Whether a failure is a fault; an exit that may be a consequence is one if the agents broadcast it."""
-    # a mismatch of sizes blames neither end
+    """Whether a failure may be the root cause; an unclear exit counts if the agents broadcast it as the first one."""
+    # the receiver of a message with a wrong size exits first, but the sender may be wrong
     may_be = is_unclear_exit(judged) and judged.signature != MISMATCH
     return judged.failure_class <= FailureClass.EXTERNAL or (may_be and blame_counts.times_broadcast(judged) > 0)
 
 
 def gave_up(failure: WorkerError) -> bool:
-    """Whether a process only reports that its retries failed: a peer's error may be the reason."""
+    """Whether a process only reports that its retries failed: the actual reason may be a peer's error."""
     return ALL_TRIES_FAILED.match(find_message(failure).text) is not None
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:
-    """Whether a worker exited without being stopped, without waiting, and without an explanation."""
+    """Whether a worker exited on its own, without an exception or another reason, and wasn't waiting."""
     failure = judged.failure
     is_exit = failure.exception is None and failure.subject is Subject.WORKER and not failure.stopped_by_agent
     return judged.failure_class is FailureClass.UNCLEAR and is_exit and not failure.is_silent and not judged.waited
@@ -83,8 +83,8 @@ def is_unclear_exit(judged: ClassifiedFailure) -> bool:
 def came_after_long_wait(diagnosis: Diagnosis) -> bool:
     """Whether most ranks had waited in a collective for long before any fault was recorded.
 
-    A watchdog prints how long its rank had waited. A fault that came at the end of that time isn't its reason: ranks
-    that an abort has unblocked may raise anything.
+    A watchdog prints how long its rank had waited. A fault at the end of that time isn't the reason for the wait: when
+    the abort of a communicator unblocks ranks, they may raise anything.
     """
     faults = diagnosis.faults
     waits = [(judged.failure, get_waited_ns(judged.failure)) for judged in diagnosis.waits]
@@ -101,11 +101,11 @@ def came_after_long_wait(diagnosis: Diagnosis) -> bool:
 def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis in which ranks that failed after a peer's error are victims, if there is another cause.
 
-    They retried, or a handler failed. The different cause is a fault of another rank that may have been earlier, or a
-    rank that most of the job waited for.
+    Such a rank retried, or its error handler raised. The actual cause is a fault of another rank that may have been
+    earlier, or a straggler that most ranks waited for.
     """
     recorded, _ = group_progress([judged.failure for judged in diagnosis.workers])
-    # how many of a group's collectives all members with a flight recorder dump have called
+    # for each group, the number of collectives that all members (with a flight recorder dump) have called
     least = [(min(item.enqueued for item in members.values()), members) for members in recorded.values()]
     counts = {(rank, item.group): count for count, members in least for rank, item in members.items()}
     met = ((judged, _explain_met_peer_error(judged, counts)) for judged in diagnosis.classified)
@@ -113,7 +113,7 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     roots = [judged for judged in diagnosis.classified if judged.failure_class <= FailureClass.EXTERNAL]
     own = [judged for judged in roots if id(judged) not in late]
     if own:
-        # a fault that certainly came later explains nothing, and ranks with the same fault have one cause
+        # a fault that certainly came later can't be the cause, and ranks with the same fault share one cause
         first = diagnosis.clocks.contenders([judged.failure for judged in own])
         earliest = [by.failure for by, is_first in zip(own, first, strict=True) if is_first]
         is_before_all = diagnosis.clocks.before_all(earliest or [by.failure for by in own])
@@ -136,17 +136,18 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _explain_met_peer_error(judged: ClassifiedFailure, counts: dict[tuple[int, str], int]) -> str:
-    """Return why a rank counts as one that had met a peer's error before it raised; empty: it doesn't.
+    """Return the evidence that a rank had received a peer's error before it raised; empty: no evidence.
 
-    It had called a collective to which not all members came, or had printed one.
+    The evidence is a collective that not all members called, or a printed error about a peer.
     """
     exception = judged.failure.exception
     if judged.failure_class > FailureClass.OWN_EXIT or exception is None:
         return ""
+    # an exception raised by torch's collectives has a text about the peer; from init_process_group it may be a retry
     begins = any(frame.function == "init_process_group" for frame in exception.frames)
     if exception.frames and _PROCESS_GROUP_FOLDER in exception.frames[-1].file and not begins:
         return ""
-    # gloo's collectives fail in the call
+    # gloo fails in the call itself, so a collective that a peer never called has raised; NCCL's calls return at once
     if any(
         progress.last_operation.startswith("gloo:")
         and progress.enqueued > counts.get((judged.failure.rank or 0, progress.group), 0)
@@ -165,10 +166,10 @@ def _choose_first(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_cou
     faults = sorted(faults, key=lambda fault: _build_sort_key(fault, blame_counts))
     may_be_first = clocks.contenders([fault.failure for fault in faults])
     contenders = [fault for fault, may_be in zip(faults, may_be_first, strict=True) if may_be]
-    contenders = contenders or list(faults)  # circular times: none is first
+    contenders = contenders or list(faults)  # contradictory clocks: each fault seems later than another
     first = contenders[0]
-    # ranks may raise the same exception, or exit with the same text, at any time; a signal is the same fault only if it
-    # came at the same time
+    # Equal exceptions, or equal texts before an exit, are one fault at any time. Equal signals have no text to compare,
+    # so they are one fault only if they may have come at the same time.
     has_called_exit = first.failure.exception is not None
     tells = first.failure_class is not FailureClass.OWN_EXIT or (has_called_exit and find_message(first.failure).text)
     alike = faults if tells else contenders
@@ -179,9 +180,9 @@ def _choose_first(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_cou
 
 
 def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
-    """Leave out exits of a lost or terminated node's workers, unless they certainly were before the node's end.
+    """Drop exits of workers on a lost or terminated node, unless they certainly came before the node's end.
 
-    Leave out also workers that SIGTERM ended after another worker of their node had failed: torch sends it, too.
+    Also drop workers that died by SIGTERM after another worker of their node had failed: torch's agent sends SIGTERM.
     """
     ends: dict[str, list[ClassifiedFailure]] = {}
     earliest: dict[str, ClassifiedFailure] = {}
@@ -211,10 +212,10 @@ def _is_terminated(fault: ClassifiedFailure) -> bool:
 
 
 def _drop_failures_that_blame_a_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
-    """Leave out failures that only blame a fault: they name its rank, and that rank itself blames no one.
+    """Drop failures that only report another rank's fault: they name that rank, and it names no rank itself.
 
-    An exception of the program's own names a rank if it repeats what that rank wrote: its whole text, and more. A
-    failure stays if it was long before that rank's fault.
+    The program's own exception names a rank if it mentions the rank and contains the whole text of that rank's fault.
+    A failure long before the named rank's fault stays.
     """
     accusing_none: dict[int, list[ClassifiedFailure]] = {}
     for fault in faults:
@@ -235,34 +236,32 @@ def _drop_failures_that_blame_a_fault(faults: Sequence[ClassifiedFailure], clock
 
 
 def _build_sort_key(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object, ...]:
-    """Return the sort key of faults in unknown order: by evidence, then by accusations, then by time.
+    """Return the sort key of faults whose order in time is uncertain: by evidence, then by accusations, then by time.
 
-    What no peer's failure causes comes first, a fault of the GPU or a SIGKILL that no agent sent: a clean-up after it
-    may fail in any way.
-    An exit that the agents broadcast comes before an exception that names no peer: a program may raise an exception of
-    its own in place of a peer's error that it caught.
+    An exit that the agents broadcast sorts before an exception that names no peer: a program may catch a peer's error
+    and raise its own exception instead.
     """
     failure = fault.failure
     is_killed = failure.signal == "SIGKILL" and not failure.sent_signals
     return (
-        # no peer causes these, and a clean-up after them may fail in any way
+        # a peer can't cause a GPU fault or a SIGKILL from outside, and the cleanup after one may fail in any way
         not is_killed and fault.category not in GPU_CATEGORIES,
-        # it had not left the task function when its process was stopped: the user's code might still have handled it
+        # when its process was stopped, the exception was still inside the task function, which might have handled it
         fault.in_flight,
-        # it names the retries, not what failed
+        # "all tries failed" hides the actual error
         gave_up(failure),
-        # a signature names this very fault
+        # a signature identifies this particular fault
         not fault.specific,
-        # the agents saw these end first
+        # the agents noticed these failures first
         -blame_counts.times_broadcast(fault),
         # an exception, then an exit, then the end of a node
         fault.failure_class,
-        # peers name the process that they lost
+        # peers name the process that they lost the connection to
         -blame_counts.of(fault),
         # clocks may differ, so times count only here; a failure without a time comes last
         failure.timestamp_ns is None,
         failure.timestamp_ns or 0,
-        # from here on only so that each reader of the same documents chooses the same failure
+        # arbitrary, so that all readers of the same documents choose the same failure
         failure.rank if failure.rank is not None else 1 << 62,
         failure.node,
         failure.message,
@@ -280,7 +279,7 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
     text, of_first = find_message(fault.failure), find_message(first.failure)
-    # the fingerprint of a stopped process has its position
+    # a crash while the agent stopped the process has the stopped position in its fingerprint: compare the texts
     is_crash = fault.failure.crashed_while_stopped or first.failure.crashed_while_stopped
     if is_fault and is_crash and fault.specific and fault.signature == first.signature:
         return (text.what, normalize_message(text.text)) == (of_first.what, normalize_message(of_first.text))
@@ -288,7 +287,7 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return False
     if gave_up(fault.failure) and not gave_up(first.failure):
         return bool(of_first.text) and of_first.text in fault.failure.printed
-    # a worker that calls sys.exit doesn't know what it printed: the text must agree, too
+    # sys.exit(1) has the same fingerprint whatever was printed before it: the text must be equal, too
     if text.exception is not fault.failure.exception or of_first.exception is not first.failure.exception:
         return (text.what, normalize_message(text.text)) == (of_first.what, normalize_message(of_first.text))
     return fault.failure.exception is not None or fault.signature == first.signature
@@ -300,14 +299,14 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
 def find_ranks_stopped_raising(
     first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
 ) -> list[ClassifiedFailure]:
-    """Return the ranks that were stopped while they failed as `first` did.
+    """Return the ranks that were stopped while they failed in the same way as `first`.
 
-    Their exceptions were on their way out, or they crashed, or were exiting.
+    Their exceptions were propagating, or they crashed, or they were exiting.
     """
     exception, exit_code = first.failure.exception, first.failure.exit_code or 0
     if crashed_at := find_crash_position(first.failure):
         return [item for item in _find_stopped(first, classified) if find_crash_position(item.failure) == crashed_at]
-    # last lines without an exception prove nothing: all ranks print the same ones
+    # only a printed exception identifies the fault: other last lines, such as progress, are equal on all ranks
     if exit_code > 0 and (said := _printed(first.failure)):
         alike = (item for item in _find_stopped(first, classified) if item.failure.exit_code == exit_code)
         return [item for item in alike if _printed(item.failure) == said]
@@ -320,7 +319,7 @@ def find_ranks_stopped_raising(
     found = []
     for item in _find_stopped(first, classified):
         where = locate_main_thread(item.failure)
-        # a process that didn't answer is at the line of a running finaliser
+        # without an answer from the process, a running finalizer's position shows the line of the exception
         if raised_at == (find_raise_position(item.failure) or (where.frame if where.is_finalizing else "")):
             found.append(item)
     return found
@@ -338,7 +337,7 @@ def _printed(failure: WorkerError) -> tuple[str, str] | None:
 def find_ranks_stopped_near(
     first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
 ) -> list[ClassifiedFailure]:
-    """Return the ranks that were stopped in the function that raised, or while raising, and waited for no peer."""
+    """Return the ranks that were stopped in the function where `first` raised, or with any exception propagating."""
     exception = first.failure.exception
     own = find_own_frames(exception) if exception is not None else ()
     return [item for item in _find_stopped(first, classified) if own and _is_near(item.failure, own[-1])]
@@ -347,7 +346,7 @@ def find_ranks_stopped_near(
 def find_ranks_stopped_unwinding(
     first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
 ) -> list[ClassifiedFailure]:
-    """Return the ranks that were stopped in a finaliser where the first fault's exception passed by, not a peer's."""
+    """Return the ranks stopped in a finalizer that the first fault's exception, not a peer's error, passed through."""
     exception = first.failure.exception
     passed = set(map(format_place, find_own_frames(exception))) if exception is not None else set()
     called = {progress.group: progress.enqueued for progress in first.failure.collectives}
@@ -357,12 +356,12 @@ def find_ranks_stopped_unwinding(
     unknown = [
         (item, known) for item, at, known in stood if at.is_finalizing and not at.raised_at and at.frame in passed
     ]
-    # a peer's error comes out of a collective that `first` had not called
+    # if a rank had called a collective that `first` hadn't, its exception may be the collective's error about a peer
     return [item for item, known in unknown if known and all(at.enqueued <= called.get(at.group, -1) for at in known)]
 
 
 def find_raise_position(failure: WorkerError) -> str:
-    """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
+    """Return where the propagating exception of a stopped process was raised: "train.py:12 in step"; empty: none."""
     raised_at = locate_main_thread(failure).raised_at
     return format_place(raised_at) if raised_at is not None and find_library(raised_at) != "torch" else ""
 

@@ -1,4 +1,4 @@
-"""Finds stragglers: ranks behind in their collectives, elsewhere in the code, or unresponsive.
+"""Find stragglers: ranks behind in their collectives, elsewhere in the code, or unresponsive.
 
 Each function looks at one kind of evidence and returns candidates; `find_stragglers` combines them.
 """
@@ -51,7 +51,7 @@ COMPARED_FIELDS = (
 )
 """Fields of a collective, the verb for them in a sentence, and whether inputs (0) or outputs (1) are compared."""
 MAX_CULPRITS = 3
-"""More ranks than this are hardly one fault: rather the majority waits for something else."""
+"""If more ranks than this qualify, they hardly have one fault: more likely the majority waits for something else."""
 MIN_TIMED_OUT_PER_CULPRIT = 2
 """Minimum of timed-out ranks for each rank without a timeout."""
 LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
@@ -63,7 +63,7 @@ MISSING_RANKS_REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
 COLLECTIVES_FILE = re.compile(r"torch/distributed/distributed_c10d\.py$")
 SUBGROUP_CALL = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
-"""Calls that only some ranks make."""
+"""Calls that may differ between ranks: operations in a subgroup, sends and receives."""
 DivergedRanks = dict[str, list[tuple[int, str]]]
 """Groups in which ranks called different collectives, each with the ranks that differ from a majority, if any."""
 
@@ -73,7 +73,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
 
     Stacks beat counters. A rank that waits in a collective of one group is often also behind in another group, or has a
     dead helper thread, as a consequence; its stack shows that it waits itself. So if any stack shows a rank outside of
-    all collectives, ranks that waited are not stragglers, whatever their counters say.
+    all collectives, ranks that waited aren't stragglers, even if their counters are behind.
     """
     if not diagnosis.waits:
         return []  # no rank timed out: each stack shows where its rank was stopped, not whom it waited for
@@ -90,6 +90,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
     elsewhere = _find_ranks_outside_collective(alive, met, diagnosis.waits)
     apart = _find_diverged(recorded, printed)
+    # stacks, then counters, then weaker signs: a rank with several reasons gets all of them, in this order
     late, is_one_fault = find_ranks_behind(known, apart, find_message_peers(alive))
     missing = _list_ranks_without_dump(alive)
     reasons = [
@@ -109,7 +110,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
         met |= {failure.rank for failure in alive if prints_a_timeout(failure)}
         reasons = [(rank, why) for rank, why in reasons if rank not in met]
     found = _build_candidates(diagnosis, reasons)
-    # different groups of ranks have different names and counts
+    # each culprit is the straggler of a different group, so several can be the root cause together
     are_shared = late if is_one_fault else {}
     return [replace(item, is_shared=item.rank in are_shared, is_sure=not missing) for item in found]
 
@@ -124,7 +125,7 @@ def _list_ranks_without_dump(alive: Sequence[WorkerError]) -> set[int]:
 def _find_ranks_without_dump(
     alive: Sequence[WorkerError], missing: Collection[int], *, has_late: bool
 ) -> list[tuple[int, str]]:
-    """Return the few ranks without a dump; if all have one and none is behind, the few that didn't wait."""
+    """Return the few ranks without a dump; if all have a dump and no rank is behind, the few ranks that didn't wait."""
     idle = [
         failure.rank
         for failure in alive
@@ -142,7 +143,7 @@ def _find_ranks_without_dump(
 def _build_candidates(
     diagnosis: Diagnosis, reasons: Iterable[tuple[int, str]], category: str = "hang"
 ) -> list[Candidate]:
-    """Build a candidate for each rank that has reasons, with its document, if any."""
+    """Build one candidate per rank, with all reasons and the rank's document, if any."""
     by_rank = {failure.rank: failure for failure in _sort_failures(diagnosis)}
     found: dict[int, list[str]] = defaultdict(list)
     for rank, why in reasons:
@@ -172,6 +173,7 @@ def find_size_mismatch(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     recorded, printed = group_progress([judged.failure for judged in diagnosis.workers])
     odd = dict(_flatten_diverged(_find_diverged(recorded, printed)))
+    # the aborted receiver left no flight recorder; at least two peers must agree, or nothing shows who is wrong
     agreeing = max((len(members) for members in recorded.values()), default=0)
     receiver = receivers[0].rank
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
@@ -180,7 +182,7 @@ def find_size_mismatch(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the few ranks of a group that all waited in different collectives; nothing shows which one is wrong."""
+    """Return all ranks of a small group in which each waited in a different collective: none can be singled out."""
     waited = {judged.failure.rank for judged in diagnosis.waits}
     for progress in group_progress(_sort_failures(diagnosis)):
         for group, members in sorted(progress.items()):
@@ -197,7 +199,7 @@ def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def find_ranks_left_behind(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks without a collective that most ranks had outstanding when they failed with the same error.
+    """Return the ranks that hadn't called the collective in which most ranks failed with the same error.
 
     When NCCL aborts a communicator after a timeout, main threads continue with data that never arrived, and may raise
     any exception before the watchdog kills their process.
@@ -232,7 +234,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
     workers = diagnosis.workers
     stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
-    # a victim that handles its peer's error may exit, too
+    # a rank with an exception propagating, or with a printed peer's error, exits because of the peer: it is a victim
     found = [
         Candidate(f"{where.exit_stage} when the others lost a peer", failure.rank, failure.node, failure, "exit")
         for failure, where in stood
@@ -241,6 +243,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
     silent = find_ranks_without_failure(diagnosis.job)
+    # a rank that left nothing only counts as exited if every other rank is accounted for
     is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
     are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
     if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > MAX_CULPRITS:
@@ -253,7 +256,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
 def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank that timed out in a different operation than the majority, by the timeouts' tracebacks.
 
-    It skipped an operation, or called an additional one. Different groups, sends and receives may differ rightly.
+    It skipped an operation, or called an additional one. Subgroups, sends and receives are ignored: they may differ.
     """
     calls: dict[int, tuple[str, str]] = {}
     for judged in diagnosis.workers:
@@ -274,6 +277,7 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
     usual, number = Counter(calls.values()).most_common(1)[0]
     odd = {rank: call for rank, call in calls.items() if call[0] != usual[0]}
     size = max(judged.failure.place.world_size for judged in diagnosis.workers)
+    # every rank must be known, and all but one must agree: with fewer, the odd rank may be in the majority
     if len(odd) != 1 or number != size - 1:
         return []
     ((rank, (name, at)),) = odd.items()
@@ -307,9 +311,9 @@ def find_unfinished_collective(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def _find_diverged(recorded: Progress, printed: Progress) -> DivergedRanks:
-    """Return for each group the ranks that differ from the majority in the first collective that isn't the same.
+    """Return for each group the ranks that differ from the majority in the first collective that differs.
 
-    Recorders and printed texts spell operations and sizes differently, so each is compared with its own kind.
+    Recorders and printed texts spell operations and sizes differently, so each source is compared separately.
     """
     found: DivergedRanks = {}
     for progress in (recorded, printed):
@@ -337,7 +341,7 @@ def _find_first_divergence(members: dict[int, CollectiveProgress]) -> list[tuple
     for number, calls in sorted(steps.items()):
         found = _find_divergent_calls(calls)
         if found:
-            return [(rank, number, why) for rank, why in found]  # after it, a diverged rank differs everywhere
+            return [(rank, number, why) for rank, why in found]  # later collectives differ as a consequence
         if found is not None:
             odd = []
     return odd
@@ -348,7 +352,7 @@ def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]]
     is_same_everywhere = any(EQUAL_SIZES_OPERATION.search(call.operation) for call in calls.values())
     for field, verb, side in COMPARED_FIELDS:
         if field == "sizes" and not is_same_everywhere:
-            break  # ranks may rightly pass different sizes
+            break  # in this operation, ranks may pass different sizes
         # without the backend: "gloo:all_reduce"
         told = {rank: getattr(call, field).rpartition(":")[2] for rank, call in calls.items()}
         sides = {rank: text.split(" -> ") for rank, text in told.items()}
@@ -366,7 +370,10 @@ def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]]
 
 
 def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
-    """Return the few ranks with a GPU that hadn't started a collective that most GPUs had started."""
+    """Return the few ranks that called a collective which their GPU hadn't started, unlike most GPUs.
+
+    All ranks have called the same number of collectives, so the difference isn't in the program but on the GPU.
+    """
     found = []
     for group, members in sorted(recorded.items()):
         states: dict[int, str] = {}
@@ -375,7 +382,7 @@ def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
             for entry in progress.last:
                 states[rank] = states.get(rank, "") if entry.is_p2p else entry.state
         waiting = sorted(rank for rank, state in states.items() if state == "scheduled")
-        # some recorders never report "started"
+        # some backends never report "started": then "scheduled" proves nothing
         if len(numbers) == 1 and "started" in states.values() and len(waiting) * 2 < len(states):
             found += [(rank, f"it had not started the last collective of group {group}") for rank in waiting]
     return found
@@ -386,7 +393,7 @@ def _find_ranks_outside_collective(
 ) -> list[tuple[int, str]]:
     """Return the few ranks outside of any collective while other ranks waited in one.
 
-    If all waits were for keys in the store, a rank in a collective may be the one that didn't set them. Ranks in
+    If all waits were for keys in the store, a rank in a collective may be the rank that didn't set them. Ranks in
     `waited` are excluded, because their main threads may be at any wait for the GPU; so are ranks at a position where
     a rank of `waits` waited.
     """
@@ -396,6 +403,7 @@ def _find_ranks_outside_collective(
     stood = {failure.rank: (locate_main_thread(failure), failure) for failure in alive if failure.rank not in waited}
     stood = {rank: at for rank, at in stood.items() if at[0].exit_stage or at[0].frame not in {"", *lines}}
     away = {rank: at for rank, at in stood.items() if rank is not None and at[0].kind is PositionKind.ELSEWHERE}
+    # prefer ranks in a function where no rank timed out: a rank near such a wait may be on its way into it
     away = {rank: at for rank, at in away.items() if LINE_IN_FUNCTION.sub(" in ", at[0].frame) not in functions} or away
     if not away and all(judged.signature == STORE_WAIT for judged in waits):
         away = {rank: at for rank, at in stood.items() if rank is not None}
@@ -404,14 +412,14 @@ def _find_ranks_outside_collective(
     return [
         (rank, f"{where.description} while the others waited for it")
         for rank, (where, failure) in sorted(away.items())
-        if not prints_a_timeout(failure)  # it may be retrying
+        if not prints_a_timeout(failure)  # it waited, too, and may be retrying
     ]
 
 
 def _find_dead_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the ranks with a dead thread that neither timed out nor are in a collective.
 
-    A rank that waits for a peer has a healthy helper thread, or one that is irrelevant to the hang.
+    A rank that is waiting in a collective waits for its peers, not for its own thread.
     """
     return [
         (failure.rank, _describe_dead_thread(thread))
@@ -425,9 +433,9 @@ def _find_dead_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, 
 
 
 def _find_failed_checkpoint_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks with a thread that failed on its own in torch's checkpoint, where all ranks' threads meet.
+    """Return the ranks with a thread that failed on its own in torch's checkpoint, which all ranks' threads join.
 
-    The main threads' positions don't matter: each waits for its own thread, or continues training.
+    The main threads' positions don't matter: each main thread waits for its checkpoint thread, or continues training.
     """
     return [
         (failure.rank, _describe_dead_thread(thread))
@@ -484,7 +492,7 @@ def _find_rank_without_error(workers: Sequence[ClassifiedFailure]) -> list[tuple
 
 
 def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks named by torch's or Horovod's report of missing ranks that report no rank themselves."""
+    """Return the ranks listed as missing by torch's or Horovod's report, except ranks that sent such a report."""
     reports = [
         (item, item.pointer.rank) for item in classified if item.signature in MISSING_RANKS_REPORTS and item.pointer
     ]
@@ -493,7 +501,7 @@ def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tupl
 
 
 def _find_unresponsive_ranks(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the few ranks without stack and counters that had to be killed."""
+    """Return the few ranks that ignored the agent's signals until SIGKILL, and have neither a stack nor counters."""
     frozen = {
         failure.rank
         for failure in alive

@@ -1,4 +1,4 @@
-"""What it means that a library's function raised an exception: a checkpoint that can't be read, a bad configuration."""
+"""Classify exceptions by the library function that raised them: an unreadable checkpoint, a bad configuration."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _CONFIG_PARSERS = re.compile(
 )
 """Functions of libraries that read a checkpoint, a command line or a configuration."""
 _PARSER_INTERNALS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic")
-"""What those call."""
+"""Functions that the parsers call; skipped to find the parser itself."""
 _MAX_LIBRARY_FRAMES = 8
-"""Frames of such a function: farther out, it may have called the training."""
+"""Maximum number of library frames to search: farther out, the library may be the one that calls the training."""
 
 
 def classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
-    """Return the class of an exception with an unspecific text, by the library's function that raised it."""
+    """Classify an exception with an unspecific text by the library function that raised it."""
     is_cut = found.signature == "bare-timeout" and get_short_name(find_causes(exception).first) == "EOFError"
-    # training data may have any form, a checkpoint's, too
+    # a data loader may read its samples with a checkpoint loader: that isn't the job's checkpoint
     is_data = any(DATA_LOADER_FOLDER in frame.file for link in iter_exceptions(exception) for frame in link.frames)
     if is_data or not (is_cut or (found.role is Role.PRIMARY and not found.is_specific)):
         return found
@@ -42,6 +42,6 @@ def classify_by_library_call(exception: ExceptionInfo, found: Classification) ->
 
 
 def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
-    """Return whether a parser of command lines or configurations raised, itself or in what it calls."""
+    """Whether a command line or configuration parser raised, directly or in a function that it called."""
     called = next((name for name in list_library_calls(exception) if not _PARSER_INTERNALS.search(name)), "")
     return _CONFIG_PARSERS.search(called) is not None

@@ -1,4 +1,4 @@
-"""Progress of the ranks in each group's collectives, and the stragglers by these counters.
+"""Compare the ranks' progress in each group's collectives, and find the stragglers by these counters.
 
 Counters come from torch's flight recorder, or from the text that its watchdog printed.
 """
@@ -28,11 +28,11 @@ TIMED_OUT_WORK = Pattern(
 RUN_TIME = Pattern(
     r"(?:ran for|\[TC\][^\n]*Operation timed out after) (?P<ms>\d{1,12}) (?:milliseconds before timing out|ms\b)"
 )
-"""Its run time; torch 2.15's second NCCL backend prints neither the collective nor counters."""
+"""The run time of the collective that timed out; torch 2.15's second NCCL backend prints nothing else about it."""
 UNNAMED_GROUP = ""
-"""For a text or a recorder without the group's name."""
+"""The group of a text or a recorder without a group name."""
 MAX_LISTED_MEMBERS = 8
-"""In a sentence."""
+"""Maximum number of ranks listed in a sentence."""
 UNKNOWN_GROUP_SIZE = 1 << 30
 COLLECTIVE_NEEDING_ALL_RANKS = re.compile(
     r"nccl\w*:_?(?:all_?reduce|all_?gather|reduce_scatter|all_?to_?all|barrier)(?!.*coalesced)", re.IGNORECASE
@@ -41,7 +41,7 @@ COLLECTIVE_NEEDING_ALL_RANKS = re.compile(
 SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 
 Progress = dict[str, dict[int, CollectiveProgress]]
-"""By group and global rank."""
+"""The progress by group, then by global rank."""
 
 
 def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
@@ -77,8 +77,8 @@ def get_waited_ns(failure: WorkerError) -> int:
 def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
     """Return the progress from flight recorders, and that from printed texts, by group and rank.
 
-    Groups with the same name and different members are different groups. In the first, a member without any collective
-    of its group has a count of 0.
+    Groups with the same name and different members are different groups. In the flight recorders' progress, a member
+    without any collective of its group has a count of 0.
     """
     recorded: Progress = defaultdict(dict)
     printed: Progress = defaultdict(dict)
@@ -93,6 +93,7 @@ def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
     for rank, failure in ranked:
         for progress in parse_progress(get_printed_text(failure)):
             printed[_name_group(progress, rank, variants[progress.group])][rank] = progress
+    # a recorder without group names doesn't show which groups its rank has called
     known = {rank for rank, _ in every} - {rank for rank, progress in every if not progress.group}
     compared = {group: _keep_counted(group, members, known) for group, members in recorded.items()}
     names = {*recorded, *printed} - {UNNAMED_GROUP}
@@ -103,12 +104,12 @@ def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
 
 
 def _keep_counted(group: str, members: dict[int, CollectiveProgress], known: set[int]) -> dict[int, CollectiveProgress]:
-    """Return the members with counted collectives; ranks of `known` without a counter have called none."""
+    """Return the members with comparable counters; ranks of `known` without a counter get a count of 0."""
     silent = known.intersection(get_members(members)) - members.keys()
     ranks = members | {rank: CollectiveProgress(group, "", 0, 0) for rank in silent}
     if not any(entry.is_p2p for progress in members.values() for entry in progress.last):
         return ranks
-    # a counter without any collective counts sends and receives
+    # without a collective in the recorder, the counter may count sends and receives
     return {rank: item for rank, item in ranks.items() if any(not entry.is_p2p for entry in item.last)}
 
 
@@ -118,7 +119,7 @@ def get_members(progress: Mapping[int, CollectiveProgress]) -> tuple[int, ...]:
 
 
 def _name_group(progress: CollectiveProgress, rank: int, variants: Collection[tuple[int, ...]]) -> str:
-    """Return a group's name, with its members if several groups have this name."""
+    """Return a group's name; with its members if several groups share the name."""
     if len(variants) <= 1:
         return progress.group
     members = progress.members or next((found for found in variants if rank in found), ())
@@ -131,7 +132,7 @@ def _format_members(members: Sequence[int]) -> str:
 
 
 def drop_messages(progress: CollectiveProgress) -> CollectiveProgress:
-    """Return a group's progress without sends and receives, which gloo counts, too.
+    """Return a group's progress without sends and receives, which gloo includes in its counters.
 
     The ranks of a pipeline send and receive different numbers of messages.
     """
@@ -160,9 +161,10 @@ def find_ranks_behind(
 ) -> tuple[dict[int, str], bool]:
     """Return the stragglers with reasons, and whether all of them are culprits of one fault.
 
-    The smallest groups decide: in larger groups, ranks are also behind that waited for a straggler. A rank is also a
-    culprit if a collective that needs its data completed elsewhere but not on this rank: its GPU, or the thread that
-    watches the GPU, is stuck. If these are different ranks, or ranks wait for each other, some may be victims.
+    The smallest groups decide: in larger groups, victims that waited for a straggler are behind, too. A rank is also a
+    culprit if a collective that needs its data completed on other ranks but not on this rank: its GPU, or the thread
+    that watches the GPU, is stuck. If both kinds exist on different ranks, or ranks wait for each other, some may be
+    victims.
 
     `apart` has the diverged ranks of each group; `peers` is the result of `find_message_peers`.
     """
@@ -170,6 +172,7 @@ def find_ranks_behind(
     stuck = _find_unseen(groups)
     if stuck and stuck.keys() >= late.keys():
         return {rank: _sentence("saw the end of", at, groups) for rank, at in stuck.items()}, True
+    # pipeline stages: drop a rank that waits for a message from another late rank, unless they wait for each other
     awaited = {rank: peers.get(rank, set()) & late.keys() for rank in late}
     late = {rank: at for rank, at in late.items() if all(rank in awaited[peer] for peer in awaited[rank])}
     places = {(at.group, at.count) for at in late.values()}
@@ -179,7 +182,7 @@ def find_ranks_behind(
 
 
 def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
-    """Return for each rank the peers of its outstanding sends and receives."""
+    """Return for each rank the peers that its outstanding sends and receives wait for."""
     found: dict[int, set[int]] = {}
     for failure in workers:
         for progress in failure.collectives if failure.rank is not None else ():
@@ -192,22 +195,22 @@ def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
 
 
 def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]) -> dict[int, RankBehind]:
-    """Return the ranks that haven't called a collective of a group in which most of its members wait.
+    """Return the ranks that haven't called a collective in which most members of the group wait.
 
-    A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
-    tensor, pipeline and data parallel groups the one that is stuck first explains all others.
+    A rank may be behind in one group because it waits in another group: then it is a victim of the straggler there. Of
+    tensor, pipeline and data parallel groups, the group that got stuck first explains the rest.
 
-    After a collective in which ranks differ, one that called the same as most isn't behind: it waits in that
-    collective, which the rest may have completed with less data.
+    In a group with diverged ranks (`apart`), only diverged ranks can be behind: the majority waits in the diverged
+    collective, which other ranks may have completed with less data.
     """
     usual: dict[str, int] = {}
     late: dict[str, dict[int, int]] = {}
     for group, members in groups.items():
         counts = {rank: progress.enqueued for rank, progress in members.items()}
-        # what most have called
+        # the count of the majority; without a majority, the highest
         most, number = Counter(counts.values()).most_common(1)[0]
         usual[group] = most if number * 2 > len(members) else max(counts.values())
-        # the first collective that hasn't ended anywhere: a rank that has called it waits, however far ahead it is
+        # the first collective that completed on no rank: a rank that called it is waiting, even if others are ahead
         first = 1 + max(item.enqueued if item.completed is None else item.completed for item in members.values())
         few = {rank: count for rank, count in counts.items() if count < min(usual[group], first)}
         if group in apart:
@@ -226,9 +229,9 @@ def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str
 
 
 def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
-    """Return the ranks on which a collective hasn't completed although it has elsewhere.
+    """Return the ranks on which a collective hasn't completed although it has completed on other ranks.
 
-    Only in groups with a dump of every member: if a member died, the dumps may have different times.
+    Only groups with a dump of every member count: if a member died, the dumps may have different times.
     """
     found: list[tuple[int, RankBehind]] = []
     waits: set[int] = set()
@@ -242,12 +245,12 @@ def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
         unseen = unseen if len(unseen) * 2 <= size else []
         found += [(rank, RankBehind(group, ends[rank], most, size)) for rank in unseen]
         waits.update(rank for rank, progress in members.items() if progress.is_outstanding and rank not in unseen)
-    # waiting for a peer doesn't explain this, so every group counts, not only the smallest
+    # waiting for a peer can't be the reason, so every group counts, not only the smallest
     return _by_rank((rank, at) for rank, at in found if rank not in waits)
 
 
 def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
-    """Whether a rank's first incomplete collective needs all ranks' data and has completed elsewhere."""
+    """Whether a rank's first incomplete collective needs all ranks' data and has completed on another rank."""
     done = progress.completed
     left = (entry for entry in progress.last if done is not None and entry.sequence > done and not entry.is_p2p)
     first = next(left, None)
@@ -259,14 +262,14 @@ def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
 
 
 def _innermost(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
-    """Return the ranks of the smallest groups."""
+    """Return only the ranks that are behind in one of the smallest groups."""
     ranks = _by_rank(found)
     smallest = min((at.size for at in ranks.values()), default=0)
     return {rank: at for rank, at in ranks.items() if at.size == smallest}
 
 
 def _by_rank(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
-    """Return each rank with its smallest group; among equals, the one in which it is farthest behind."""
+    """Return each rank with its smallest group; of groups of one size, that in which it is farthest behind."""
     return dict(sorted(found, key=lambda item: (-item[1].size, item[1].usual - item[1].count, item[1].group)))
 
 

@@ -1,6 +1,6 @@
-"""Signatures of failures, as data: a TOML file of patterns, each with its role, an example and a reason.
+"""Load the signatures of failures from a TOML file: patterns, each with its role, an example and a reason.
 
-Patterns are regular expressions of RE2: unlike Python's ``re`` they take linear time for any text.
+Patterns are RE2 regular expressions: unlike Python's ``re``, RE2 takes linear time for any text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ANY_EXCEPTION = "*"
 _REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
 _OPTIONAL = {"types", "unless"}
 _POINTERS = {"rank", "ip", "host", "port", "store"}
-"""Names of groups, without the number that separates alternatives."""
+"""Allowed names of groups, without the trailing number ("rank2") that alternatives of one pattern need."""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
 _LINES = "(?m)"
-"""Makes ^ and $ match at lines; RE2 has no option for it."""
+"""Prefix that makes ^ and $ match at line boundaries; RE2 has no option for it."""
 _NOT_IN_RE2 = {
     "(?=": "look-ahead",
     "(?!": "look-ahead",
@@ -67,7 +67,7 @@ class Pattern:
     __slots__ = ("_regexp", "source")
 
     def __init__(self, source: str) -> None:
-        """Compile a pattern; a SignatureError has RE2's reason for rejecting it."""
+        """Compile a pattern; raise a SignatureError with RE2's reason if it is invalid."""
         self.source = source
         try:
             self._regexp = re2.compile(_LINES + source, _options())
@@ -115,12 +115,12 @@ def _why_refused(source: str, error: Exception) -> str:
 
 
 class Role(str, enum.Enum):
-    """What a text means for the process that wrote it."""
+    """Whether a text blames the process that wrote it, or another process."""
 
     PRIMARY = "primary"
     """The fault is local to the process, host or service that reports it."""
     SECONDARY = "secondary"
-    """A peer is gone, or another process ended this one."""
+    """The text is about a lost peer, or another process stopped this one."""
     AMBIGUOUS = "ambiguous"
     """May be cause or consequence."""
 
@@ -138,7 +138,7 @@ class Signature:
     types: frozenset[str] = frozenset()
     """Names of exceptions, their last part; empty: any text."""
     unless: Pattern | None = None
-    """The signature doesn't fit a text in which this is found."""
+    """The signature doesn't match a text that contains this pattern."""
 
     def fits(self, types: Iterable[str]) -> bool:
         """Whether the signature is for an exception with these names: its own and its bases'."""
@@ -153,7 +153,7 @@ class Signature:
 
 
 class Prefilter:
-    """Finds in one pass over a text which signatures can match, by the literal words that their patterns need."""
+    """Find the signatures that can match a text, in one pass: by the literal words that their patterns require."""
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self._signatures = signatures
@@ -168,7 +168,7 @@ class Prefilter:
 
     def possible(self, text: bytes) -> list[Signature]:
         """Return the signatures that may fit a text, in their order. The caller searches for each."""
-        # RE2 logs a complaint about an empty filter
+        # RE2 logs an error for an empty filter
         possible = self._filter.Match(text, potential=True) or () if self._signatures else ()
         return [self._signatures[index] for index in sorted(possible)]
 
@@ -230,7 +230,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
     unknown = sorted(content.keys() - {"schema", "noise", "signature"})
     if unknown:
         raise SignatureError(f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]")
-    tables_at: dict[str, list[int]] = {"noise": [], "signature": []}  # their lines, which tomllib doesn't give
+    tables_at: dict[str, list[int]] = {"noise": [], "signature": []}  # tomllib has no line numbers
     for number, row in enumerate(text.splitlines(), start=1):
         match = _TABLE.match(row)
         if match is not None and match["kind"] in tables_at:

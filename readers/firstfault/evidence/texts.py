@@ -1,8 +1,8 @@
-"""What one text means: its role, its category, the process that it names; and which text is a failed process's message.
+"""Classify one text, and choose the text that is a failed process's message.
 
-The message has one rule for the headline, the report, the category and the class of its failure. It is the first cause
-of the exception that the process raised; else of the last one that it printed; else the line of what it printed that
-explains why it ended; else its exit.
+Headline, report, category and class of a failure all use the same message. In this order: the first cause of the
+exception that the process raised; the first cause of the last exception that it printed; the line of its output with
+the reason for its end; its exit code or signal.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from firstfault.model.failure import get_shell_signal
 from firstfault.utils.text import extract_sentence
 
 _READ = 20_000
-"""Characters of a text that are read: its head and its tail."""
+"""Maximum number of characters of a text that are searched: half at its start, half at its end."""
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*(?:\.|::))*(?:[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout|Iteration|Killed|Lost)|"
     r"Exception|system_error|bad_alloc)"
 )
 _CARRIER = re.compile(r"terminate called after throwing an instance of '[^']*'\s*(?:what\(\):)?", re.IGNORECASE)
-"""Printed by C++ around an uncaught exception."""
+"""The C++ runtime's prefix of an uncaught exception."""
 _SIZES = Pattern(
     r"Tried to allocate (?P<asked>\d+(?:\.\d+)?) (?P<unit>[KMGTPE])iB"
     r"[^\n]*?total capac\w+ of (?P<total>\d+(?:\.\d+)?) (?P<of>[KMGTPE])iB"
@@ -55,15 +55,15 @@ _CONTINUES = Pattern(
     r"\btrying again\b|thrown while requesting|\bfrom scratch\b|\bstart\w* from random\b|"
     r"\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.])[^\n]*$"
 )
-"""Lines of a log below the level of an error, and those which show that the program continued."""
+"""Log lines below the level of an error, and lines which show that the program continued: a fallback, a retry."""
 _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
 _MANY_LINES = 200
 _GENERIC_SIGNATURES = {"program", "missing-file", ""}
-"""Signatures that an exception has if no specific one fits."""
+"""Signatures of exceptions that no specific signature matches."""
 _OF_ENDS = {"aborted", "aborted-by-the-shell", "crashed", "exit-code", "killed", "terminated", "told-by-signal"}
-"""Signatures of texts that repeat how a process ended."""
+"""Signatures of texts that only repeat how a process ended: "Killed", "exit code 1"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +75,28 @@ class Pointer:
     host: str = ""
     port: int | None = None
     store: bool = False
-    """The job's store, without saying on which host."""
+    """Whether the text names the job's store, without a host."""
 
     def as_dict(self) -> dict[str, int | str | bool]:
-        """Return what is known, for JSON."""
+        """Return the known fields, for JSON."""
         known = asdict(self)
         return {name: value for name, value in known.items() if value not in {None, ""} and value is not False}
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a text means."""
+    """The role and category of a text, by the signature that matches it."""
 
     role: Role
     category: str
     signature: str = ""
-    """Id of the signature that fits; empty: none does."""
+    """Id of the matching signature; empty: none matches."""
     why: str = ""
     pointer: Pointer | None = None
 
     @property
     def is_specific(self) -> bool:
-        """Whether a signature fits that has more detail than the kind of program that failed."""
+        """Whether the matching signature identifies a particular fault, not just any exception."""
         return self.signature not in _GENERIC_SIGNATURES
 
 
@@ -105,8 +105,11 @@ def classify(
 ) -> Classification:
     """Classify a text as evidence about the process that wrote it.
 
-    `message` is an exception's text, or a line of a log; then the exception's name is the log's source, or nothing. The
-    signatures are tried in their order; None: those that come with firstfault.
+    Args:
+        message: an exception's text, or a line of a log.
+        exception_type: the exception's name; for a log line, the log's source, or nothing.
+        bases: names of the exception's base classes.
+        signatures: the signatures to try, in this order; None: the built-in ones.
     """
     signatures = signatures or built_in_signatures()
     types = _types(exception_type, bases)
@@ -118,7 +121,7 @@ def classify(
         if noise.search(left) is not None:
             noises.append(noise)
             left = noise.pattern.cut_from(left)
-    # the first noise that has a role, else the first
+    # prefer noise with a definite role over ambiguous noise
     cut = min(noises, key=lambda noise: noise.role is Role.AMBIGUOUS, default=None)
     if cut is not None and ANY_EXCEPTION not in types:
         # the name of the log isn't part of the text
@@ -129,7 +132,8 @@ def classify(
     for signature in signatures.filter.possible(left):
         if not signature.fits(types):
             continue
-        # what a process survived isn't its fault; NCCL may report the end of a connection only as information
+        # a warning or a retry isn't the fault that ended the process, so lines that show it continued don't count as
+        # local evidence; but NCCL may report a lost connection only at level INFO, so other roles search all lines
         found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
             return _by_size(_by_progress(_by(signature, _pointer(found)), left), left)
@@ -143,7 +147,7 @@ def _by(signature: Signature, pointer: Pointer | None = None) -> Classification:
 
 
 def _by_size(found: Classification, text: bytes) -> Classification:
-    """Return a lack of GPU memory as unclear if more was asked for than the GPU has: no model needs that at once."""
+    """Classify "CUDA out of memory" as unclear if one allocation exceeds the whole GPU: the size may be corrupt."""
     sizes = _SIZES.search(text) if found.signature == "gpu-out-of-memory" else None
     if sizes is not None:
         amounts = ((sizes["asked"], sizes["unit"]), (sizes["total"], sizes["of"]))
@@ -155,7 +159,7 @@ def _by_size(found: Classification, text: bytes) -> Classification:
 
 
 def _by_progress(found: Classification, text: bytes) -> Classification:
-    """Return another rank's dump signal as a consequence if this rank had a collective outstanding."""
+    """Classify another rank's dump signal as a consequence if this rank had a collective outstanding."""
     progress = _PROGRESS.search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
@@ -174,7 +178,7 @@ def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
 
 
 def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
-    """Return the text without lines which show that the program continued."""
+    """Remove the lines which show that the program continued."""
     # an exception's first line is what was raised, and a log's name isn't part of the text
     whole = text.find(b"\n") + 1 or len(text)
     name = encoded(f"{exception_type}:")
@@ -183,7 +187,7 @@ def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes
 
 
 def _pointer(found: Mapping[str, str]) -> Pointer | None:
-    """Return the pointer in the groups of a match, None if they are empty."""
+    """Build the pointer from the named groups of a match; None if all are empty."""
     named: dict[str, str] = {}
     for name, value in found.items():
         if value:
@@ -204,7 +208,7 @@ def _number(text: str | None) -> int | None:
 
 # --- the message of a failed process ----------------------------------------------------------------------------------
 _ENDED = "it ended by itself, without an error"
-"""The text of an exit without a code, as of a program that comes to its end too early."""
+"""The text for an exit with code 0, as of a program that returns too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,27 +218,27 @@ class Message:
     what: str
     """One or two words: the exception's short name, the signal or the exit code."""
     text: str = ""
-    """A sentence; empty: the process left none."""
+    """A sentence; empty: the process left no message."""
     about: str = ""
-    """This process's message about an exception of another process; empty if it is this one's."""
+    """This process's own text about an exception that was raised in another process; empty if it raised it itself."""
     wrapper: str = ""
-    """What was raised because of it: "raised as TrainingError: training failed"; empty if nothing was."""
+    """The exception raised because of it: "raised as TrainingError: training failed"; empty: none."""
     exception: ExceptionInfo | None = None
-    """The exception that it raised or printed, with its wrappers; None: none."""
+    """The exception that the process raised or printed, with its wrappers; None: no exception."""
 
     @property
     def with_wrapper(self) -> str:
-        """The text, and what was raised because of it."""
+        """The text and the wrapper."""
         return "; ".join(part for part in (self.text, self.wrapper) if part)
 
     @property
     def whole(self) -> str:
-        """The text, and every remark about it."""
+        """The text, this process's text about it, and the wrapper."""
         return "; ".join(part for part in (self.text, self.about, self.wrapper) if part)
 
 
 def find_message(failure: WorkerError) -> Message:
-    """Return the message of a failed process."""
+    """Return the message of a failed process; the module's docstring has the order of the sources."""
     exception = find_ending_exception(failure)
     if exception is None:
         return _build_end_message(failure)
@@ -256,14 +260,14 @@ def find_message(failure: WorkerError) -> Message:
 
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:
-    """Return the file system of a path in the exception if it was full; without such a path, any that was full."""
+    """Return the full file system behind a path in the exception; if no path matches, any full file system."""
     disks, links = failure.system.file_systems, list(iter_exceptions(exception))
     named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in links)]
     return next((disk for disk in named or disks if disk.is_full), None)
 
 
 def is_unexplained_write(failure: WorkerError) -> bool:
-    """Whether a process failed because a write did, and its text doesn't explain why."""
+    """Whether a write failed, and the text has no reason for it (such as a full disk)."""
     exception = find_ending_exception(failure)
     return exception is not None and _classified(exception).signature == "failed-write"
 
@@ -280,12 +284,12 @@ def _build_end_message(failure: WorkerError) -> Message:
     if is_stopped or failure.expired is not None or failure.subject is Subject.AGENT or not has_ended:
         return Message(failure.what)
     if not failure.signal and failure.exit_code == 0:
-        return Message(failure.what, _ENDED)  # what it printed last is no reason to fail
+        return Message(failure.what, _ENDED)  # its last output isn't a reason for a failure
     return Message(failure.what, _last_line(failure, failure.signal or get_shell_signal(failure.exit_code)))
 
 
 def _last_line(failure: WorkerError, signal: str) -> str:
-    """Return the line that explains why a process ended: the one whose signature its last lines have, else the last."""
+    """Return the line with the reason for a process's end: the line that a signature matches, or else the last line."""
     text = extract_fatal_text(failure.printed, signal)
     found = classify(text) if text else None
     if found is not None and found.category != "unknown" and found.signature not in _OF_ENDS:
@@ -294,7 +298,7 @@ def _last_line(failure: WorkerError, signal: str) -> str:
         if line := next(telling, ""):
             return strip_line_prefixes(line)
     if signal in {"", "SIGABRT"}:
-        # if an exception was the cause, the message above it has it already
+        # a line that repeats the printed exception adds nothing
         printed = find_printed_exception(failure.printed) if signal else None
         line = find_cpp_exception(text) or find_telling_line(text)
         return strip_line_prefixes(line) if printed is None or printed.exception.message not in line else ""
@@ -302,7 +306,7 @@ def _last_line(failure: WorkerError, signal: str) -> str:
 
 
 def _describe_end(failure: WorkerError) -> str:
-    """Return how a process ended that printed an exception, or a line: "exit code 7"."""
+    """Return how a process ended, for a message that it printed before: "exit code 7"."""
     if failure.exception is not None and failure.exit_code is None:
         return f"exit code {extract_sentence(failure.exception.message) or 0}"
     return failure.signal or f"exit code {failure.exit_code}"
@@ -313,7 +317,7 @@ def _build_exception_message(exception: ExceptionInfo) -> Message:
     text, here = extract_sentence(original.message), extract_sentence(add_remote_cause(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
-    # the nearest wrapper has the most detail, a group of exceptions none
+    # the wrapper nearest to the first cause has the most detail; an exception group has none
     near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(causes.wrappers[:1])
     if near and not (text and text in near[0].message):
         inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]

@@ -48,6 +48,7 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     several ranks mention a wait and no rank was elsewhere, each of them may be the cause.
     """
     told = [judged for judged in diagnosis.classified if reports_timed_out_wait(judged) and _may_wait_for_peer(judged)]
+    # a program's own watchdog often exits without a usable message: ranks with the same exit code count, too
     exits = list(filter(_is_exit, diagnosis.classified))
     codes, known = {judged.failure.exit_code for judged in told or exits}, set(map(id, told))
     left = told + [judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes]
@@ -61,6 +62,8 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     others = _reclassify_as_waits(diagnosis, left)
     if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
         return others
+    # Rank 3 is stuck in its data loader, and ranks 0 to 2 gave up: the straggler explains the exits. Without a message
+    # it must have called a collective before: during startup, ranks may exit with one code for any shared reason.
     if _find_stragglers_elsewhere(others, has_begun=not told):
         return replace(others, late=tuple(left))
     return others if told and count >= MIN_RANKS and _is_exit(told[0]) else diagnosis
@@ -83,7 +86,7 @@ def reports_timed_out_wait(judged: ClassifiedFailure) -> bool:
 
 
 def _may_wait_for_peer(judged: ClassifiedFailure) -> bool:
-    """Whether a rank may have waited for a peer, rather than for something like a server or a program.
+    """Whether a rank may have waited for a peer, rather than for a server or a child process.
 
     An exception raised outside of collectives isn't about a peer, unless its text mentions ranks or collectives.
     """

@@ -1,4 +1,4 @@
-"""One failure of one worker or agent, as its documents report it, and what its category, signal or exit code means."""
+"""The failure of a worker or an agent, and the meaning of its category, signal or exit code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from firstfault.utils.toml import parse_toml
 ABOUT_CATEGORIES: dict[str, dict[str, str]] = parse_toml(
     Path(__file__).with_name("categories.toml").read_text(encoding="utf-8")
 )
-"""The closed list of categories; the file explains the keys of each."""
+"""All categories, with their properties. The list is closed; the comments in ``categories.toml`` explain the keys."""
 CATEGORIES: dict[str, str] = {name: about["meaning"] for name, about in ABOUT_CATEGORIES.items()}
-"""What each means."""
+"""The meaning of each category."""
 
 
 class Kind(str, enum.Enum):
@@ -26,7 +26,7 @@ class Kind(str, enum.Enum):
 
 
 class Origin(str, enum.Enum):
-    """flyteidl.core.ExecutionError.ErrorKind: whose retry budget a retry uses."""
+    """flyteidl.core.ExecutionError.ErrorKind: a retry uses the user's or the system's retry budget."""
 
     UNKNOWN = "UNKNOWN"
     USER = "USER"
@@ -60,11 +60,11 @@ class FrameInfo:
     code: str = ""
     """The source line, stripped; empty if it could not be read."""
     context: tuple[str, ...] = ()
-    """Lines around it and the line itself, without the indentation that all share; empty for frames of libraries."""
+    """The line and its surrounding lines, without their common indentation; empty for frames of libraries."""
     context_line: int = 0
-    """The number of the first of them."""
+    """The line number of the first line in `context`."""
     marked: tuple[int, int] = (0, 0)
-    """The characters of `code` that Python marks with carets, the end not included; (0, 0): none."""
+    """Start and end (exclusive) of the characters in `code` that Python marks with carets; (0, 0): none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,17 @@ class ExceptionInfo:
     causes: tuple[ExceptionInfo, ...] = ()
     """The chain of causes and contexts, nearest first, flattened."""
     relation: str = ""
-    """The relation to the exception before it in `causes`: "cause", "context", or "suppressed" (by ``from None``)."""
+    """The relation to the preceding exception in `causes`: "cause", "context", or "suppressed" (by ``from None``)."""
     frames_omitted: int = 0
     members: tuple[ExceptionInfo, ...] = ()
     """Members of an exception group."""
     text_frames: tuple[FrameInfo, ...] = ()
-    """The program's own frames in a traceback that is part of a message, with the lines around them."""
+    """The program's frames in a traceback that is part of the message, with the lines around them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process's position in the job. A rank is None if the process has none."""
+    """A process's position in the job. Ranks are None for processes without one, such as agents."""
 
     attempt: int = 0
     round: int = 0
@@ -114,9 +114,9 @@ class Place:
     namespace: str = ""
     """Kubernetes' namespace of the pod; empty: unknown."""
     engine: str = ""
-    """What ran it: "flyte", "plain", "alone" (no engine, nor an agent), `OF_LOGS`; empty: unknown, so "flyte"."""
+    """The job's engine: "flyte", "plain", "alone" (no engine and no agent) or `OF_LOGS`; empty: unknown, so "flyte"."""
     machine: str = ""
-    """Name of the machine; empty: unknown. `host` is the name that the machine or the pod gives itself."""
+    """Name of the machine; empty: unknown. `host` is the hostname, which in Kubernetes is the pod's."""
     gpu: str = ""
     """UUID of the process's GPU, "GPU-8f3a..."; empty: none, or not known."""
 
@@ -127,7 +127,7 @@ class SentSignal:
 
     signal: str
     reason: str
-    """As the agent wrote it: free text, or `TERMINATED`."""
+    """The agent's reason: free text, or `TERMINATED`."""
 
 
 OF_LOGS = "log"
@@ -137,29 +137,30 @@ TERMINATED = "its agent was terminated"
 """Why an agent stopped its workers when its pod was terminated. Stored in documents."""
 
 TERMINATED_ALONE = "terminated from outside, perhaps by its launcher"
-"""The same of a rank that no agent started. Stored in documents."""
+"""The same for a rank that was started without an agent. Stored in documents."""
 
 TERMINATED_BY = "terminated by"
-"""Begins what an agent of a terminated pod sends to its peers; the signal's name follows. Stored in documents."""
+"""Prefix of the reason that the agent of a terminated pod sends its peers, before the signal. Stored in documents."""
 
 DIED_SILENTLY = "it died"
-"""What agents send their peers about an agent that was killed. Stored in documents."""
+"""The reason that agents send their peers when an agent was killed. Stored in documents."""
 
 TIME_LIMIT = "USER:TimeLimit"
-"""The code of an agent whose pod was terminated because the attempt had reached its time limit."""
+"""The code of an agent if its pod was terminated because the attempt had reached its time limit."""
 
 RECORDED_ONLY = "SYSTEM:FlightRecorder"
-"""The code of a process that is known only from torch's flight recorder dump."""
+"""The code of a process that is known only by its dump of torch's flight recorder."""
 
 CTRL_C = "USER:CtrlC"
-"""The code of a process that SIGINT ended in the foreground of a terminal; elsewhere another process sent it."""
+"""The code of a process interrupted by Ctrl-C in a terminal, as opposed to a SIGINT from another process."""
 DIED = "USER:Died"
-"""The code of a process when its launcher reports only that it died."""
+"""The code of a process if its launcher only reported that it died."""
 FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
-"""Categories of an agent that was ended from outside, and what it was."""
+"""Categories of an agent that was terminated from outside, each with the verb for a sentence."""
 
 RESTARTED = "in-process restart"
-"""Begins the line that a rank logs when it continues after a fault; the restart's number and a colon follow."""
+"""Prefix of the line that a rank logs when it continues after a fault; followed by the restart's number and a colon."""
+# greedy: everything up to the last restart
 _BEFORE_RESTART = re.compile(rf"\A.*\b{RESTARTED} \d+: [^\n]*\n?", re.DOTALL)
 
 
@@ -170,7 +171,7 @@ class StackDump:
     pid: int
     rank: int | None
     text: str
-    """As the dumper printed it."""
+    """The unmodified output of the stack dumper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +187,10 @@ class ThreadFailure:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective, or one send or receive, as torch's flight recorder noted it."""
+    """One entry of torch's flight recorder: a collective, a send or a receive."""
 
     sequence: int
-    """Its number in the group; sends and receives have their own."""
+    """The number in the group; sends and receives are counted separately."""
     operation: str
     sizes: str = ""
     """Inputs and outputs, "[[2, 3]] -> [[2, 3]]"."""
@@ -212,7 +213,7 @@ def format_group_name(name: str, description: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveProgress:
-    """The last collective of one process group, by the sequence numbers of torch's flight recorder."""
+    """A rank's progress in one process group, by the sequence numbers of torch's flight recorder."""
 
     group: str
     """Its `format_group_name`."""
@@ -228,13 +229,13 @@ class CollectiveProgress:
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether a collective that the rank has called had not completed."""
+        """Whether the rank had called a collective that hadn't completed."""
         return self.completed is not None and self.enqueued > self.completed
 
 
 @dataclass(frozen=True, slots=True)
 class CausedBy:
-    """The failure for which an agent stopped its workers, as a peer reported it."""
+    """The failure that made an agent stop its workers, as reported by a peer."""
 
     rank: int | None
     node: str
@@ -244,16 +245,16 @@ class CausedBy:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredDeadline:
-    """A deadline of the watchdog that a worker didn't keep; its agent killed it for that."""
+    """A watchdog deadline that a worker missed, so that its agent killed it."""
 
     scope: str
-    """The name that the program gave to the block; empty for a heartbeat, and where the job made no progress."""
+    """The program's name for the block; empty for a heartbeat, and if the job as a whole made no progress."""
     seconds: float
     """The deadline, or the longest time between two pings."""
     heartbeat: bool = False
-    """Whether it was the heartbeat of the loop, not a block."""
+    """Whether the deadline was a heartbeat between two pings, not for one block."""
     since: str = ""
-    """Where the block was entered, or the last ping was made: "train.py:50"; empty: unknown."""
+    """The line where the block was entered, or that sent the last ping: "train.py:50"; empty: unknown."""
 
     @property
     def text(self) -> str:
@@ -265,7 +266,7 @@ class ExpiredDeadline:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Figures of the node's cgroup; None for one that could not be read."""
+    """Figures of the node's cgroup; None for figures that could not be read."""
 
     oom_kill: int | None = None
     """Processes that the kernel's OOM killer has killed since the node's recorder started."""
@@ -278,10 +279,10 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """The space of a file system that a process without privileges may use."""
+    """The space that a process without root privileges can use in a file system."""
 
     path: str
-    """A path in it; " (quota)" follows if a quota is used up there."""
+    """A path in the file system; with the suffix " (quota)" if a quota is used up there."""
     free_bytes: int
     total_bytes: int
     free_inodes: int = 0
@@ -290,13 +291,14 @@ class FileSystem:
 
     @property
     def is_full(self) -> bool:
-        """Whether less than 1 MiB and one in a thousand bytes are left, or no inode."""
+        """Whether less than 1 MiB and less than 0.1 % of the bytes are left, or no inode."""
+        # not 0: a write may fail while a few bytes are still free
         little = self.free_bytes < min(1 << 20, max(self.total_bytes // 1000, 1))
         return (self.total_bytes > 0 and little) or (self.total_inodes > 0 and self.free_inodes == 0)
 
     @property
     def text(self) -> str:
-        """What is left of it: "0 B of 2.0 MiB free at /ckpt"."""
+        """The free space as a phrase: "0 B of 2.0 MiB free at /ckpt"."""
         if self.total_inodes and not self.free_inodes:
             return f"no inode free at {self.path}"
         return f"{size(self.free_bytes)} of {size(self.total_bytes)} free at {self.path}"
@@ -304,36 +306,36 @@ class FileSystem:
 
 @dataclass(frozen=True, slots=True)
 class SystemState:
-    """What a process could use of its machine when it failed."""
+    """Disk space and limits of a process when it failed."""
 
     file_systems: tuple[FileSystem, ...] = ()
-    """Those where a write failed and its text names no path; if none is known, first those of the paths in the failure,
-    then those of the working folder, TMPDIR and /dev/shm; at most 4."""
+    """At most 4. If a write failed without a path in its error, those of the files being written; otherwise, or if none
+    is known, of paths in the failure, then of the working folder, TMPDIR and /dev/shm."""
     limits: tuple[tuple[str, int], ...] = ()
-    """Soft limits of the process, those that it has: ("RLIMIT_AS", 4294967296)."""
+    """Soft limits of the process, without unlimited ones: ("RLIMIT_AS", 4294967296)."""
     open_files: int | None = None
     """None: unknown."""
 
     @property
     def full(self) -> tuple[FileSystem, ...]:
-        """The file systems without space, or without inodes; that of a path in the failure first."""
+        """The full file systems; a file system of a path in the failure comes first."""
         return tuple(found for found in self.file_systems if found.is_full)
 
     @property
     def memory_limit(self) -> str:
-        """The limit of the process's own memory, "RLIMIT_AS"; empty: it has none."""
+        """The name of the process's memory limit, "RLIMIT_AS"; empty: unlimited."""
         return next((name for name, _ in self.limits if name in {"RLIMIT_AS", "RLIMIT_DATA"}), "")
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentRef:
-    """The object of a document in the storage."""
+    """A document's object in the storage."""
 
     name: str
     """Name of the object within its folder."""
     uri: str = ""
     last_modified_ns: int | None = None
-    """When the upload ended, by the storage's clock; often whole seconds."""
+    """End of the upload by the storage's clock, nanoseconds since the Unix epoch; often whole seconds."""
     size: int = 0
     """Bytes."""
 
@@ -347,7 +349,7 @@ class WorkerError:
     kind: Kind
     origin: Origin
     timestamp_ns: int | None = None
-    """When it was recorded, nanoseconds since the Unix epoch by the writer's clock; None: unknown."""
+    """Time of the record, nanoseconds since the Unix epoch by the writer's clock; None: unknown."""
     worker: str = ""
     """ContainerError.worker: the node's name."""
     place: Place = field(default_factory=Place)
@@ -368,19 +370,19 @@ class WorkerError:
     documents: tuple[DocumentRef, ...] = ()
     """All documents about this failure."""
     in_flight: bool = False
-    """Recorded while the exception was inside the task function; no document reports that it left the function."""
+    """Whether the exception was still inside the task function; no document reports that it left the function."""
     stack_dumps: tuple[StackDump, ...] = ()
-    """Of this process, and of others of its node."""
+    """Stacks of this process and of further processes on its node."""
     thread_failures: tuple[ThreadFailure, ...] = ()
     collectives: tuple[CollectiveProgress, ...] = ()
     """One for each process group."""
     caused_by: CausedBy | None = None
-    """The peer's failure for which the agent stopped this worker; None: there was none."""
+    """The peer's failure that made the agent stop this worker; None: not stopped because of a peer."""
     expired: ExpiredDeadline | None = None
-    """The deadline for which the agent killed this worker; None: there was none."""
+    """The missed deadline that made the agent kill this worker; None: no deadline was missed."""
     system: SystemState = field(default_factory=SystemState)
     newer: bool = False
-    """Whether a later version of the format wrote it; what this version doesn't know was left out."""
+    """Whether it was written in a later version of the format; unknown fields were dropped."""
 
     @property
     def rank(self) -> int | None:
@@ -399,27 +401,28 @@ class WorkerError:
 
     @property
     def printed(self) -> str:
-        """The log's end since the last in-process restart: earlier lines are about faults that are over."""
+        """The end of the log since the last in-process restart: earlier lines are about survived faults."""
         return _BEFORE_RESTART.sub("", self.log_tail) if RESTARTED in self.log_tail else self.log_tail
 
     @property
     def stopped_by_agent(self) -> bool:
-        """True if the agent stopped this process before it raised."""
+        """True if the agent stopped this process and it raised no exception."""
         return bool(self.sent_signals) and self.exception is None
 
     @property
     def crashed_while_stopped(self) -> bool:
-        """True if a signal that its agent didn't send ended it: it crashed while it was being stopped."""
+        """True if it died by a signal that the agent didn't send: it crashed while the agent was stopping it."""
         return bool(self.signal and self.sent_signals) and all(sent.signal != self.signal for sent in self.sent_signals)
 
     @property
     def is_silent(self) -> bool:
-        """True if it isn't known how the process ended: no exception, signal, exit code or message."""
+        """True if nothing is known about the end: no exception, signal, exit code or message."""
         return self.exception is None and not self.signal and self.exit_code is None and not self.message
 
     @property
     def what(self) -> str:
         """The failure in one or two words: the exception's short name, "hang", the signal or the exit code."""
+        # the most specific evidence first: a process that raised also has an exit code
         if self.exception is not None:
             return self.exception.type.rsplit(".", 1)[-1]
         if self.expired is not None:
@@ -454,14 +457,15 @@ SIGNALS: dict[str, str] = {
     "SIGXCPU": "used up its CPU time limit",
     "SIGXFSZ": "wrote a file larger than its limit",
 }
-"""What happened to a process that a signal ended, if its agent didn't send the signal."""
+"""What happened to a process that died by a signal which its agent didn't send."""
 
 CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"}
-"""Signals that the kernel sends for what the process itself did."""
+"""Signals that the kernel sends because of the process's own instructions or system calls."""
 STOPS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
-"""Signals by which a process is asked to end."""
+"""Signals that ask a process to exit."""
 _SHELL = 128
-"""A shell's exit code for a signal is this plus the signal's number."""
+"""Offset of a shell's exit codes for signals: 128 + 9 is SIGKILL."""
+# 128 + n is ambiguous, since programs use such exit codes, too: only signals that end a training job in practice
 _OF_SHELLS = {2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 _OF_FAULTHANDLER = {
@@ -471,24 +475,25 @@ _OF_FAULTHANDLER = {
     "Illegal instruction": "SIGILL",
     "Floating": "SIGFPE",
 }
-"""By the first words of what faulthandler writes about them."""
+"""Signals by the first words of faulthandler's message."""
 _FATAL = re.compile(rf"^Fatal Python error: ({'|'.join(_OF_FAULTHANDLER)})", re.MULTILINE)
 
 
 def explain_signal(signal: str, resources: Resources) -> str:
-    """Return what happened, for a SIGKILL with what the cgroup counted; empty for a signal that isn't in `SIGNALS`."""
+    """Explain the death by a signal, for SIGKILL with the cgroup's count of OOM kills; empty if not in `SIGNALS`."""
     if signal != "SIGKILL":
         return SIGNALS.get(signal, "")
     if resources.oom_kill:
         return "killed by the kernel's OOM killer"
+    # None means that the cgroup could not be read: that rules nothing out
     counted = "no OOM kill counted" if resources.oom_kill == 0 else "OOM kills could not be counted"
     return f"{SIGNALS[signal]}, {counted}"
 
 
 def explain_end(failure: WorkerError) -> str:
-    """Return what happened to a process that raised no exception and that its agent didn't stop.
+    """Explain the end of a process that raised no exception and wasn't stopped because of a peer.
 
-    Its agent may have killed it for a deadline that it didn't keep.
+    Its agent may have killed it for a missed deadline.
     """
     if failure.expired is not None:
         return failure.expired.text
@@ -499,7 +504,7 @@ def explain_end(failure: WorkerError) -> str:
 
 
 def ended_by(signal: str) -> str:
-    """Return a verb for the end by a signal: "crashed with SIGSEGV", "was terminated by SIGTERM"."""
+    """Return a verb phrase for the death by a signal: "crashed with SIGSEGV", "was terminated by SIGTERM"."""
     if signal in CRASHES:
         return f"crashed with {signal}"
     if signal == "SIGABRT":
@@ -508,11 +513,12 @@ def ended_by(signal: str) -> str:
 
 
 def fatal_error(text: str) -> tuple[str, str]:
-    """Return what faulthandler wrote last about a fatal signal, and the signal; empty texts if it wrote nothing."""
+    """Return faulthandler's last message about a fatal signal, and the signal; two empty strings if there is none."""
+    # a fatal error ends its process, so an earlier message in the log is from another process
     *_, last = (None, *_FATAL.finditer(text))
     return (last[0], _OF_FAULTHANDLER[last[1]]) if last is not None else ("", "")
 
 
 def get_shell_signal(exit_code: int | None) -> str:
-    """Return the signal that a shell reports with this exit code; empty if it reports none with it."""
+    """Return the signal in a shell's exit code (137 is SIGKILL); empty for an exit code without one."""
     return _OF_SHELLS.get(exit_code - _SHELL, "") if exit_code is not None else ""

@@ -1,4 +1,4 @@
-"""One attempt: its failures, roster, coverage, seals and restarts; the verdict on it, and the decision."""
+"""The data of one attempt: failures, roster, coverage, seals and restarts; the verdict, and the decision to retry."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Receipt:
     error: str = ""
     rank: int | None = None
     withdrawn: bool = False
-    """The user's code handled the exception after all: readers ignore the document."""
+    """Whether the user's code handled the exception in the end, so that readers ignore the document."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogTail:
-    """The end of a worker's stderr, as its agent read it."""
+    """The end of a worker's stderr, read by its agent."""
 
     rank: int
     text: str
@@ -40,7 +40,7 @@ class LogTail:
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """What a node ran, and on what. Empty fields aren't known."""
+    """The task, image and GPUs of a node. Empty fields are unknown."""
 
     task: str = ""
     """The task's full name."""
@@ -48,7 +48,7 @@ class NodeSetup:
     """The container image."""
     gpu_model: str = ""
     gpus: int = 0
-    """GPUs that the node sees."""
+    """Number of GPUs visible to the node."""
     source_url: str = ""
     """Where the source code can be read: "https://github.com/org/repo/blob/<commit>"."""
     source_root: str = ""
@@ -57,12 +57,12 @@ class NodeSetup:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a training came in a round."""
+    """Progress of the training in a round."""
 
     collectives: int = 0
-    """That a rank had begun, in all groups together. 0: unknown."""
+    """Number of collectives that a rank had called, in all groups together. 0: unknown."""
     seconds: float = 0.0
-    """From its first collectives to its last ones, within one look of the agent at each end."""
+    """Time from the first collectives to the last ones; each end is off by at most one agent poll interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ class NodePresence:
     receipts: tuple[Receipt, ...] = ()
     timestamp_ns: int | None = None
     first_failure: CausedBy | None = None
-    """In an entry of phase failed: the failure that ended the round, as far as the agent knows."""
+    """In an entry of phase failed: the failure that ended the round, from the agent's point of view."""
     first_failure_reason: str = ""
     """The same as text: "rank 3 on worker-1 failed: ValueError"."""
     log_tails: tuple[LogTail, ...] = ()
-    """In an entry of phase failed: of the workers that failed by themselves, without their own tracebacks."""
+    """In an entry of phase failed: the logs of workers that failed on their own, without the workers' tracebacks."""
     setup: NodeSetup = NodeSetup()
     """In an entry of phase failed."""
     progress: Progress = Progress()
@@ -99,13 +99,13 @@ class Coverage:
     unreadable: int = 0
     """Documents that exist but could not be read."""
     complete: bool = False
-    """Every expected node has a final roster entry, and every document was read.
+    """Whether every expected node has a final roster entry, and every document was read.
 
-    Also, if there is a roster, it has an entry of the round and the incarnation that each document names.
-    In a large cascade every document was listed, and several of each fault were read.
+    If a roster exists, it must also have an entry of each document's round and incarnation. In a large cascade, it is
+    enough that every document was listed, and several of each fault were read.
     """
     notes: tuple[str, ...] = ()
-    """Sentences about what wasn't read or not understood."""
+    """Sentences about missing, unreadable and ignored documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Seal:
     name: str
     digest: str
     count: int
-    """Number of documents it rests on."""
+    """Number of documents that the verdict is based on."""
     strategy: str
     json: str
     timestamp_ns: int
@@ -131,36 +131,36 @@ class Seal:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Sorts the seals of an attempt: the one that rests on the most documents is first."""
+        """Sort key of an attempt's seals: the verdict based on the most documents comes first."""
         return (-self.count, self.name)
 
 
 STALLS_OF_ROUND = 1000
-"""Numbers that the records of one round's stalls can have."""
+"""Maximum number of stalls in a round: stall `s` of round `r` has the number `r * STALLS_OF_ROUND + s`."""
 
 
 class RestartKind(str, enum.Enum):
-    """What is restarted."""
+    """The scope of a restart."""
 
     ROUND = "round"
     """torch elastic's worker group: all worker processes of all nodes."""
     IN_PROCESS = "in-process"
-    """The training function, in worker processes that live on."""
+    """The training function, in the same worker processes."""
     STALL = "stall"
-    """Nothing: the job made no progress, and its agents reported which rank it waited for."""
+    """No restart: the job made no progress for a while, and its agents reported the rank that it waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartRecord:
-    """A failure within an attempt, and the decision whether to restart. Empty fields and None aren't known."""
+    """A failure within an attempt, and the decision whether to restart. Empty fields and None mean unknown."""
 
     kind: RestartKind
     number: int
-    """Of the round or iteration that failed, from 0."""
+    """The number of the failed round or iteration, from 0."""
     headline: str
-    """The verdict's."""
+    """The verdict's headline."""
     restart: bool
-    """False: the attempt ended, or the job only made no progress for a while."""
+    """False: the attempt ended, or the record is about a stall."""
     reason: str
     rank: int | None = None
     """The root cause's global rank."""
@@ -173,27 +173,27 @@ class RestartRecord:
     timestamp_ns: int | None = None
     """When the root cause failed."""
     lost_seconds: float | None = None
-    """From the failure until the worker processes were started again; or how long the job made no progress."""
+    """Time from the failure until the worker processes were started again, or the duration of a stall."""
     world_size_before: int | None = None
-    """Ranks."""
+    """Number of ranks before the restart."""
     world_size_after: int | None = None
-    """Ranks after the restart."""
+    """Number of ranks after the restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """Documents of the judged round with the same fault in their names, listed but not opened."""
+    """Unopened documents of the judged round with the same fingerprint in their names."""
 
     fingerprint: str
-    """That of the opened documents of the fault; ``?:`` and 12 hex digits if none was opened."""
+    """The fingerprint in the opened documents; if none was opened, ``?:`` and the 12 hex digits of the names."""
     count: int
-    """Documents."""
+    """Number of documents."""
     ranks: tuple[int, ...] = ()
-    """Their ranks, ascending; agents and files without a rank are left out."""
+    """The ranks in the documents' names, ascending; without agents and files that have no rank."""
     group_ranks: tuple[int, ...] = ()
-    """The group ranks of their nodes, ascending."""
+    """The group ranks in the documents' names, ascending."""
     names_hash: int = 0
-    """Sum of `firstfault.reading.assemble.name_hash` over their names."""
+    """Sum of `firstfault.reading.assemble.name_hash` over the documents' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +203,12 @@ class JobErrors:
     failures: tuple[WorkerError, ...] = ()
     """Failures of the judged round, one per process, by time; those without a time come last.
 
-    In a large cascade these are only failures with an opened document; all further ones are in `unopened`.
+    In a large cascade, only failures with an opened document are listed; `unopened` counts the rest.
     """
     history: tuple[WorkerError, ...] = ()
-    """Failures of earlier rounds and incarnations, which are never judged."""
+    """Failures of earlier rounds and incarnations; the verdict ignores them."""
     handled: tuple[WorkerError, ...] = ()
-    """Exceptions of the judged round that the program handled after its process group had ended because of them."""
+    """Exceptions of the judged round that broke the process group and that the program then handled, as for a retry."""
     roster: tuple[NodePresence, ...] = ()
     """Entries of the judged round."""
     seals: tuple[Seal, ...] = ()
@@ -216,38 +216,40 @@ class JobErrors:
     round: int = 0
     attempt: int = 0
     settled: bool = True
-    """False: the reader stopped waiting before every node had reported."""
+    """False: the reader timed out before every node had reported."""
     digest: str = ""
-    """Digest over the names of the round's documents, opened or not, in any order."""
+    """Digest of the names of the round's documents, opened or not; independent of their order."""
     document_count: int = 0
     """Documents of the round, opened or not."""
     unopened: tuple[Unopened, ...] = ()
     """Documents of a large cascade that weren't opened, grouped by fault, the largest group first."""
     restarts: tuple[RestartRecord, ...] = ()
-    """What was decided after each failed round of the attempt, oldest first."""
+    """Restart decisions after each failed round of the attempt, and stalls, oldest first."""
 
     @property
     def places(self) -> list[Place]:
-        """Where the failures and the nodes were."""
+        """The places of all failures and roster entries."""
         return [failure.place for failure in self.failures] + [entry.place for entry in self.roster]
 
     @property
     def engine(self) -> str:
-        """As the first `Place.engine` that is known."""
+        """The first known `Place.engine`; empty: unknown."""
         return next((place.engine for place in self.places if place.engine), "")
 
     @property
     def progress(self) -> Progress:
-        """How far the judged round came, as far as a node knows."""
+        """The progress of the judged round: the maximum that any node reported."""
         known = [entry.progress for entry in self.roster]
         seconds = max((each.seconds for each in known), default=0.0)
         return Progress(max((each.collectives for each in known), default=0), seconds)
 
     @property
     def last_stall(self) -> RestartRecord | None:
-        """The stall of the judged round that the job didn't recover from; None: there was none, or it isn't known."""
+        """The stall that the job didn't recover from in the judged round; None: no stall, or the job recovered."""
         stalls = [record for record in self.restarts if record.kind is RestartKind.STALL]
+        # stalls are numbered per round: see STALLS_OF_ROUND
         last = stalls[-1] if stalls and stalls[-1].number // STALLS_OF_ROUND == self.round else None
+        # the agents add the duration when the job makes progress again
         return last if last is not None and last.lost_seconds is None else None
 
     @property
@@ -256,16 +258,17 @@ class JobErrors:
         return nodes_done(self.roster) and all(entry.phase is not Phase.FAILED for entry in self.roster)
 
     def unopened_like(self, *fingerprints: str) -> tuple[int, ...]:
-        """Return the ranks with one of these faults and no opened document, ascending."""
+        """Return the ranks without an opened document and with one of these fingerprints, ascending."""
         opened, wanted = {failure.rank for failure in self.failures}, set(fingerprints)
         alike = (group for group in self.unopened if group.fingerprint in wanted)
         return tuple(sorted({rank for group in alike for rank in group.ranks} - opened))
 
     def unopened_elsewhere(self, *fingerprints: str) -> int:
-        """Return the number of processes with an unopened document of another fault."""
+        """Return the number of processes without an opened document and with none of these fingerprints."""
         opened = {failure.rank for failure in self.failures}
         others = [group for group in self.unopened if group.fingerprint not in fingerprints]
         ranks = {rank for group in others for rank in group.ranks} - opened
+        # agents and stock files have no rank to deduplicate by: each document counts as one process
         return len(ranks) + sum(group.count for group in others if not group.ranks)
 
 
@@ -274,7 +277,7 @@ class JobErrors:
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
 
 NodeKey = tuple[str, "int | None"]
-"""A node's name and its rank: two agents on one host may have one name."""
+"""A node's name and its group rank: two agents on one host may have the same name."""
 
 
 def node_key(place: Place) -> NodeKey:
@@ -283,12 +286,12 @@ def node_key(place: Place) -> NodeKey:
 
 
 def node_order(key: NodeKey) -> tuple[str, int]:
-    """Return what sorts nodes by name, then by group rank."""
+    """Return the sort key of nodes: by name, then by group rank."""
     return (key[0], -1 if key[1] is None else key[1])
 
 
 def node_label(key: NodeKey) -> str:
-    """Return a name for a person, also for a node that has none."""
+    """Return a node's name for messages; for a node without a name, its group rank."""
     node, group_rank = key
     return node or (f"group rank {group_rank}" if group_rank is not None else "a node without a name")
 
@@ -296,9 +299,9 @@ def node_label(key: NodeKey) -> str:
 def of_newest_incarnations(
     entries: Sequence[NodePresence], newest: dict[NodeKey, int] | None = None
 ) -> list[NodePresence]:
-    """Return the entries without those of a node's earlier incarnations.
+    """Drop entries of a node's earlier incarnations.
 
-    They are of one round; `newest` has the newest incarnation of each node, if known from elsewhere.
+    All entries are of one round. `newest` has incarnations of nodes that are known from elsewhere, such as documents.
     """
     newest = dict(newest or {})
     for entry in entries:
@@ -314,7 +317,7 @@ def of_newest_incarnations(
 def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None) -> bool:
     """Whether every node of the last round has reported.
 
-    Without `expected_nodes` the entries give the number of nodes; without entries the answer is False.
+    `expected_nodes` overrides the number of nodes in the entries. Without entries, the result is False.
     """
     entries = list(roster)
     last = max((entry.place.round for entry in entries), default=0)
@@ -324,22 +327,22 @@ def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None
 
 
 def nodes_reported(roster: Iterable[NodePresence]) -> set[NodeKey]:
-    """Return the nodes that have reported: they will write nothing more."""
+    """Return the nodes with a final roster entry: they will write nothing more."""
     return {node_key(entry.place) for entry in roster if entry.phase in _FINAL}
 
 
 def unreported_nodes(job: JobErrors) -> tuple[str, ...]:
-    """Return the nodes that took part in the judged round and haven't reported their end, by name."""
+    """Return the names of nodes that joined the judged round and have no final roster entry."""
     done = nodes_reported(job.roster)
     unreported = {node_key(entry.place) for entry in job.roster} - done
     return tuple(node_label(key) for key in sorted(unreported, key=node_order))
 
 
 def pods_live(job: JobErrors) -> bool:
-    """Whether every pod reported that it is done; if one didn't, Flyte reads no file of the attempt.
+    """Whether every pod reported its end; if a pod was lost, Flyte reads no file of the attempt.
 
-    If a node joined and didn't report, its pod may be gone. If a node's agent is gone, so is its pod: the agent was its
-    main process. The node's recorder can write its report, but can't let the pod succeed.
+    A node that joined and sent no report may have lost its pod. A node without its agent has lost its pod: the agent
+    was the main process. The node's recorder can still write a report, but it can't make the pod succeed.
     """
     is_lost = any(failure.subject is Subject.AGENT and failure.category == "node_lost" for failure in job.failures)
     return not is_lost and not unreported_nodes(job)
@@ -360,7 +363,7 @@ class Scope(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A sentence of a verdict, and the failures that support it."""
+    """One sentence of a verdict's explanation, and the failures that support it."""
 
     text: str
     failures: tuple[WorkerError, ...] = ()
@@ -368,7 +371,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A possible root cause, if none is certain."""
+    """A possible root cause that isn't certain."""
 
     why: str
     rank: int | None = None
@@ -376,7 +379,7 @@ class Suspect:
 
     @property
     def name(self) -> str:
-        """The suspect: "rank 3", or the node's name."""
+        """The suspect's name: "rank 3", or the node's name."""
         return f"rank {self.rank}" if self.rank is not None else str(self.node)
 
 
@@ -386,7 +389,7 @@ class Victims:
 
     count: int = 0
     by_rank: tuple[tuple[int, str], ...] = ()
-    """(rank, one line) of at most 100 victims, by rank."""
+    """(rank, one-line description) of at most 100 victims, sorted by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,10 +409,10 @@ class Verdict:
     confidence: str = "low"
     """"high", "medium" or "low"."""
     rule: str = ""
-    """The strategy's rule that found the root cause, such as "own-fault"; empty: the strategy names none."""
+    """The strategy's rule that found the root cause, such as "own-fault"; empty: the strategy has no rules."""
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
-    """For each sentence of `why` the names of its documents, if the strategy gives any. Not in JSON, like `root`."""
+    """Names of the documents behind each sentence of `why`; may be shorter than `why`. Not in JSON, like `root`."""
     suspects: tuple[Suspect, ...] = ()
     victims: Victims = field(default_factory=Victims)
     coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))
@@ -417,34 +420,34 @@ class Verdict:
     digest: str = ""
     document_count: int = 0
     root: WorkerError | None = None
-    """The root cause; None if no single failure is it."""
+    """The root cause; None if it isn't a single failure."""
 
     @property
     def is_at_time_limit(self) -> bool:
-        """Whether the root cause is that the attempt had reached its time limit."""
+        """Whether the attempt failed because it reached its time limit."""
         return self.root is not None and self.root.code == TIME_LIMIT
 
     @property
     def reasons(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Each sentence of `why` with the names of its documents."""
+        """Each sentence of `why` with the names of the documents behind it."""
         sources = (*self.sources, *(() for _ in self.why))
         return tuple(zip(self.why, sources, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to run the task again, and on whose retry budget."""
+    """Whether to run the task again, and which retry budget pays."""
 
     retry: bool
     kind: Kind
     origin: Origin
     enforced: bool
-    """True: stock Flyte carries it out. False: it is advice."""
+    """True: stock Flyte executes the decision. False: it is only advice."""
     reason: str
     retries_left: int | None = None
-    """Of the task's `retries`, before this decision; None: unknown."""
+    """Unused `retries` of the task, before this decision; None: unknown."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether it is to retry although the retry budget is used up: the task doesn't run again."""
+        """Whether the decision is to retry, but all retries are used up, so that the task doesn't run again."""
         return self.retry and self.origin is not Origin.SYSTEM and self.retries_left == 0
