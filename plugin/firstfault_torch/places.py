@@ -39,12 +39,14 @@ def get_worker_place(node_context: NodeContext, environment: Mapping[str, str] =
         get_node_place(node_context),
         round=node_context.round,
         incarnation=node_context.incarnation,
-        restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
-        rank=_number(environment, "RANK"),
-        local_rank=_number(environment, LOCAL_RANK_VARIABLE if LOCAL_RANK_VARIABLE in environment else "LOCAL_RANK"),
-        group_rank=_number(environment, "GROUP_RANK"),
-        world_size=_number(environment, "WORLD_SIZE") or 0,
-        group_world_size=_number(environment, "GROUP_WORLD_SIZE") or node_context.group_world_size,
+        restart_count=_parse_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        rank=_parse_number(environment, "RANK"),
+        local_rank=_parse_number(
+            environment, LOCAL_RANK_VARIABLE if LOCAL_RANK_VARIABLE in environment else "LOCAL_RANK"
+        ),
+        group_rank=_parse_number(environment, "GROUP_RANK"),
+        world_size=_parse_number(environment, "WORLD_SIZE") or 0,
+        group_world_size=_parse_number(environment, "GROUP_WORLD_SIZE") or node_context.group_world_size,
         role=environment.get("ROLE_NAME", ""),
     )
 
@@ -94,7 +96,7 @@ def look_up_address() -> str:
         return ""
 
 
-def _number(environment: Mapping[str, str], name: str) -> int | None:
+def _parse_number(environment: Mapping[str, str], name: str) -> int | None:
     try:
         return int(environment[name])
     except (KeyError, ValueError):

@@ -17,7 +17,7 @@ usage: python -m firstfault_torch.record train.py ...
 """
 
 
-def _command() -> list[str]:
+def _get_command() -> list[str]:
     """Return this process's command line without this module."""
     at = next(number for number, item in enumerate(sys.orig_argv) if item.endswith("firstfault_torch.record"))
     option = sys.orig_argv[at].removesuffix("firstfault_torch.record")
@@ -33,4 +33,4 @@ elif len(sys.argv) == 1:
     sys.exit(2)
 else:
     os.environ[WORKER_VARIABLE] = RANK
-    os.execv(sys.executable, _command())  # noqa: S606 - the user's program
+    os.execv(sys.executable, _get_command())  # noqa: S606 - the user's program

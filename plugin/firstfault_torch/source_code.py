@@ -27,11 +27,11 @@ def find_source_code() -> tuple[str, Path]:
             return given.rstrip("/"), folder
         for root in (folder, *folder.parents):
             if (root / ".git").exists():
-                return _address(root / ".git"), root
+                return _build_address(root / ".git"), root
     return "", Path()
 
 
-def _address(git: Path) -> str:
+def _build_address(git: Path) -> str:
     """Return where the checked-out commit can be read, from git's own files; empty if no remote is known.
 
     Raises:

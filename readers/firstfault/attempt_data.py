@@ -1,4 +1,4 @@
-"""Reads an attempt, or what a launcher without firstfault left, and summarises all further attempts of its task."""
+"""Read an attempt, or the logs of a job that ran without firstfault, and summarize its task's remaining attempts."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from firstfault.utils.text import counted, one_line
 from firstfault.wire.documents import decode
 
 JOB_LOGS_GROUP = "firstfault.job_logs"
-"""Entry-point group: a function from paths and streams of logs to a snapshot; None if it knows nothing like them."""
+"""Entry-point group of log readers: functions from log files and streams to a snapshot; None: unsupported format."""
 _AROUND = 10
-"""Maximum of other attempts to read: the nearest earlier ones, then later ones."""
+"""Maximum number of further attempts to read: the nearest earlier attempts, then later ones."""
 _MOST_ATTEMPTS = 100
 _GAP = 2
-"""This many attempts in a row may have left nothing."""
+"""Maximum number of consecutive attempts without files; after a longer gap, the search for attempts ends."""
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
-"""Prefix of a coverage's note about an unreadable document; the name and the reason follow."""
+"""Prefix of a coverage note about an unreadable document, before its name and the reason."""
 ReaderOf = Callable[[str], MultiErrorFileOutputReader]
-"""Makes the reader of a URI."""
+"""Creates the reader for a URI."""
 
 
 def find_run_logs(uri: str) -> dict[str, str]:
-    """Return the log files of an attempt of ``firstfault run``, by pod; empty for any other attempt."""
+    """Return the log files of a ``firstfault run`` attempt, by pod; empty for attempts of an engine."""
     here = parse_attempt_number(uri)
     if here is None or is_remote(uri):
         return {}
@@ -49,41 +49,45 @@ def find_run_logs(uri: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ReadAttempt:
-    """An attempt, read once."""
+    """The result of reading an attempt."""
 
     uri: str
-    """Of its output prefix, its errors/ folder or its only document."""
+    """URI of the output prefix, the errors/ folder or the only document."""
     reader: MultiErrorFileOutputReader
     job: JobErrors
     conclusion: Conclusion | None
-    """None: it didn't fail, or nothing is there."""
+    """None: the attempt didn't fail, or has no files."""
     succeeded: bool
-    """Whether it has outputs and didn't fail."""
+    """Whether the attempt has outputs and didn't fail."""
     is_of_logs: bool = False
     """Whether it was read from the logs of a job without firstfault."""
 
     @property
     def exists(self) -> bool:
-        """Whether anything is known of it."""
+        """Whether the attempt failed, succeeded, or has at least a roster."""
         return self.conclusion is not None or self.succeeded or bool(self.job.roster)
 
 
 def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -> ReadAttempt:
-    """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
+    """Read an attempt.
 
-    If it is a local folder of runs, it is that of the run that began last. A local folder in which no attempt is found
-    may hold the logs of a job without firstfault, as may a local file that isn't an error document.
+    In the folder of all attempts of a task, this is the last failed attempt, or the last attempt if none failed. In a
+    local folder of runs, it is an attempt of the latest run. A local folder without attempts, and a local file that
+    isn't an error document, are read as logs of a job without firstfault.
 
-    `uri` is of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task; `beside` are
-    logs and dumps of flight recorders of the same job.
+    Args:
+        uri: an output prefix, an errors/ folder, a document, the folder of all attempts of a task, or of logs.
+        make_reader: creates the reader.
+        beside: additional logs and flight recorder dumps of the same job.
 
     Raises:
         StoreError: an attempt could not be listed, or the only document could not be read.
-        BadDocumentError: a log can't be read as one.
+        BadDocumentError: a log has no known format.
     """
     path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
     if path is not None and path.is_file() and path.suffix != ".pb":
         return read_logs([path, *beside], uri, make_reader)
+    # documents are better evidence than logs, so logs are read only if there is no document
     found = _read_documents(uri, _with_beside(make_reader, beside) if beside else make_reader)
     if found.exists or path is None or uri.rstrip("/").endswith((".pb", "/errors")):
         return found
@@ -92,13 +96,13 @@ def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -
 
 
 def _with_beside(make_reader: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
-    """Return a maker of readers that add what logs and flight recorders contain."""
+    """Return a factory of readers that add the evidence in logs and flight recorder dumps."""
     found = _read_logs_snapshot(beside)
     return lambda uri: make_reader(uri).with_beside(found)
 
 
 def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
-    """As `read_attempt`, without logs; the result's `exists` is False if no attempt is found."""
+    """Read an attempt like `read_attempt`, without logs; if no attempt is found, the result's `exists` is False."""
     here = _read_one(uri, make_reader)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
@@ -110,29 +114,32 @@ def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
         if missing > _GAP:
             break
         if missing:
-            continue  # its pods may never have started
+            continue  # an attempt without files: its pods may never have started
+        # the last failed attempt wins over a later attempt that succeeded or is still running
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
     return found or _newest_run(uri, make_reader) or here
 
 
 def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
-    """Return the last attempt of the last run in a local folder of runs; None if `uri` isn't one."""
+    """Read the last attempt of the latest run in a local folder of runs; None if `uri` isn't such a folder."""
     runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
     return _read_documents(str(runs[0]), make_reader) if runs else None
 
 
 def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: ReaderOf) -> ReadAttempt:
-    """Return what a job left that ran without firstfault.
+    """Read the logs and flight recorder dumps of a job that ran without firstfault.
 
-    `sources` are files and folders of logs, dumps of flight recorders, or a stream of a log, all of one job; `uri` is
-    their name.
+    Args:
+        sources: log files, log folders, flight recorder dumps or a log stream, all of one job.
+        uri: the name of the sources in messages.
+        make_reader: creates the reader.
 
     Raises:
-        BadDocumentError: it can't be read as a log.
+        BadDocumentError: a source has no known format.
     """
     job = make_reader(uri).job_of(_read_logs_snapshot(sources))
-    # a report names no output prefix: there is none
+    # a report on logs must not show an output prefix
     here = "" if has_failed(job) else uri
     reader = make_reader(here)
     return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True)
@@ -143,18 +150,16 @@ def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
 
     snapshot = None
     for point in entry_points(group=JOB_LOGS_GROUP):
-        with suppress(ImportError):  # its folder was deleted
+        with suppress(ImportError):  # the entry point of a deleted package
             snapshot = snapshot or point.load()(sources)
     return snapshot or Snapshot()
 
 
 def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
-    """Read one error document that is in no storage.
-
-    `name` is used in errors: the place that its bytes are from.
+    """Read one error document from bytes, such as standard input. `name` identifies the source in errors.
 
     Raises:
-        BadDocumentError: it isn't valid.
+        BadDocumentError: the bytes aren't a valid document.
     """
     reader = make_reader("")
     job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
@@ -165,6 +170,7 @@ def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
     reader = make_reader(uri)
     job = reader.job()
     conclusion = reader.conclude_from(job)
+    # only an output prefix can have outputs; the check is a request, so skip it after a failure
     may_succeed = conclusion is None and not uri.rstrip("/").endswith((".pb", "/errors"))
     return ReadAttempt(uri, reader, job, conclusion, may_succeed and reader.exists())
 
@@ -172,13 +178,16 @@ def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
 def sibling_attempts(
     uri: str, conclusion: Conclusion, *, strategy: str | None = None, seconds: float = _SECONDS
 ) -> tuple[AttemptSummary, ...]:
-    """Return summaries of an attempt and of up to ten more, by number; empty if it is the only one.
+    """Return summaries of an attempt and of up to ten more, by number; empty if it is the only attempt.
 
-    Earlier attempts are read concurrently, later ones one by one until the first that doesn't exist. The note of an
-    attempt has the reason why it, or its documents, could not be read. A missing attempt is left out.
+    Earlier attempts are read concurrently, later attempts one by one until an attempt doesn't exist. A summary's note
+    has the reason if an attempt or its documents could not be read. Missing attempts are skipped.
 
-    `uri` is the attempt's output prefix, or a path below it. Without a `strategy`, that of each other job is taken.
-    `seconds` is the longest read of each earlier attempt, and of all later ones together.
+    Args:
+        uri: the attempt's output prefix, or a path below it.
+        conclusion: the conclusion on this attempt.
+        strategy: the strategy for the remaining attempts; None: each attempt's own.
+        seconds: timeout for each earlier attempt, and for all later attempts together.
     """
     here = parse_attempt_number(uri)
     if here is None:
@@ -188,38 +197,40 @@ def sibling_attempts(
     def make_reader(other: int) -> MultiErrorFileOutputReader:
         return MultiErrorFileOutputReader(join(folder, str(other)), strategy=strategy)
 
-    others = run_sync(_around(folder, number, make_reader, seconds))
-    everyone = [*others, _concluded(number, conclusion)] if others else []
+    others = run_sync(_summarize_neighbors(folder, number, make_reader, seconds))
+    everyone = [*others, _summarize_failure(number, conclusion)] if others else []
     return tuple(sorted(everyone, key=lambda attempt: attempt.number))
 
 
-async def _around(
+async def _summarize_neighbors(
     folder: str, number: int, make_reader: Callable[[int], MultiErrorFileOutputReader], seconds: float
 ) -> list[AttemptSummary]:
     async def after() -> list[AttemptSummary]:
+        # one by one: usually the next attempt doesn't exist, and concurrent reads of ten would be wasted
         deadline = time.monotonic() + seconds
         found: list[AttemptSummary] = []
         for other in range(number + 1, number + 1 + _AROUND - len(before)):
             left = deadline - time.monotonic()
-            summary = await _summary(folder, other, make_reader(other), left) if left > 0 else None
+            summary = await _summarize(folder, other, make_reader(other), left) if left > 0 else None
             if summary is None:
                 break
             found.append(summary)
         return found
 
     async def one(other: int) -> list[AttemptSummary]:
-        summary = await _summary(folder, other, make_reader(other), seconds)
+        summary = await _summarize(folder, other, make_reader(other), seconds)
         return [summary] if summary is not None else []
 
+    # earlier attempts have priority; later attempts only fill up the limit
     before = range(max(number - _AROUND, 0), number)
     found = await gathered(*(one(other) for other in before), after())
     return [summary for part in found for summary in part]
 
 
-async def _summary(
+async def _summarize(
     folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
 ) -> AttemptSummary | None:
-    """Return the summary of an attempt; None if it doesn't exist."""
+    """Summarize an attempt; None if it doesn't exist."""
     try:
         return await asyncio.wait_for(_read(folder, number, reader), seconds)
     except asyncio.TimeoutError:
@@ -232,7 +243,8 @@ async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) ->
     job = await reader.job_async()
     conclusion = reader.conclude_from(job)
     if conclusion is not None:
-        return _concluded(number, conclusion)
+        return _summarize_failure(number, conclusion)
+    # without a failure: outputs distinguish a finished attempt from a running one
     async with open_store(folder) as store:
         if job.all_succeeded or await store.exists(f"{number}/{OUTPUTS}"):
             return AttemptSummary(number, note="succeeded")
@@ -241,8 +253,8 @@ async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) ->
     return None
 
 
-def _concluded(number: int, conclusion: Conclusion) -> AttemptSummary:
-    """Return the summary of a failed attempt; with a note alone if no document is readable."""
+def _summarize_failure(number: int, conclusion: Conclusion) -> AttemptSummary:
+    """Summarize a failed attempt; if no document is readable, the summary has only a note."""
     job, verdict = conclusion.job, conclusion.verdict
     if job.failures or verdict.scope is not Scope.UNDETERMINED:
         return summarize_attempt(number, job, verdict, conclusion.decision)

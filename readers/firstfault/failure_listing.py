@@ -164,7 +164,7 @@ class _Reader:
             if (sealed := from_json(seal.json)) is not None:
                 verdict, decision = sealed
                 line = one_line(seal.message, _LINE)
-                return await self._with_machine(_summary(uri, found, verdict, decision, line), found, verdict)
+                return await self._with_machine(_summarize(uri, found, verdict, decision, line), found, verdict)
         reader = MultiErrorFileOutputReader(uri)
         if found.documents or found.started_ns is not None or len(stock) < len(found.error_files):
             async with self._whole:
@@ -177,8 +177,8 @@ class _Reader:
         if not job.failures and not job.seals and job.coverage.unreadable:
             raise FirstFaultError(next(iter(job.coverage.notes), "its documents are not readable"))
         verdict = conclusion.verdict
-        summary = _summary(uri, found, verdict, conclusion.decision, first_line(verdict, conclusion.decision))
-        return replace(summary, machine=_machine(verdict.root))
+        summary = _summarize(uri, found, verdict, conclusion.decision, first_line(verdict, conclusion.decision))
+        return replace(summary, machine=_get_machine(verdict.root))
 
     async def _with_machine(self, summary: FailedAttempt, found: FoundAttempt, verdict: Verdict) -> FailedAttempt:
         """Return a summary with the machine that the root cause's document names."""
@@ -186,14 +186,14 @@ class _Reader:
         if not name:
             return summary
         read = await read_document(self._store, layout.join_name(found.path, f"{layout.ERRORS}/{name}"))
-        return replace(summary, machine=_machine(read))
+        return replace(summary, machine=_get_machine(read))
 
 
-def _machine(failure: object) -> str:
+def _get_machine(failure: object) -> str:
     return (failure.place.machine or failure.place.host) if isinstance(failure, WorkerError) else ""
 
 
-def _summary(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision, line: str) -> FailedAttempt:
+def _summarize(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision, line: str) -> FailedAttempt:
     ranks = len(verdict.ranks) + verdict.victims.count
     hours = None
     if ranks and verdict.timestamp_ns is not None and found.started_ns is not None:
@@ -249,11 +249,11 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
             page = await list_page(start, end)
             if not page.has_more or (end is not None and page.objects and page.objects[-1].name >= end):
                 return
-            start = _next(page, found)
+            start = _find_next_name(page, found)
 
     first = await list_page("")
     if first.has_more:
-        start = _next(first, found)
+        start = _find_next_name(first, found)
         # the rest is split where the names of the first page differ, and one character before
         common = os.path.commonprefix([first.objects[0].name, first.objects[-1].name])  # noqa: RUF071
         cuts = sorted({f"{head}{character}" for head in {common, common[:-1]} for character in _CUTS})
@@ -262,7 +262,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     return [found[path] for path in sorted(found)]
 
 
-def _next(page: Page, found: dict[str, FoundAttempt]) -> str:
+def _find_next_name(page: Page, found: dict[str, FoundAttempt]) -> str:
     """Return the name behind which to continue."""
     last = page.objects[-1].name
     for folder in (layout.ERRORS, layout.ROSTER):

@@ -1,4 +1,4 @@
-"""Paths and names of an attempt's files, by which a reader chooses what to open.
+"""Paths and names of an attempt's files: readers select by name which files to open.
 
 If a name contradicts its document, the document is right. Grammar of keys, version 1 (all fields have a fixed width)::
 
@@ -24,22 +24,23 @@ from firstfault.store.uris import join, split_name
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.
 
-Not ``errors/``: Flyte's reader takes every ``<output prefix>/error*.pb`` for a failure of the attempt, also a document
-of a round that the job recovered from.
+Not ``errors/``: Flyte's reader fails the attempt for every ``<output prefix>/error*.pb``, even if the job recovered
+from the error by a restart.
 """
 ROSTER = "firstfault/roster"
 """Folder of roster entries, below the output prefix."""
 LIVE = "firstfault/live.json"
-"""How fast a running job's nodes advance, while a person asks for it."""
+"""Progress of a running job's nodes; written while ``firstfault watch --live`` runs."""
 OUTPUTS = "outputs.pb"
 ERROR_FILE = "error.pb"
-"""The attempt's error as Flyte reads it, where all pods write one file."""
+"""The attempt's error for Flyte's reader, if all pods write the same file."""
 DECK = "deck.html"
 _STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
 _BUNDLE = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")
 _OF_NODES = "nodes-"
 _WATCHED = re.compile(r"watched-(\d{1,15})\.json", re.ASCII)
 _RESTART = re.compile(r"decision-(?:round|in-process|stall)-\d{5}-\d{7}\.json", re.ASCII)
+# no leading zeros: "007" isn't one of Flyte's attempt numbers
 _ATTEMPT = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 _ERROR = re.compile(
     r"e1-(?P<round>\d{5})-(?P<time>\d{19})-(?P<rank>\d{7}|x{7})-(?P<group>\d{7}|x{7})"
@@ -65,15 +66,15 @@ _NO_FINGERPRINT = "0" * 12
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The folders and files that a URI addresses; paths are relative to the root."""
+    """The folders and files of an attempt, found from a URI; paths are relative to the root."""
 
     root: str
     errors: str = ERRORS
     roster: str = ROSTER
     has_stock: bool = True
-    """Whether Flyte's own error.pb and error-<uuid>.pb may lie in the root."""
+    """Whether the root may contain Flyte's own error.pb and error-<uuid>.pb."""
     document: str = ""
-    """Name of the only document to read; then no folder is read."""
+    """Name of a single document to read, without listing any folder; empty: list the folders."""
 
     @classmethod
     def of(cls, uri: str) -> Layout:
@@ -82,7 +83,7 @@ class Layout:
         if name.endswith(".pb"):
             return cls(folder, document=name)
         if name == "errors":
-            # the roster is in the same folder
+            # the roster is its sibling folder, and Flyte's own files are outside of it
             return cls(folder, "errors", "roster", has_stock=False)
         if name == "firstfault":
             return cls(uri, "errors", "roster", has_stock=False)
@@ -94,62 +95,69 @@ class Layout:
 
 
 def is_error_file(name: str) -> bool:
-    """Whether a file in an errors/ folder is an error document by its name."""
+    """Whether a file in an errors/ folder has an error document's name."""
     return name.endswith(".pb")
 
 
 def is_stock_error_file(name: str) -> bool:
-    """Whether a file next to the outputs has one of the names that flytekit gives to errors.
+    """Whether a file in the output prefix has a name that flytekit gives to errors.
 
-    Flyte's own reader takes every ``error*.pb``, also ``error_rate_offloaded_metadata.pb``: an output "error_rate".
+    Stricter than Flyte's reader, which takes any ``error*.pb``: ``error_rate_offloaded_metadata.pb`` is an output
+    "error_rate".
     """
     return _STOCK.fullmatch(name) is not None
 
 
 def bundle_name(data: bytes, *, of_nodes: bool = False) -> str:
-    """Return the name, in the roster's folder, of a bundle of copies; its hash shows whether the content is whole.
+    """Return a bundle's name in the roster folder. It contains a hash, so that readers detect a damaged bundle.
 
-    `of_nodes`: the nodes share no folder, and the bundle has what all further nodes wrote.
+    Args:
+        data: the bundle.
+        of_nodes: whether the nodes have separate folders, and the bundle holds the files of all peers.
     """
     return f"{_OF_NODES if of_nodes else 'copies-'}{hashlib.sha256(data).hexdigest()}.bundle"
 
 
 def is_bundle(name: str) -> bool:
-    """Whether a file in the roster's folder is a bundle of copies by its name."""
+    """Whether a file in the roster folder has a bundle's name."""
     return _BUNDLE.fullmatch(name) is not None
 
 
 def is_of_nodes(bundle: str) -> bool:
-    """Whether a bundle has what the nodes wrote in separate folders, by its name."""
+    """Whether a bundle's name marks it as the files of nodes with separate folders."""
     return bundle.startswith(_OF_NODES)
 
 
 def restart_record_name(kind: str, number: int, group_rank: int) -> str:
-    """Return the name, in the roster's folder, of a node's record of a restart.
+    """Return the name of a node's restart record in the roster folder.
 
-    It sorts before the roster's entries, and readers without it ignore the file: it is neither ``.pb`` nor a bundle.
-    `kind` is "round", "in-process" or "stall", `number` that of the round or iteration that failed.
+    It sorts before the roster entries. Older readers ignore the file, because it is neither ``.pb`` nor a bundle.
+
+    Args:
+        kind: "round", "in-process" or "stall".
+        number: the number of the failed round or iteration, or of the stall.
+        group_rank: the node's group rank.
     """
     return f"decision-{kind}-{min(max(number, 0), _MAX_ROUND):05d}-{min(max(group_rank, 0), _MAX_RANK):07d}.json"
 
 
 def is_restart_record(name: str) -> bool:
-    """Whether a file in the roster's folder is a record of a restart by its name."""
+    """Whether a file in the roster folder has a restart record's name."""
     return _RESTART.fullmatch(name) is not None
 
 
 def watched_name(until_ms: int) -> str:
-    """Return the name, in the roster's folder, of an empty file: until then a person watches, by the Unix epoch."""
+    """Return the name of an empty file in the roster folder: a person watches until this time (Unix, milliseconds)."""
     return f"watched-{until_ms}.json"
 
 
 def watched_until_ms(names: Iterable[str]) -> int:
-    """Return until when a person watches, by the names of the roster's files; 0: no file of `watch --live` is there."""
+    """Return the latest time in the names of `watch --live` files (Unix, milliseconds); 0: no such file."""
     return max((int(found[1]) for found in map(_WATCHED.fullmatch, names) if found), default=0)
 
 
 def bundle_path(path: str) -> str:
-    """Return the name in a bundle of a document or roster entry: without the folders above ``errors`` or ``roster``."""
+    """Return a file's path within a bundle: without the folders above ``errors`` or ``roster``."""
     return "/".join(path.split("/")[-2:])
 
 
@@ -159,7 +167,7 @@ def join_name(folder: str, name: str) -> str:
 
 
 def parse_attempt_number(uri: str) -> tuple[str, int] | None:
-    """Return the folder of all attempts and this attempt's number; None if the output prefix doesn't end in one.
+    """Return the folder of all attempts and this attempt's number; None if the output prefix doesn't end in a number.
 
     Flyte's output prefix of an attempt is ``<...>/data/<number>``. `uri` may be a path below it.
     """
@@ -196,13 +204,13 @@ class ErrorKey:
         time = _NO_TIME if self.timestamp_ns is None else f"{min(max(self.timestamp_ns, 0), _MAX_TIME):019d}"
         fingerprint = self.fingerprint or _NO_FINGERPRINT
         return (
-            f"e1-{_round(self.round)}-{time}-{_rank(self.rank)}-{_rank(self.group_rank)}"
-            f"-{fingerprint}-{_incarnation(self.incarnation)}-{self.uuid}.pb"
+            f"e1-{_format_round(self.round)}-{time}-{_format_rank(self.rank)}-{_format_rank(self.group_rank)}"
+            f"-{fingerprint}-{_format_incarnation(self.incarnation)}-{self.uuid}.pb"
         )
 
     @classmethod
     def parse(cls, name: str) -> ErrorKey | None:
-        """Return the fields of `name`; None if it doesn't match the grammar, and the file has to be opened."""
+        """Parse a name; None if it doesn't match the grammar, so that only the content has the fields."""
         match = _ERROR.fullmatch(name)
         if match is None:
             return None
@@ -230,13 +238,13 @@ class RosterKey:
 
     def __str__(self) -> str:
         return (
-            f"r1-{_round(self.round)}-{_rank(self.group_rank)}-{self.phase.value}"
-            f"-{_incarnation(self.incarnation)}-{self.uuid}.pb"
+            f"r1-{_format_round(self.round)}-{_format_rank(self.group_rank)}-{self.phase.value}"
+            f"-{_format_incarnation(self.incarnation)}-{self.uuid}.pb"
         )
 
     @classmethod
     def parse(cls, name: str) -> RosterKey | None:
-        """Return the fields of `name`; None if it doesn't match the grammar."""
+        """Parse a name; None if it doesn't match the grammar."""
         match = _ROSTER.fullmatch(name)
         if match is None:
             return None
@@ -250,17 +258,18 @@ class RosterKey:
 
 
 def is_of_entry(key: ErrorKey, place: Place) -> bool:
-    """Whether a document's name has the round, the group rank and the incarnation of a roster entry's place."""
+    """Whether a document's name has the round, group rank and incarnation of a roster entry."""
+    # names clamp numbers to their fixed width, so clamp the place's numbers in the same way before the comparison
     said = (key.round, key.group_rank, key.incarnation)
     return said == (
-        _parse_round(_round(place.round)),
-        _parse_rank(_rank(place.group_rank)),
-        int(_incarnation(place.incarnation)),
+        _parse_round(_format_round(place.round)),
+        _parse_rank(_format_rank(place.group_rank)),
+        int(_format_incarnation(place.incarnation)),
     )
 
 
 def error_key_for(error: WorkerError, unique: str = "") -> str:
-    """Return a name for a document about `error`, with a new uuid unless `unique` is one."""
+    """Return a name for a document about `error`; `unique` is its uuid, by default a new one."""
     place = error.place
     key = ErrorKey(
         round=place.round,
@@ -275,12 +284,13 @@ def error_key_for(error: WorkerError, unique: str = "") -> str:
 
 
 def roster_key_for(presence: NodePresence, unique: str = "") -> str:
-    """Return a name for a roster entry, with a new uuid unless `unique` is one."""
+    """Return a name for a roster entry; `unique` is its uuid, by default a new one."""
     place = presence.place
     return str(RosterKey(place.round, place.group_rank, presence.phase, place.incarnation, unique or uuid.uuid4().hex))
 
 
-def _round(number: int) -> str:
+def _format_round(number: int) -> str:
+    # counted down: storages list by name in ascending order, and readers want the last round first
     return f"{_MAX_ROUND - min(max(number, 0), _MAX_ROUND):05d}"
 
 
@@ -288,7 +298,8 @@ def _parse_round(text: str) -> int:
     return _MAX_ROUND - int(text)
 
 
-def _rank(rank: int | None) -> str:
+def _format_rank(rank: int | None) -> str:
+    # an impossible rank from a damaged document must not break the name's fixed width
     return _NO_RANK if rank is None or not 0 <= rank <= _MAX_RANK else f"{rank:07d}"
 
 
@@ -296,5 +307,5 @@ def _parse_rank(text: str) -> int | None:
     return None if text == _NO_RANK else int(text)
 
 
-def _incarnation(number: int) -> str:
+def _format_incarnation(number: int) -> str:
     return f"{min(max(number, 0), _MAX_INCARNATION):013d}"

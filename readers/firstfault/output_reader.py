@@ -124,7 +124,7 @@ class MultiErrorFileOutputReader:
         conclusion = self.conclude()
         if conclusion is None:
             message = f"no error document in {self.errors_uri}"
-            return _missing("ErrorFileNotFound", message, self.errors_uri)
+            return _build_missing_error("ErrorFileNotFound", message, self.errors_uri)
         verdict, decision = conclusion.verdict, conclusion.decision
         stock = verdict.root is not None and verdict.root.writer is Writer.STOCK
         return ExecutionError(
@@ -151,9 +151,9 @@ class MultiErrorFileOutputReader:
         try:
             outputs.ParseFromString(run_sync(self._get(OUTPUTS)))
         except ObjectNotFoundError:
-            return None, _missing("OutputsNotFound", f"outputs not found at {where}")
+            return None, _build_missing_error("OutputsNotFound", f"outputs not found at {where}")
         except DecodeError as error:
-            return None, _missing("OutputsBadFormat", f"{where} is not a file of outputs: {error}")
+            return None, _build_missing_error("OutputsBadFormat", f"{where} is not a file of outputs: {error}")
         return outputs, None
 
     def is_file(self) -> bool:
@@ -280,5 +280,5 @@ class MultiErrorFileOutputReader:
             return await store.get(name)
 
 
-def _missing(code: str, message: str, uri: str = "") -> ExecutionError:
+def _build_missing_error(code: str, message: str, uri: str = "") -> ExecutionError:
     return ExecutionError(code, message, Origin.SYSTEM, recoverable=True, error_uri=uri)

@@ -19,11 +19,11 @@ from firstfault.model.job import Progress
 
 _TIME_LIMIT_REASON = "the attempt had reached its time limit, and would probably reach it again"
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
-"""Exceptions that torch raises for an error of the GPU's driver."""
+"""Exceptions that torch raises for a GPU driver error."""
 _TORCH_FILE = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISE_LINE = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
-"""Signals that end a process after an error of the GPU's driver."""
+"""Signals by which a process dies after a GPU driver error."""
 _UNKNOWN_CAUSE_REASON = "the cause is not known; if nothing in the code explains it, run it once more by hand"
 _NO_PROOF_REASON = (
     "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
@@ -37,7 +37,7 @@ _CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown
 
 @dataclass(frozen=True, slots=True)
 class RetryContext:
-    """The input of a policy besides the verdict."""
+    """The input of a policy in addition to the verdict."""
 
     attempt: int = 0
     retries: int | None = None
@@ -111,7 +111,7 @@ class ComposablePolicy:
             if not (own_vote := self(verdict, context)):
                 return own_vote
             vote = second(verdict, context)
-            # both say retry: the vote that specifies a budget wins, as in `~exhausted() & on_category("node_lost")`
+            # both votes are to retry: the vote with a budget wins, as in `~exhausted() & on_category("node_lost")`
             return vote if not vote or (own_vote.origin is None and vote.origin is not None) else own_vote
 
         return ComposablePolicy(both)
@@ -364,7 +364,7 @@ def _explain_no_retry(verdict: Verdict, context: RetryContext) -> str:
 
 
 def _explain_replaced_request(root: WorkerError | None) -> str:
-    """Return a sentence if another exception replaced one that requests a retry, else an empty text."""
+    """Return a sentence if the program replaced an exception that requests a retry by another; otherwise empty."""
     if root is None or root.exception is None or root.recoverable:
         return ""
     # `except FlyteRecoverableException: raise TrainingError(...)`: the type of the raised exception counts

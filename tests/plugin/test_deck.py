@@ -244,7 +244,7 @@ def test_whose_decks_are_kept(
     for name, value in {**node_context.environment(), "RANK": rank}.items():
         monkeypatch.setenv(name, value)
     monitor = WorkerMonitor(FlyteEngine())
-    entrypoints._keep([_deck("loss", "1")], monitor)
+    entrypoints._store_decks([_deck("loss", "1")], monitor)
     monitor.close()
     assert _kept(tmp_path) == expected
 
@@ -331,7 +331,7 @@ def pod(request: pytest.FixtureRequest, prefix: Prefix, monkeypatch: pytest.Monk
     return Pod(prefix, rank)
 
 
-def _tabs(page: str) -> list[str]:
+def _build_tabs(page: str) -> list[str]:
     return [html.unescape(name) for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)]
 
 
@@ -349,7 +349,7 @@ def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.Monk
     if waits:
         assert not (pod.prefix.folder / "deck.html").exists(), "the master's pod writes it"
         return
-    assert _tabs(pod.deck) == ["firstfault", "Timeline", "progress"]
+    assert _build_tabs(pod.deck) == ["firstfault", "Timeline", "progress"]
     assert "bad batch &lt;17&gt;" in pod.deck
 
 
@@ -370,7 +370,7 @@ def test_deck_false(pod: Pod) -> None:
     """With deck=False each pod writes flytekit's usual deck, also if another pod has failed."""
     pod.another(0)
     pod.run(deck=False)
-    assert _tabs(pod.deck) == ["Timeline", "progress"]
+    assert _build_tabs(pod.deck) == ["Timeline", "progress"]
 
 
 @pytest.mark.filterwarnings("ignore:`disable_deck` is deprecated:DeprecationWarning")
@@ -387,14 +387,14 @@ def test_a_report_that_cannot_be_drawn(
     pod.run()
     assert "firstfault: failed while writing the deck (ValueError: no template)" in caplog.text
     assert (pod.prefix.folder / "error.pb").exists()
-    assert _tabs(pod.deck) == ["Timeline", "progress"]
+    assert _build_tabs(pod.deck) == ["Timeline", "progress"]
 
 
 def test_decks_with_the_same_name() -> None:
     """The report's tab is first; a task's deck of that name is renamed; rank 0's deck replaces the agent's namesake."""
     children = [_deck("loss", "of rank 0"), _deck("firstfault", "of the task")]
     others = [_deck("loss", "of the agent"), _deck("Timeline", "")]
-    found = deck._tabs(_deck("firstfault", "ours"), children, others)
+    found = deck._build_tabs(_deck("firstfault", "ours"), children, others)
     assert [(item.name, item.html) for item in found] == [
         ("firstfault", "ours"),
         ("loss", "of rank 0"),

@@ -255,7 +255,7 @@ def test_signals_that_are_ignored_stay_ignored(before: signal.Handlers, monkeypa
     try:
         with (
             contextlib.nullcontext() if before == signal.SIG_IGN else pytest.raises(KeyboardInterrupt),
-            command._interruptible(),
+            command._handle_signals(),
         ):
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(0.01)
@@ -269,12 +269,12 @@ def test_a_signal_while_pods_are_ended_counts_later() -> None:
     steps = []
 
     def run() -> None:
-        with pods._deferred(pods.STOP_SIGNALS):
+        with pods._defer_signals(pods.STOP_SIGNALS):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
             steps.append("pods have ended")
         steps.append("the next attempt")
 
-    with command._interruptible(), pytest.raises(KeyboardInterrupt):
+    with command._handle_signals(), pytest.raises(KeyboardInterrupt):
         run()
     assert steps == ["pods have ended"]

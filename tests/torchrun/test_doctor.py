@@ -64,7 +64,7 @@ def test_a_version_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer or older release than those of docs/versions.md is named with the ones that were tried."""
     versions = {"torch": "2.16.0+cpu", "flytekit": "1.9.1", "nvidia-resiliency-ext": "0.4.1"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
-    _, _, told = doctor._versions()
+    _, _, told = doctor._check_versions()
     page = (Path(__file__).parents[2] / "docs/versions.md").read_text(encoding="utf-8")
     named = {f"{major}.{minor}" for tried in doctor.TRIED.values() for major, minor in tried}
     assert named - set(re.findall(r"\b\d+\.\d+\b", page)) == set()

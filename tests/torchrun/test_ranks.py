@@ -15,7 +15,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
-from firstfault_torch.torchrun.rank import _engine
+from firstfault_torch.torchrun.rank import _build_engine
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
 from tests.waiting import until
@@ -160,7 +160,7 @@ def test_the_name_in_the_report(
     """The job has the name of its folder of documents, and each name its source; Slurm names the nodes."""
     for name, value in (NO_JOB | {"FIRSTFAULT_FOLDER": folder} | variables).items():
         monkeypatch.setenv(name, value)
-    engine = _engine.__wrapped__()
+    engine = _build_engine.__wrapped__()
     assert engine is not None
     by_slurm = "SLURMD_NODENAME" in variables
     assert (engine.folder, engine.node) == (run, "n1" if by_slurm else socket.gethostname())

@@ -77,6 +77,8 @@ class ReportingAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Join the rendezvous, and number the round alike on all nodes."""
+        # Before torch's rendezvous, which leads to the next fork: a thread of the last round that is alive at a fork
+        # may leave a lock locked in the worker.
         with suppress_internal_errors_in_main("ending a round"):
             if self._rounds:
                 self.node.end(is_last=False)
@@ -85,7 +87,8 @@ class ReportingAgent(LocalElasticAgent):
         number = self.node.reporter.node_context.round + 1 if self._rounds else 0
         self._rounds += 1
         with suppress_internal_errors_in_main("numbering the round"):
-            # first: other nodes wait for it
+            # Before anything else of the round: the other nodes wait in the store until the first node has set the
+            # number.
             counted = self._rounds if has_shared_store(worker_group) else 0
             number = begin_round(worker_group.store, worker_group.group_rank, number, counted)
         with suppress_internal_errors_in_main("beginning a round"):
@@ -96,6 +99,8 @@ class ReportingAgent(LocalElasticAgent):
         """Start the workers, then watch them and listen to other nodes."""
         node = self.node
         with suppress_internal_errors_in_main("preparing the workers' deadlines"):
+            # Before the fork: the path of the FIFO goes into the workers' environments, and a worker may write its
+            # first deadline before the agent's thread reads. The FIFO keeps the line.
             self._worker_watchdog = node.workers.open_timers()  # torch stops it with the workers
         with suppress_internal_errors_in_main("filling in the prefix of log lines"):
             if self._log_template:
@@ -115,7 +120,11 @@ class ReportingAgent(LocalElasticAgent):
             with suppress_internal_errors_in_main("connecting the agents"):  # the workers of all peers wait for these
                 node.listen_to_peers(self._interval)
             raise
+        # From here on in the order of need: no thread of the round may exist before the fork, a worker's stderr needs
+        # its reader at once, and peers and stalls can wait.
         with suppress_internal_errors_in_main("watching the workers"):
+            # torch's `PContext.start` has just installed its own handlers. A signal that arrived since then isn't lost:
+            # torch's handler raised, and the interpreter has written the byte to the wakeup descriptor all the same.
             self._signals.install()
             node.workers.started(self._pcontext, node.places.ranks)
         with suppress_internal_errors_in_main("connecting the agents"):
@@ -124,6 +133,8 @@ class ReportingAgent(LocalElasticAgent):
             node.restarts.began_again(node.places.of(0).world_size)
         with suppress_internal_errors_in_main("looking for the workers' progress"):
             node.watch_progress()
+        # Last, while the workers run: the imports take time that a start shouldn't wait for, and after a failure the
+        # disk may be gone.
         with suppress_internal_errors_in_main("loading what a failure needs"):
             self._load()
         return ids
@@ -138,7 +149,12 @@ class ReportingAgent(LocalElasticAgent):
         # exits or reports a failure, or when a peer's failure arrives.
         node = self.node
         node.wake.wait(self._interval)
+        # Cleared before the looks below. Each thread stores its finding before it sets `wake`, so a finding that
+        # arrives now is either seen below or ends the next wait at once. Cleared afterwards, it would wait for the
+        # interval.
         node.wake.clear()
+        # A peer's fatal failure comes first: workers of this node that fail now most likely lost their connections to
+        # it. A worker that failed by itself at the same time still gets its own document, in `stop_after_peer_failure`.
         if node.peers is not None and (failure := node.peers.broadcast.failure) is not None:
             node.stop_after_peer_failure(failure)
             raise PeerFailedError(failure)
@@ -152,13 +168,15 @@ class ReportingAgent(LocalElasticAgent):
         with suppress_internal_errors_in_main("looking at the workers"):
             # Before torch looks: torch stops the siblings at once, and their stacks and state would be lost.
             failed = node.handle_failures()
+        # A worker may end after that look. Then torch sees it first, and stops the siblings itself within the next
+        # call, so every death after this moment may be torch's work.
         looked_ns = time.monotonic_ns()
         result = self._failed_result(failed) if failed else self._result_of_torch(worker_group)
         if result.state in _FAILED:
             with suppress_internal_errors_in_main("reporting a failure"):
                 node.report_failure(result, looked_ns)
             if node.needs_restart_vote and not node.may_restart():
-                # torch takes this failure for the last one
+                # Without restarts left, torch's `_invoke_run` stops the workers and returns, as after a last failure.
                 self._refused += self._remaining_restarts
                 self._remaining_restarts = 0
         elif result.state is WorkerState.HEALTHY:
@@ -177,6 +195,8 @@ class ReportingAgent(LocalElasticAgent):
         if node.peers is None:
             super()._exit_barrier()  # type: ignore[no-untyped-call]
         else:
+            # Set during the wait, read by the signal thread: a signal now fails the job for all nodes, because this
+            # node has finished and can't take part in a restart.
             node.waits_at_exit = True
             try:
                 failure = node.peers.await_all(node.wake)
@@ -184,6 +204,7 @@ class ReportingAgent(LocalElasticAgent):
                 node.waits_at_exit = False
             if failure is not None:
                 raise PeerFailedError(failure)
+        # Before `begin_shutdown`: the signal thread may be about to report a signal that arrived a moment ago.
         node.finished = True
         # the job has succeeded: a signal must not keep its outputs from being written
         self._signals.begin_shutdown()
@@ -192,6 +213,7 @@ class ReportingAgent(LocalElasticAgent):
         """Ask and stop the workers before torch does so, after a failure or when nodes join."""
         with suppress_internal_errors_in_main("stopping the workers"):
             self.node.stop_workers("a new rendezvous begins")
+        # torch's `_stop_workers` calls `_shutdown`, so the workers are stopped a second time there, which is a no-op.
         super()._stop_workers(worker_group, **more)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30, **more: Any) -> None:
@@ -199,6 +221,8 @@ class ReportingAgent(LocalElasticAgent):
         terminated = self._signals.shutdown_requested.is_set()
         seconds = self._stop_seconds
         if terminated:
+            # First: until this, the signal thread raises in this thread again and again, and would interrupt the stop
+            # of the workers halfway.
             self._signals.acknowledge()
             seconds = self._terminated_seconds
         with suppress_internal_errors_in_main("stopping the workers"):
@@ -210,6 +234,7 @@ class ReportingAgent(LocalElasticAgent):
 
     def close(self) -> None:
         """End all threads, after the uploads, each bounded by the deadline."""
+        # It is a bound method of the node's round. `SignalWatch` outlives the agent, and must not keep the round alive.
         self._signals.on_received = None
         self.node.end(is_last=True)
 
@@ -223,6 +248,8 @@ class ReportingAgent(LocalElasticAgent):
         found, error = try_call(partial(super()._monitor_workers, group), Exception)
         if error is not None:
             worker_exits = self.node.workers.get_exits()
+            # Only a dead worker explains an error of torch's here; any other error is torch's own or a signal's, and
+            # ends the agent.
             if isinstance(error, SignalException) or not worker_exits:
                 raise error
             return self._failed_result(worker_exits)
@@ -241,6 +268,8 @@ class ReportingAgent(LocalElasticAgent):
         """
         files, stopped = self.node.reporter.report.error_files, self.node.workers.stopped
         reported = stopped.first if stopped is not None else frozenset()
+        # Not simply the earliest death: a rank that raised and reported may be in its teardown for seconds, and die
+        # after the siblings that were stopped because of it.
         first = next((death for death in worker_exits if death.local_rank in reported), worker_exits[0])
         if stopped is None or first.local_rank in reported:
             with suppress_internal_errors_in_main("logging a failure"):
@@ -259,6 +288,8 @@ class ReportingAgent(LocalElasticAgent):
         failure = peers.broadcast.restart_request if peers is not None else None
         if peers is None or failure is None:
             return
+        # All nodes stop and report before the vote: the leader decides by all reports, and no rank may still run in a
+        # round that is over.
         self.node.stop_after_peer_failure(failure)
         if not self.node.may_restart():
             raise PeerFailedError(peers.broadcast.failure or failure)

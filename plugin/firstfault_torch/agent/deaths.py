@@ -115,6 +115,7 @@ class WorkerStop:
 
         A stopped process may also exit on its own, or crash in its clean-up.
         """
+        # A SIGKILL before this agent sends any is somebody else's, such as the OOM killer's during the grace period.
         by_us = True
         if death.signal == "SIGKILL" and self.killed_ns is not None:
             by_us = death.monotonic_ns >= self.killed_ns
@@ -151,6 +152,7 @@ def describe_exit(
 ) -> model.WorkerError:
     """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it didn't."""
     traces = traces or ExitEvidence()
+    # A worker that was killed at a deadline may die after a stop began: the deadline is the reason.
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
     # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
     kept = traces.kept if ended_by is None else None
@@ -174,7 +176,7 @@ def describe_exit(
     if expiry is not None:
         category = "hang"
         if kept is None:
-            code, message = _hang(place, expiry.deadline)
+            code, message = _describe_hang(place, expiry.deadline)
     return failure_record(
         ErrorClass.WORKER_FAILURE,
         place,
@@ -200,7 +202,7 @@ def describe_exit(
     )
 
 
-def _hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[str, str]:
+def _describe_hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[str, str]:
     """Return code and message of a worker that didn't keep a deadline."""
     since = "its last ping was" if expired.heartbeat else "the block began"
     where = f"; {since} at {expired.since}" if expired.since else ""

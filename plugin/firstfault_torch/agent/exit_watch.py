@@ -25,8 +25,9 @@ class ExitWatch:
         self._processes = list(processes)
         self._wake = wake
         self._descriptors = contextlib.ExitStack()
-        descriptors = [_descriptor(process, self._descriptors) for process in processes]
+        descriptors = [_open_end_descriptor(process, self._descriptors) for process in processes]
         self._waiting = {item: index for index, item in enumerate(descriptors) if item is not None}
+        # Written by the watching thread only, and only added to; readers take a copy in one call, so there is no lock.
         self._ended: dict[int, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -49,6 +50,8 @@ class ExitWatch:
         found = []
         noticed, now = dict(self._ended), (time.time_ns(), time.monotonic_ns())
         for local_rank, process in enumerate(self._processes):
+            # This reaps the process. It may have ended so recently that the watching thread hasn't run yet: then the
+            # death has the time of this look.
             code = process.exitcode
             if code is None:
                 continue
@@ -62,6 +65,8 @@ class ExitWatch:
         if self._thread is None:
             self._descriptors.close()
         else:
+            # The thread closes the descriptors itself: closed here, their numbers could be reused while it still polls.
+            # It notices the event at the end of a poll, so twice that time is enough.
             self._thread.join(timeout=2 * time_limits.EXIT_WATCH_POLL_SECONDS)
 
     def _watch(self) -> None:
@@ -69,20 +74,25 @@ class ExitWatch:
         with self._descriptors:
             while waiting and not self._stop.is_set():
                 ready = multiprocessing.connection.wait(list(waiting), timeout=time_limits.EXIT_WATCH_POLL_SECONDS)
+                # One time for all that are ready. If this thread was late, their order is unknown, and `ended` sorts
+                # them by signal.
                 now = (time.time_ns(), time.monotonic_ns())
                 for descriptor in ready:
+                    # A descriptor of an ended process stays readable: waiting for it again would spin.
                     index = waiting.pop(descriptor)
                     self._ended[index] = now
                 if ready:
+                    # After the deaths are stored: the main thread clears the event before it looks.
                     self._wake()
 
 
-def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
+def _open_end_descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
     """Return what becomes readable when the process ends; `opened` closes it if necessary.
 
     The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The process's own children
     inherit that pipe: while a data loader lives, it doesn't become readable.
     """
+    # A pidfd becomes readable when the process is a zombie, and reading it reaps nothing: torch can still do that.
     try:
         descriptor = os.pidfd_open(process.pid)
     except (OSError, AttributeError):  # AttributeError: Python was built with old kernel headers

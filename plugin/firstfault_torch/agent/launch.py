@@ -95,13 +95,13 @@ def build_job(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: 
     signals = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
 
     def prepare() -> Prepared:
-        handler = _rendezvous(config)
+        handler = _create_rendezvous(config)
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals
         arguments = {
-            "spec": _spec(config, entrypoint, args, handler),
+            "spec": _build_spec(config, entrypoint, args, handler),
             "logs_specs": config.logs_specs or DefaultLogsSpecs(),
             "start_method": config.start_method,
-            **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
+            **_select_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
         }
         return Prepared(arguments, lambda agent: _run(agent, config), handler.shutdown)
 
@@ -121,7 +121,7 @@ def launch_agent(
 
     def end_pod(number: signal.Signals) -> None:
         error = SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
-        last_resort(_failed(agent, error, node_context))
+        last_resort(_end_failed_round(agent, error, node_context))
 
     signals.last_resort = end_pod
     try:
@@ -136,11 +136,13 @@ def launch_agent(
         with environment_set(node_context.environment()):
             return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
+        # The exception of a signal has arrived here: the signal thread must not raise again during the report.
         signals.acknowledge()
         if isinstance(error, SignalException):
             shutdown = None  # the rendezvous stays open: another pod may take this one's place
-        return _failed(agent, error, node_context)
+        return _end_failed_round(agent, error, node_context)
     finally:
+        # From here on a signal ends waits, and interrupts nothing: the uploads below are already bounded.
         signals.begin_shutdown()
         if agent is not None:
             with suppress_internal_errors("ending the report"):
@@ -152,7 +154,7 @@ def launch_agent(
             )
 
 
-def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
+def _create_rendezvous(config: LaunchConfig) -> RendezvousHandler:
     return rendezvous_registry.get_rendezvous_handler(
         RendezvousParameters(
             backend=config.rdzv_backend,
@@ -166,7 +168,7 @@ def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
     )
 
 
-def _failed(agent: ReportingAgent | None, error: Exception, node_context: NodeContext) -> RoundEnd:
+def _end_failed_round(agent: ReportingAgent | None, error: Exception, node_context: NodeContext) -> RoundEnd:
     """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
     peers = agent.node.peers if agent is not None else None
     if peers is not None and isinstance(error, RendezvousClosedError):
@@ -238,10 +240,10 @@ def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
             events.record(event(), handler)
 
 
-def _spec(
+def _build_spec(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...], handler: Any
 ) -> WorkerSpec:
-    optional = _accepted(WorkerSpec, config, _OPTIONAL_SPEC)
+    optional = _select_accepted(WorkerSpec, config, _OPTIONAL_SPEC)
     if config.rdzv_backend == "static":  # else the workers find their store's address in the round's store
         host, _, port = config.rdzv_endpoint.strip().rpartition(":")
         if not host or not port.isdecimal():
@@ -260,6 +262,6 @@ def _spec(
     )
 
 
-def _accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]) -> dict[str, Any]:
+def _select_accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     return {name: getattr(config, name) for name in names if name in parameters and hasattr(config, name)}

@@ -62,6 +62,8 @@ class LocalWorkers:
         self._channel: AgentChannel | None = None
         self._watchdog = watchdog
         self._timers: TimerServer | None = None
+        # Two threads may end a worker: the main thread stops all, and a thread that watches deadlines or progress kills
+        # one. Whichever takes the lock first decides what the worker's document gives as the reason.
         self._ending = threading.Lock()
         """Held to note that workers are stopped, or that one is killed for a deadline."""
         self.expired: dict[int, ExpiredWorker] = {}
@@ -112,7 +114,8 @@ class LocalWorkers:
         """Watch the workers that torch has just started in its process context; `ranks` are their global ranks."""
         self._context = context
         if self._stderr is not None:
-            # first: a worker must not wait for a reader
+            # First: the workers run already. A FIFO holds 64 KiB, and a worker that writes more blocks until it is
+            # read.
             with suppress_internal_errors("passing on the workers' stderr"):
                 self._stderr.start()
         if self.are_programs:
@@ -121,6 +124,8 @@ class LocalWorkers:
             with suppress_internal_errors("noting the sessions of the workers"):
                 if self._reporter.node_context.files is not None:
                     self._reporter.node_context.files.note_sessions(worker_sessions)
+        # After the fork, as its thread's locks must not be inherited. A worker that has died since then isn't missed:
+        # its pidfd is readable at once.
         self._watch = ExitWatch(worker_processes(context), self._wake)
         if self._timers is not None:
             with suppress_internal_errors("watching the workers' deadlines"):
@@ -166,6 +171,7 @@ class LocalWorkers:
 
     def discard_exits(self, local_ranks: frozenset[int]) -> None:
         """Take workers as ended without a failure: the remaining ranks had continued without them."""
+        # Called again at each look with the same ranks: a document is withdrawn once.
         for rank in local_ranks - self._forgotten:
             self._reporter.withdraw(rank)
         self._forgotten |= local_ranks
@@ -178,6 +184,8 @@ class LocalWorkers:
         """
         if self._watch is None:
             return []
+        # Before `ended`: a worker that hands over its result between the two reads can't have ended by the second,
+        # because torch's `_wrap` lets it end only after all results.
         counted, stop = unfinished(self._context), self.stopped
         return [
             death
@@ -202,6 +210,7 @@ class LocalWorkers:
     def document(self, death: WorkerExit) -> None:
         """Document one death in the background; once."""
         rank = death.local_rank
+        # Asks no worker: it reads the last answer of the round, such as the one to `_ask_before_abort`.
         answers = self._channel.ask((), 0) if self._channel is not None else {}
         seen = WorkerSnapshot("", *from_message(answers[rank])) if rank in answers else None
         self._reporter.document(death, self.stopped, expiry=self.expired.get(rank), seen=seen)
@@ -220,6 +229,7 @@ class LocalWorkers:
     @property
     def alive(self) -> dict[int, int]:
         """The process ids of the workers that run, by local rank; none once the agent stops them."""
+        # Read by the thread that watches progress. A worker that is being stopped makes no progress, and isn't hung.
         if self._watch is None or self.stopped is not None:
             return {}
         ended = self._watch.noticed
@@ -249,7 +259,10 @@ class LocalWorkers:
         asked = {ranks[pid]: pid for pid in timers}
         observations: dict[int, WorkerSnapshot] = {}
         with suppress_internal_errors("asking workers for their state at a deadline"):
+            # Without the lock: it takes up to 0.6 s, and a failure that is found now must stop the workers at once.
             observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
+        # What was true before the questions may not be now: checked again, under the lock. The main thread may have
+        # begun to stop all, and a worker may have ended by itself.
         with self._ending:
             if self.stopped is not None:
                 return  # they are victims of another failure
@@ -259,6 +272,8 @@ class LocalWorkers:
                 deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
                 self.expired[rank] = ExpiredWorker(deadline, observations.get(rank, WorkerSnapshot()))
         for rank, pid in asked.items():
+            # After the lock: from the entry in `expired` on, a stop counts the worker as failed, whether or not the
+            # signal has arrived.
             logger.warning("local rank %d (pid %d) is killed: %s", rank, pid, self.expired[rank].deadline.text)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -284,13 +299,20 @@ class LocalWorkers:
         killed_ns = began + int(seconds * 1e9)
         with self._ending:
             alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
-            # `first` grows here by workers that are exiting or were killed at a deadline: they get no signal. The lock
-            # keeps a deadline that expires now from adding a worker that this stop is about to signal.
+            # `first` grows here by workers that are exiting or were killed at a deadline: they get no signal. Example:
+            # rank 3 crashes. The kernel closes its sockets while it still tears down its memory, so rank 0 fails in a
+            # collective and is found first. Rank 3 has no exit code yet; if it were missing in `first`, its death
+            # would count as this stop's work, and rank 0 as the cause. The lock keeps a deadline that expires now from
+            # adding a worker that this stop is about to signal.
             first |= self.expired.keys() | {rank for rank, pid in alive.items() if not _is_running(pid)}
+            # Set twice: now, so that other threads leave the workers alone; and below, with what the workers answered.
+            # `killed_ns` is an estimate until then, so that a SIGKILL from elsewhere during the questions isn't taken
+            # for this agent's.
             self.stopped = WorkerStop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
-        # a busy worker may not have answered in time
+        # An exception on its way out, or an interpreter that is finalizing: such a worker reports a failure of its own
+        # in a moment. A busy one may not have answered in time, so its stack counts, too.
         raising = {
             rank for rank, seen in observations.items() if seen.raised_at or parse_position(seen.stack).is_finalizing
         }
@@ -309,6 +331,7 @@ class LocalWorkers:
         reported: set[int] = set()
         while local_ranks - reported and time.monotonic() < deadline:
             time.sleep(time_limits.STOP_POLL_SECONDS)
+            # a rank that hangs in its clean-up reports nothing, and is stopped at the deadline
             reported = local_ranks & self.reported().keys()
         return frozenset(reported)
 

@@ -82,6 +82,7 @@ class NodeRound:
         self.workers.begin_round()
         if self.survivors is not None:
             self.survivors.begin_round()
+        # The last round's peers have ended; the new ones connect after the fork, in `listen_to_peers`.
         self.peers = None
 
     def listen_to_peers(self, interval: float) -> None:
@@ -110,11 +111,14 @@ class NodeRound:
 
         After the last round the agents may still settle on a verdict.
         """
+        # What acts on the workers ends first, then what listens to the peers, then the uploads: each may still use the
+        # ones after it. A stall's report is an upload, too.
         if self._stalls is not None:
             self._stalls.end()
             self._stalls = None
         self.workers.stop_watching()
         if self.peers is not None and is_last:
+            # the wait for the round's outcome goes on: `Peers.settle` needs its connections for the verdict
             self.peers.stop_listening()
         elif self.peers is not None:
             self.peers.end()
@@ -123,6 +127,8 @@ class NodeRound:
             self.reporter.remove_traceback_files()
         if not is_last:
             kill_orphans(self.reporter.node_context, self._settings.options.stop_seconds)
+        # After the uploads, which read the end of stderr, and after the orphans: a FIFO with a writer left would need
+        # another process to read it.
         self.workers.close_stderr()
         if is_last:
             self.workers.close()
@@ -137,19 +143,26 @@ class NodeRound:
         if not reported and not worker_exits:
             return []
         if self.workers.stopped is None:
-            # A worker may have raised and reported, but still be alive in its teardown: torch sees nothing yet.
+            # A worker may have raised and reported, but still be alive in its teardown: torch sees nothing yet. Another
+            # may have been killed before it could report. Both failed by themselves, so neither is stopped as a
+            # sibling.
             first = frozenset(reported) | {death.local_rank for death in worker_exits}
+            # Peers first: the steps below take seconds, and until the notice arrives the peers see only broken
+            # connections.
             self._broadcast_failure(reported, worker_exits)
             for death in worker_exits:
                 # before the siblings are asked: the document about the first death is to be durable first
                 self.workers.document(death)
             self.workers.stop(_SIBLING_FAILED, first)
+        # Looked up again: the stop has ended the siblings, and a worker that had only reported has exited by now.
         return self.workers.get_exits()
 
     def report_failure(self, result: RunResult, looked_ns: int) -> None:
         """Finish the report after torch has found a failure."""
         if self.workers.stopped is None:
-            # torch saw the failure first and has stopped the remaining workers
+            # A worker died between `handle_failures` and torch's look: torch saw the failure first and has stopped the
+            # remaining workers. `looked_ns` is from before that look, so their deaths count as stopped. `first` is
+            # empty if torch names no worker: since torch 2.13 it may report UNHEALTHY for one in uninterruptible sleep.
             first = frozenset(failure.local_rank for failure in result.failures.values())
             worker_exits = [death for death in self.workers.get_exits() if death.local_rank in first]
             self._broadcast_failure({}, worker_exits)
@@ -159,11 +172,14 @@ class NodeRound:
     def stop_workers(self, reason: str, sent: signal.Signals = signal.SIGTERM, seconds: float | None = None) -> None:
         """Stop the workers, unless they are stopped already or have succeeded."""
         workers = self.workers
+        # Several paths end here for one failure: torch's `_stop_workers` and `_shutdown`, and `report_agent`. Only the
+        # first may give its reason.
         if workers.stopped is None and workers.is_watched and self._group.state is not WorkerState.SUCCEEDED:
             workers.stop(reason, sent=sent, seconds=seconds)
 
     def finish_report(self) -> None:
         """Document the deaths of this node's workers, and announce that the node has failed."""
+        # Before the documents: a recovered death must get none.
         self._forget_recovered()
         self.workers.document_exits()
         first = self.peers.broadcast.first_failure if self.peers is not None else None
@@ -200,12 +216,15 @@ class NodeRound:
         try:
             if self.finished:
                 return
+            # At the same time the main thread raises SignalException and stops the workers, but it may be blocked in
+            # C++ for minutes; so this thread writes the document. Deadlines first: they apply to this very upload.
             self.reporter.shorten_deadlines()
             error = SignalException("terminated", sigval=received.number)
             self.reporter.write(describe_agent_failure(error, ErrorClass.PREEMPTION, self.places.of(), received.moment))
             if self.waits_at_exit or not self.restarts.can_continue_without_node(self.places.nodes):
                 self._broadcast_agent_failure(f"{TERMINATED_BY} {received.number.name}")
         finally:
+            # in any case: the main thread waits for it in `report_agent`
             self._signal_reported.set()
 
     def report_agent(self, error: BaseException, error_class: ErrorClass) -> None:
@@ -214,12 +233,15 @@ class NodeRound:
         with suppress_internal_errors("stopping the workers"):
             self.stop_workers(TERMINATED if preempted else "its agent had failed")
         if preempted and self._settings.signals.is_listening:
+            # The signal thread writes this document. `finish_report` reads the receipts, so the document must be there
+            # before.
             self._signal_reported.wait(self.reporter.node_context.upload_deadline_seconds)
         else:
             self.reporter.write(describe_agent_failure(error, error_class, self.places.of(), Moment.now()))
         if not preempted:
             self._broadcast_agent_failure(f"{type(error).__name__} in its agent")
         self.finish_report()
+        # Last, with all documents: peers that vote on a restart wait for this node's report or for its departure.
         if self.peers is not None and preempted:
             self.peers.leave(self.reporter.report.copies)
 
@@ -237,6 +259,8 @@ class NodeRound:
             self.survivors.await_end()
         self._forget_recovered()
         with suppress_internal_errors_in_main("stopping the workers"):
+            # Both nodes may have failed at the same time. A worker that has exited already wasn't ended by this stop,
+            # and its document must not blame the peer.
             exited_ranks = frozenset(death.local_rank for death in self.workers.get_exits())
             self.workers.stop(failure.reason, exited_ranks, caused_by=failure.cause)
             self.finish_report()
@@ -258,4 +282,5 @@ class NodeRound:
             first = first or FailureNotice("its workers", place.node, place.group_rank)
             record = self.restarts.decide_restart(place, self._restarts_left, self.peers, first)
             allowed = record is None or record.restart
+        # Checked again after the vote: a third node may have failed permanently in the meantime.
         return allowed and not (broadcast is not None and broadcast.is_fatal)

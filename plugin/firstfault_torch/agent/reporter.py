@@ -60,6 +60,9 @@ class Reporter:
         finish     wait for all documents, then announce FAILED with their receipts
         drain      wait for the remaining uploads, and end their threads: the next round may fork
 
+    The main thread calls these, or the signal thread if that has to end the pod. The signal thread also calls `write`
+    while the main thread stops the workers, and the thread that watches progress calls `put`.
+
     `format_place` returns the place of the agent (None), or of the worker with a local rank.
     """
 
@@ -87,6 +90,7 @@ class Reporter:
 
     def shorten_deadlines(self) -> None:
         """Let all further uploads together take a few seconds: this process is terminated, and will be killed."""
+        # Only the first signal: a second one must not extend the time.
         if self._hurried_until is None:
             self._hurried_until = time.monotonic() + TERMINATED_UPLOADS_TIMEOUT_SECONDS
 
@@ -94,6 +98,7 @@ class Reporter:
 
     def begin(self, number: int, nodes: int) -> None:
         """Begin a round, after all writes of the last one have ended."""
+        # First: an upload of the last round that still runs would add its receipt to the new report.
         self.drain()
         self.report = NodeReport()
         self._documented = {}
@@ -116,6 +121,8 @@ class Reporter:
         self.announce(model.Phase.JOINED, ranks)
         with suppress_internal_errors("spooling the report on the agent's death"):
             if self.node_context.files is not None:
+                # Each round replaces the one before. The recorder uploads it if this process dies, for example by
+                # SIGKILL, when nothing in it can run any more.
                 place, spool = self._place_of(None), self.node_context.files.last_words
                 spool.add("document.pb", encode(lost_agent(place)))
                 spool.add("presence.pb", encode_presence(model.NodePresence(model.Phase.FAILED, place, ranks)))
@@ -131,6 +138,7 @@ class Reporter:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
+        # after the threads have ended, so `result` never blocks; it only raises what failed, which is logged
         for entry in self._entries:
             with suppress_internal_errors("writing the roster"):
                 entry.result()
@@ -151,6 +159,8 @@ class Reporter:
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
         path, data = document_writer.as_entry(presence)
+        # Before the upload, which may fail: peers and the verdict get the copies through the store, without the
+        # storage.
         self.report.copies[path] = data
         self.put(path, data)
 
@@ -164,6 +174,8 @@ class Reporter:
 
     def write(self, failure: model.WorkerError) -> model.Receipt:
         """Make a document that the agent wrote durable, within the deadline."""
+        # No lock: the signal thread and up to four upload threads may be here at once, but each writes its own
+        # document, and appending to a list is atomic.
         spool = document_writer.spool_for_agent(self.node_context)
         data, receipt = document_writer.record_error(failure, self.node_context, spool, self.deadline_seconds)
         self.report.copies[document_writer.document_path(receipt.name)] = data
@@ -188,21 +200,25 @@ class Reporter:
         def upload() -> None:
             own = self._own_documents(death)
             if not only_held:
-                self._document(death, stop, expiry, own, seen or WorkerSnapshot())
+                self._write_death_document(death, stop, expiry, own, seen or WorkerSnapshot())
             elif own:
                 self._keep_log(death, own[-1])
 
+        # Each look of the main thread sees all deaths again. `stop` is the one of the first call: a death that was
+        # found before this agent stopped its workers stays a failure of its own.
         if death.local_rank not in self._documented:
             self._documented[death.local_rank] = self._submit(upload)
 
     def finish(self, ranks: tuple[int, ...], first: FailureNotice | None) -> None:
         """Announce that this node has failed, and which failure caused it, after all its documents are written."""
+        # The roster entry holds the receipts and log tails that these uploads add. None of them waits longer than its
+        # deadline.
         for upload in self._documented.values():
             with suppress_internal_errors("uploading a worker's document"):
                 upload.result()
         self.announce(model.Phase.FAILED, ranks, first)
 
-    def _document(
+    def _write_death_document(
         self,
         death: WorkerExit,
         stop: WorkerStop | None,
@@ -212,7 +228,7 @@ class Reporter:
     ) -> None:
         """Write a document about one death unless the worker's own are complete; runs in an upload thread."""
         # The worker's own document suffices, unless it is about an exception in flight or an exit that the stop caused.
-        ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
+        ended = [failure for failure in own if not failure.in_flight and not _is_exit_on_stop(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
             self._keep_log(death, ended[-1])
             return
@@ -237,6 +253,7 @@ class Reporter:
         if spool is None:
             return
         for document in spool.documents():
+            # The mark in the spool stops an upload that hasn't begun; the receipt covers a document that is durable.
             spool.withdraw(document.name)
             self.report.receipts.append(model.Receipt(document.name, durable=document.is_durable, withdrawn=True))
 
@@ -262,6 +279,8 @@ class Reporter:
             return []
         rank = self._place_of(death.local_rank).rank
         failures = []
+        # The worker has exited, so the spool grows no more. Its uploads may not have finished: it may have been killed,
+        # or the storage may be slow.
         for document in spool.documents():
             failure, unread = None, "" if document.is_durable else "it cannot be read"
             receipt = model.Receipt(document.name, durable=document.is_durable, error=unread, rank=rank)
@@ -281,6 +300,7 @@ class Reporter:
         if not isinstance(failure, model.WorkerError):
             raise TypeError(f"{document.name} in the node's spool is not an error document")
         self.report.copies[document_writer.document_path(document.name)] = data
+        # The recorder may still be uploading it for the worker. A second upload has the same name and content.
         receipt = settled or document_writer.put_document(
             document, data, failure, self.node_context, self.deadline_seconds
         )
@@ -300,15 +320,18 @@ class Reporter:
         return stack
 
     def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+        # The main thread makes the pool for the JOINED entry, before another thread of the round can submit; `drain`
+        # ends it, because a thread that is alive at a fork may leave a lock locked in the worker.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
         return self._pool.submit(call)
 
 
-def _answers(failure: model.WorkerError, stop: WorkerStop | None, death: WorkerExit) -> bool:
+def _is_exit_on_stop(failure: model.WorkerError, stop: WorkerStop | None, death: WorkerExit) -> bool:
     """Whether a worker called ``sys.exit`` after its agent had begun to stop it, as signal handlers do."""
     if stop is None or not stop.ended(death) or not _is_bare_exit(failure):
         return False
+    # Worker and agent compare one node's monotonic clock. An exit before the stop was the worker's own decision.
     return failure.monotonic_ns is not None and failure.monotonic_ns >= stop.began_ns
 
 

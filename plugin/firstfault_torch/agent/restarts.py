@@ -54,10 +54,10 @@ class Restarts:
         agents aren't connected.
         """
         nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
-        judge = partial(self._judged, nodes, restarts_left)
+        judge = partial(self._judge, nodes, restarts_left)
         found: tuple[RestartRecord, bool] | None = None
         if nodes > 1 and peers is not None:
-            found = self._agreed(peers, judge)
+            found = self._vote(peers, judge)
         elif nodes == 1 and (judged := judge(CollectedReports(dict(self._reporter.report.copies)))) is not None:
             found = judged, True
         if found is None and peers is not None and peers.broadcast.is_fatal:
@@ -81,13 +81,14 @@ class Restarts:
         """Complete the record of the last round: the workers run again, with `world_size` ranks."""
         if self._written is None:
             return
+        # taken before the write: a later round must not complete this record again
         path, record = self._written
         self._written = None
         lost = None if record.timestamp_ns is None else max(time.time_ns() - record.timestamp_ns, 0) / 1e9
         complete = replace(record, lost_seconds=lost, world_size_after=world_size or None)
         self._reporter.put(path, restart_to_json(complete))
 
-    def _agreed(
+    def _vote(
         self, peers: Peers, judge: Callable[[CollectedReports], RestartRecord | None]
     ) -> tuple[RestartRecord, bool] | None:
         """Return the decision of all agents, and whether this one took it; None if they haven't agreed."""
@@ -98,13 +99,16 @@ class Restarts:
                 break
             judged = judge(step)
             own = restart_to_json(judged) if judged is not None else b""
+            # If this leader was slow, another agent has taken over: then it doesn't publish, and the next step has the
+            # other one's decision. If both publish, the store keeps the first, and `publish` returns that.
             if own and peers.agreement.announce_publishing():
                 document = peers.agreement.publish(own, durable=True).document
                 break
+        # Checked after the vote: a fatal failure of a third node overrides a restart that was already decided.
         record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
         return (record, own == document) if record is not None else None
 
-    def _judged(self, nodes: int, restarts_left: int, reports: CollectedReports) -> RestartRecord | None:
+    def _judge(self, nodes: int, restarts_left: int, reports: CollectedReports) -> RestartRecord | None:
         node_context = self._reporter.node_context
         context = RestartContext(
             round=node_context.round,

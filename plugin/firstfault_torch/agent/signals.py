@@ -93,12 +93,14 @@ class SignalWatch:
         if threading.current_thread() is threading.main_thread():
             with suppress_internal_errors("listening to signals"):
                 reader, self._wakeup_writer = socket.socketpair()
+                # The interpreter's C handler writes to it, in the middle of anything, so it must never block.
                 self._wakeup_writer.setblocking(False)  # noqa: FBT003 - the socket's own signature
                 self._before = {number: signal.getsignal(number) for number in self._handled}
                 self.install()
                 self._wakeup_before = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
                 # a forked worker inherits descriptor and handlers, but its signals aren't the agent's
                 os.register_at_fork(after_in_child=self._forget_in_child)
+                # A signal may arrive before the thread runs: the socket keeps its byte.
                 read = partial(self._read_signals, reader)
                 threading.Thread(target=read, name="firstfault-signals", daemon=True).start()
         return self
@@ -106,15 +108,18 @@ class SignalWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # The phase first: a signal that arrives while the handlers are put back does nothing.
         self._phase = SignalPhase.LEAVING
         self.on_received = self.last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
         if self._wakeup_writer is None:
             return
         with suppress_internal_errors("ceasing to listen to signals"):
+            # Before the socket is closed: the C handler would write to a number that another file may have by then.
             signal.set_wakeup_fd(self._wakeup_before)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
-            self._wakeup_writer.shutdown(socket.SHUT_RDWR)  # a forked process that lives on has it, too
+            # Ends the thread. A close wouldn't, as long as a forked process lives that has a copy of the writer.
+            self._wakeup_writer.shutdown(socket.SHUT_RDWR)
             self._wakeup_writer.close()
             self._wakeup_writer = None
 
@@ -127,6 +132,8 @@ class SignalWatch:
         """Ignore signals until the process ends: it has its result and is exiting."""
         self._phase = SignalPhase.LEAVING
         if self._wakeup_writer is not None:
+            # `__exit__` installs these. The handlers from before may be the default action, with which a second SIGTERM
+            # ends the process before it has written its result.
             self._before = dict.fromkeys(self._before, signal.SIG_IGN)
 
     def acknowledge(self) -> None:
@@ -145,13 +152,19 @@ class SignalWatch:
                 signal.signal(number, self._handle)
 
     def _forget_in_child(self) -> None:
+        # Without this a signal to a worker would write into the agent's socket, and the agent would report that it was
+        # terminated itself. After the block the wakeup descriptor is the earlier one again.
         if self._phase is not SignalPhase.LEAVING and self._wakeup_writer is not None:
             signal.set_wakeup_fd(-1)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
+        # Python runs this in the main thread, between two bytecodes of anything, also of a wait for
+        # `shutdown_requested`. `_read_signals` sees the same signal in its thread; either may be first.
         if os.getpid() != self._owner:
+            # a forked worker inherits the handler; there it does what torch's own would do
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
+        # Before the exception: code that swallows it still finds the event set, and its waits end.
         self.shutdown_requested.set()
         now = time.monotonic()
         if (
@@ -165,6 +178,8 @@ class SignalWatch:
 
     def _read_signals(self, reader: socket.socket) -> None:
         with reader:
+            # A read may return the bytes of several signals, also of those that other code handles, and of
+            # `_is_handled`'s own. Only the first terminating signal counts.
             while data := reader.recv(64):
                 number = next((signal.Signals(byte) for byte in data if byte in set(self._handled)), None)
                 if number is not None and self.received is None and self._phase is not SignalPhase.LEAVING:
@@ -176,6 +191,7 @@ class SignalWatch:
 
     def _answer(self, received: SignalReceived) -> None:
         """Report the signal, and end the pod if the main thread doesn't handle it."""
+        # The report comes first: it is bounded, and the main thread has already raised and is stopping the workers.
         with suppress_internal_errors("reporting that this pod is terminated"):
             if self.on_received is not None:
                 self.on_received(received)
@@ -186,8 +202,11 @@ class SignalWatch:
     def _is_handled(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident
         for _ in range(round(MAIN_THREAD_TIMEOUT_SECONDS / SIGNAL_RAISE_INTERVAL_SECONDS)):
+            # Longer than the interval: `_handle` ignores a signal that comes within one interval after it has raised.
             if self._noticed.wait(1.1 * SIGNAL_RAISE_INTERVAL_SECONDS):
                 return True
             if main is not None:
+                # To that thread: a system call there is interrupted, so the Python handler runs. Code may also have
+                # swallowed the first exception; then this raises another.
                 signal.pthread_kill(main, number)
         return self._noticed.is_set()

@@ -38,6 +38,8 @@ def collect_snapshots(
     with suppress_internal_errors("asking workers for their stacks"):
         stacks = ask_for_stacks(files, node_context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
+    # A worker whose handler was replaced gets no signal, and writes its stacks before it answers. So its file is
+    # complete once the answer has arrived.
     for rank in answers.keys() - stacks.keys():
         stacks[rank] = get_stack_tail(files.worker(node_context.round, rank).stacks)
     return {rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
@@ -62,8 +64,12 @@ def stop_processes(
     """
     others = [process for rank, process in enumerate(processes) if rank not in spare]
     for rank, process in enumerate(processes):
+        # Checked right before each signal: `exitcode` polls with waitpid. While it is None the process isn't reaped, so
+        # the kernel can't have given its number to another process.
         if rank not in spare | leaving and process.exitcode is None:
             _send(process, sent)
+    # Siblings first: a failed worker may spend seconds in its exit handlers, but a sibling that ignores the signal must
+    # not get that longer time. Both limits count from the same moment, so the total is the longer one.
     began = time.monotonic()
     _end(others, began + seconds, seconds)
     _end(processes, began + max(seconds, time_limits.FAILED_WORKER_EXIT_GRACE_SECONDS), seconds)

@@ -110,6 +110,7 @@ class TimerServer:
         """End the watch, and remove the FIFO. torch's agent calls it, too, when it stops the workers."""
         if self._stopped.is_set() or self not in _living:
             return
+        # The event first: the thread may be about to report an expired deadline. Then the hang-up of the pipe wakes it.
         self._stopped.set()
         _living.discard(self)
         os.close(self._stop_writer)
@@ -127,6 +128,7 @@ class TimerServer:
 
     def forget(self) -> None:
         """Close a forked child's copies: a FIFO must not have a reader when the agent is gone."""
+        # No lock, here as in the thread: only one thread exists in a forked child.
         for descriptor in (self._fifo, self._stop_reader, self._stop_writer):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -149,11 +151,13 @@ class TimerServer:
             seconds = self._sleep_s()
             poll.poll(seconds * 1000)
             before, looked = looked, time.monotonic()
+            # Before the deadlines are compared: the worker may have ended its block in time, while this thread slept.
             self._read()
             if looked - before > seconds + FROZEN_WATCHDOG_SECONDS:
                 self._postpone(looked - before)
             self._progress = time.time()
             expired = self._take_expired(looked)
+            # `stop` may have been called since the loop's check: these workers are being stopped for another reason.
             if expired and not self._stopped.is_set():
                 with suppress_internal_errors("ending a worker at its deadline"):
                     self._expired(expired)
@@ -179,6 +183,7 @@ class TimerServer:
                 data = os.read(self._fifo, _CHUNK_BYTES)
             except BlockingIOError:
                 return
+            # A writer's line arrives whole, but this read may end in the middle of one.
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 try:
@@ -206,6 +211,7 @@ class TimerServer:
                 logger.warning("process %d exceeded %r; it is not a worker of this node", timer.pid, timer.scope)
             else:
                 expired.setdefault(worker, timer)
+        # The worker is killed once: its later deadlines would expire while it is being asked for its stacks.
         gone = {timer.pid for timer in due if timer.kills}
         for timer in due:
             del self._timers[timer.pid, timer.number]

@@ -172,20 +172,20 @@ def unfinished(context: Any) -> frozenset[int]:
     """
     if hasattr(context, "subprocess_handlers"):
         return frozenset()
-    taken, queues = _results(context, "a worker that exits with 0 in the middle is not noticed")
+    taken, queues = _get_results(context, "a worker that exits with 0 in the middle is not noticed")
     return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
 
 
 def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
     """Return what these workers have handed over so far, by local rank; one that died while it wrote would block."""
-    taken, queues = _results(context, "the workers of a node cannot continue after one of them has ended")
+    taken, queues = _get_results(context, "the workers of a node cannot continue after one of them has ended")
     for rank, queue in queues.items():
         if rank in local_ranks and rank not in taken and not queue.empty():
             taken[rank] = queue.get()
     return dict(taken)
 
 
-def _results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[int, Any]]:
+def _get_results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the results that were taken so far, and the queues of all workers; empty if torch has no such names."""
     taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
     if taken is None or queues is None:
@@ -224,10 +224,10 @@ def format_exceptions_early() -> None:
     torch's formatter imports ``torch._dynamo`` for it: one second and more, in an agent that has just lost a worker.
     """
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_formatted)
+        logging.getLogger(name).addFilter(_is_formatted)
 
 
-def _formatted(record: logging.LogRecord) -> bool:
+def _is_formatted(record: logging.LogRecord) -> bool:
     if record.exc_info and not record.exc_text:
         record.exc_text = _formatter.formatException(record.exc_info)
         record.exc_info = None

@@ -46,7 +46,7 @@ def flight_recorders() -> list[Callable[..., Any]]:
     of_nccl, of_others = (getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("nccl", "fr"))
     found = [of_nccl, of_others]
     if of_others is not None and "backend: " in (of_others.__doc__ or ""):
-        names = sorted({*_RECORDED, *_backends()}, key=lambda name: (name == _GLOO, name))
+        names = sorted({*_RECORDED, *_list_backends()}, key=lambda name: (name == _GLOO, name))
         found[1:] = [partial(of_others, backend=name) for name in names]
     return [dump for dump in found if dump is not None]
 
@@ -65,7 +65,12 @@ def collective_counts() -> tuple[int, int]:
         ends = ("last_enqueued_collective", "last_completed_collective")
         begun, ended = (sum(max(int(state.get(end, 0)), 0) for state in states) for end in ends)
         return begun, ended
-    numbers = [number for backends in _backends().values() for number in map(_called, backends) if number is not None]
+    numbers = [
+        number
+        for backends in _list_backends().values()
+        for number in map(_count_collectives, backends)
+        if number is not None
+    ]
     return sum(numbers) if numbers else -1, -1
 
 
@@ -80,18 +85,18 @@ def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
     is_off = any(os.environ.get(name) == "0" for name in _ENTRIES_OF_RECORDERS)
     if is_off or sys.modules["torch"].__version__ < "2.9":
         return []
-    recorded = {name: backends for name, backends in _backends().items() if "nccl" in name or name == _GLOO}
-    return [name for name, backends in recorded.items() if name not in known and any(map(_called, backends))]
+    recorded = {name: backends for name, backends in _list_backends().items() if "nccl" in name or name == _GLOO}
+    return [name for name, backends in recorded.items() if name not in known and any(map(_count_collectives, backends))]
 
 
-def _called(backend: Any) -> int | None:
+def _count_collectives(backend: Any) -> int | None:
     """Return how many collectives of a backend have begun; None: it doesn't count them."""
     with contextlib.suppress(RuntimeError, AttributeError, NotImplementedError):
         return int(backend._get_sequence_number_for_group())  # noqa: SLF001 - see __init__
     return None
 
 
-def _backends() -> dict[str, list[Any]]:
+def _list_backends() -> dict[str, list[Any]]:
     """Return the backends of this process's groups by their names: "gloo", "nccl", "nccl2"."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     found: dict[str, list[Any]] = {}
@@ -136,7 +141,7 @@ def rank_in_group() -> tuple[int, int] | None:
 def backends_that_abort() -> list[Callable[[], None]]:
     """Return the functions that abort the communicators of this process's groups; that of gloo doesn't work."""
     found = []
-    for name, backends in _backends().items():
+    for name, backends in _list_backends().items():
         for backend in backends if name != _GLOO else ():
             abort = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)
             if callable(abort):

@@ -66,9 +66,9 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     Raises:
         LookupError: no failure is on record, neither here nor in the storage.
     """
-    job, files = _job(node_context, copies, wait)
+    job, files = _read_job(node_context, copies, wait)
     if restart is None:
-        context = _context(job, node_context, engine, options, wait)
+        context = _build_retry_context(job, node_context, engine, options, wait)
     else:
         # a pod that left may have sealed a verdict on the attempt, and with it another decision
         job = replace(job, seals=())
@@ -104,7 +104,7 @@ def _first_conclusion(
     )
     logged = ""
     for name, chosen in tried:
-        call = partial(try_call, partial(_concluded, job, name, chosen, context), Exception)
+        call = partial(try_call, partial(_conclude, job, name, chosen, context), Exception)
         hurried = time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
         found = call_with_timeout(
             call, seconds, "concluding", wait.shutdown_requested, shutdown_seconds=hurried, local=True
@@ -123,10 +123,10 @@ def _first_conclusion(
         logged = str(error)
         if isinstance(error, _TooLateError):
             break  # it isn't known which of the two takes so long
-    return _concluded(job, *last, context)
+    return _conclude(job, *last, context)
 
 
-def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext) -> Conclusion | None:
+def _conclude(job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext) -> Conclusion | None:
     """Conclude, with an answer that can be sealed: both may be third-party code, which fills fields with anything."""
     from firstfault.conclude import conclude  # noqa: PLC0415 - loaded by `import_conclusion_modules`
 
@@ -136,7 +136,9 @@ def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, contex
     return conclusion
 
 
-def _context(job: JobErrors, node_context: NodeContext, engine: Engine, options: Options, wait: Wait) -> RetryContext:
+def _build_retry_context(
+    job: JobErrors, node_context: NodeContext, engine: Engine, options: Options, wait: Wait
+) -> RetryContext:
     hurried = wait.is_hurried or (wait.shutdown_requested is not None and wait.shutdown_requested.is_set())
     seconds = (
         time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
@@ -154,7 +156,9 @@ def _context(job: JobErrors, node_context: NodeContext, engine: Engine, options:
     )
 
 
-def _job(node_context: NodeContext, copies: Mapping[str, bytes], wait: Wait) -> tuple[JobErrors, Mapping[str, bytes]]:
+def _read_job(
+    node_context: NodeContext, copies: Mapping[str, bytes], wait: Wait
+) -> tuple[JobErrors, Mapping[str, bytes]]:
     # an unknown strategy is reported when it is asked for its verdict
     strategy = node_context.strategy if node_context.strategy in list_strategy_names() else DEFAULT_STRATEGY
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above

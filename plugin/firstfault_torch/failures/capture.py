@@ -44,7 +44,7 @@ NOTED = "__firstfault_noted__"
 
 def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
     """Return `error` as data; `in_flight`: it is still inside the task function."""
-    if isinstance(noted := _attribute(error, NOTED), ExceptionInfo):
+    if isinstance(noted := _get_attribute(error, NOTED), ExceptionInfo):
         return noted
     found = _capture(error, [])
     return (try_call(lambda: _with_outer_frames(found, error))[0] or found) if in_flight else found
@@ -58,11 +58,11 @@ def before_exit(error: BaseException) -> BaseException:
     """
     for _ in range(_MAX_CAUSES):
         if isinstance(error, SystemExit):
-            following = _attribute(error, "__cause__")
+            following = _get_attribute(error, "__cause__")
             if following is None:
-                following = _attribute(error, "__context__")
+                following = _get_attribute(error, "__context__")
         elif type(error).__name__ == "RestartAbort":
-            following = _attribute(error, "__cause__")
+            following = _get_attribute(error, "__cause__")
         else:
             break
         if not _is_exception(following):
@@ -74,7 +74,7 @@ def before_exit(error: BaseException) -> BaseException:
 def bare(error: BaseException) -> ExceptionInfo:
     """Return the type of `error` and its bases, without running the user's code."""
     kind = type(error)
-    return ExceptionInfo(type=qualified_name(kind), message="", bases=_bases(kind))
+    return ExceptionInfo(type=qualified_name(kind), message="", bases=_list_bases(kind))
 
 
 def safe_text(value: Any) -> str:
@@ -99,7 +99,7 @@ def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionI
 
     They are in its traceback when it has left, and two ranks' same fault is to have the same frames.
     """
-    trace = _attribute(error, "__traceback__")
+    trace = _get_attribute(error, "__traceback__")
     frame = trace.tb_frame.f_back if isinstance(trace, TracebackType) else None
     outer: list[FrameInfo] = []
     while frame is not None and len(outer) < _MAX_FRAMES:
@@ -111,7 +111,7 @@ def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionI
     return replace(found, frames=(*reversed(outer), *found.frames)) if not found.frames_omitted else found
 
 
-def _attribute(error: BaseException, name: str, default: Any = None) -> Any:
+def _get_attribute(error: BaseException, name: str, default: Any = None) -> Any:
     """Return an attribute of an exception, `default` if its ``__getattr__`` raises."""
     found, raised = try_call(lambda: getattr(error, name, default))
     return default if raised is not None else found
@@ -128,25 +128,25 @@ def _capture(
     """Return an exception, and add it to those that are done; `is_link`: its chain is recorded elsewhere."""
     done.append(error)
     kind = type(error)
-    frames, omitted = _frames(_attribute(error, "__traceback__"))
+    frames, omitted = _list_frames(_get_attribute(error, "__traceback__"))
     found = ExceptionInfo(
         type=qualified_name(kind),
         message=safe_text(error),
-        bases=_bases(kind),
+        bases=_list_bases(kind),
         frames=frames,
         frames_omitted=omitted,
-        notes=_notes(error),
-        causes=() if is_link else _causes(error, done, depth),
-        members=_members(error, done, depth),
+        notes=_list_notes(error),
+        causes=() if is_link else _capture_causes(error, done, depth),
+        members=_capture_members(error, done, depth),
     )
     return try_call(lambda: _with_text_frames(found))[0] or found
 
 
-def _bases(kind: type) -> tuple[str, ...]:
+def _list_bases(kind: type) -> tuple[str, ...]:
     return tuple(qualified_name(base) for base in type.__getattribute__(kind, "__mro__")[1:-1])
 
 
-def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
+def _list_frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
     """Return the frames, outermost first, without our own at the top, and how many in the middle were left out."""
     entries: list[TracebackType] = []
     while isinstance(trace, TracebackType):
@@ -158,21 +158,21 @@ def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
         entries = entries[: _MAX_FRAMES // 2] + entries[-_MAX_FRAMES // 2 :]
     own = [entry for entry in entries if not is_library_file(entry.tb_frame.f_code.co_filename)]
     with_context = set(map(id, own[-_WITH_CONTEXT:]))
-    return tuple(_frame(entry, with_context=id(entry) in with_context) for entry in entries), omitted
+    return tuple(_build_frame(entry, with_context=id(entry) in with_context) for entry in entries), omitted
 
 
-def _frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
+def _build_frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
     code, line = entry.tb_frame.f_code, entry.tb_lineno or 0
-    lines = _lines(code.co_filename)
+    lines = _read_lines(code.co_filename)
     source = lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
     bare = FrameInfo(code.co_filename, line, code.co_name, source.strip())
     if not source or not with_context:
         return bare
-    full = try_call(lambda: replace(_with_context(bare, lines), marked=_marked(entry, source)))[0]
+    full = try_call(lambda: replace(_with_context(bare, lines), marked=_find_marked_columns(entry, source)))[0]
     return full or bare
 
 
-def _lines(file: str) -> list[str]:
+def _read_lines(file: str) -> list[str]:
     """Return a file's lines; loaders are third-party code, and may give something else."""
     lines = try_call(lambda: linecache.getlines(file))[0] or []
     return lines if all(isinstance(line, str) for line in lines) else []
@@ -192,14 +192,14 @@ def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
     if original is exception:
         return exception
     own = [frame for frame in original.frames if not is_library_file(frame.file)][-_WITH_CONTEXT:]
-    known = [(frame, _lines(frame.file)) for frame in own]
+    known = [(frame, _read_lines(frame.file)) for frame in own]
     return replace(
         exception,
         text_frames=tuple(_with_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines)),
     )
 
 
-def _marked(entry: TracebackType, source: str) -> tuple[int, int]:
+def _find_marked_columns(entry: TracebackType, source: str) -> tuple[int, int]:
     """Return the characters of the stripped line that Python (3.11 or later) marks; (0, 0) if it is the whole line."""
     positions = getattr(entry.tb_frame.f_code, "co_positions", None)
     if positions is None or entry.tb_lasti < 0:
@@ -216,16 +216,16 @@ def _marked(entry: TracebackType, source: str) -> tuple[int, int]:
     return (0, 0) if whole or not 0 <= since < till else (since, till)
 
 
-def _notes(error: BaseException) -> tuple[str, ...]:
-    notes = _attribute(error, "__notes__", ())
+def _list_notes(error: BaseException) -> tuple[str, ...]:
+    notes = _get_attribute(error, "__notes__", ())
     if not isinstance(notes, list | tuple):
         return (safe_text(notes),)
     return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
 
 
-def _causes(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
+def _capture_causes(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
     """Return the nearest exceptions of the chain and the innermost ones, which show what failed first."""
-    links = _chain(error) if depth < _MAX_DEPTH else []
+    links = _list_chain(error) if depth < _MAX_DEPTH else []
     omitted, half = len(links) - _MAX_CAUSES, _MAX_CAUSES // 2
     causes: list[ExceptionInfo] = []
     for number, (link, relation) in enumerate(links[:half] + links[-half:] if omitted > 0 else links):
@@ -238,15 +238,15 @@ def _causes(error: BaseException, done: list[BaseException], depth: int) -> tupl
     return tuple(causes)
 
 
-def _chain(error: BaseException) -> list[tuple[BaseException, str]]:
+def _list_chain(error: BaseException) -> list[tuple[BaseException, str]]:
     """Return the causes: an explicit cause, else the context. After ``raise ... from None`` that isn't printed."""
     seen = {id(error)}
     links: list[tuple[BaseException, str]] = []
     while len(links) < _MAX_LINKS:
-        following, relation = _attribute(error, "__cause__"), "cause"
+        following, relation = _get_attribute(error, "__cause__"), "cause"
         if following is None:
-            following = _attribute(error, "__context__")
-            relation = "suppressed" if _attribute(error, "__suppress_context__") else "context"
+            following = _get_attribute(error, "__context__")
+            relation = "suppressed" if _get_attribute(error, "__suppress_context__") else "context"
         if not _is_exception(following) or id(following) in seen:
             break
         seen.add(id(following))
@@ -255,9 +255,9 @@ def _chain(error: BaseException) -> list[tuple[BaseException, str]]:
     return links
 
 
-def _members(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
+def _capture_members(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
     """Return the members of an exception group (Python 3.11, or the backport)."""
-    members = _attribute(error, "exceptions")
+    members = _get_attribute(error, "exceptions")
     if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
         return ()
     known = [member for member in members[:_MAX_MEMBERS] if _is_exception(member)]

@@ -52,7 +52,7 @@ class LiveProgress:
         others = dict(peers.liveness.states) if peers is not None else {}
         if peers is not None:
             peers.liveness.request_states()  # answers arrive before the next poll
-        nodes = [self._state, *(parsed for _, line in sorted(others.items()) if (parsed := _parsed(line)))]
+        nodes = [self._state, *(parsed for _, line in sorted(others.items()) if (parsed := _parse(line)))]
         view = {"round": self._node.reporter.node_context.round, "time": time.time(), "nodes": nodes}
         if self._put is None or self._put.done():  # otherwise the storage is slow: skip this poll
             self._put = self._node.reporter.put(LIVE, json.dumps(view).encode())
@@ -93,6 +93,6 @@ class LiveProgress:
         return watched_until_ms(names or ()) > time.time() * 1000
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
     found, _ = try_call(partial(json.loads, line), ValueError)
     return found if isinstance(found, dict) else None

@@ -29,57 +29,57 @@ class Usage:
 def measure_usage(pid: int) -> Usage:
     """Return the resources used by a process and its descendants; zero where /proc is unreadable."""
     cpu = read = 0
-    for each in (pid, *_descendants(pid)):
-        fields = _stat(each)
+    for each in (pid, *_list_descendants(pid)):
+        fields = _read_stat(each)
         cpu += sum(map(int, fields[11:13])) if len(fields) > 12 else 0  # noqa: PLR2004 - proc(5): utime, stime
-        read += sum(int(line.split()[1]) for line in _lines(each, "io") if line[:6] in {b"rchar:", b"wchar:"})
+        read += sum(int(line.split()[1]) for line in _read_lines(each, "io") if line[:6] in {b"rchar:", b"wchar:"})
     return Usage(cpu / CLOCK_TICKS_PER_SECOND, read)
 
 
 def read_kernel_state(pid: int) -> list[str]:
     """Return findings about a worker that is stopped or blocked, and about its descendants."""
-    found = [_state(pid)]
-    tracer = next((line.split()[1] for line in _lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")
+    found = [_read_state(pid)]
+    tracer = next((line.split()[1] for line in _read_lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")
     found += ["is held by a debugger"] if tracer != b"0" and not found[0] else []
-    for child in _descendants(pid):
-        state = "has ended" if _stat(child)[:1] == [b"Z"] else _state(child)
-        found += [f"its process {child} ({_name(child)}) {state}"] if state else []
+    for child in _list_descendants(pid):
+        state = "has ended" if _read_stat(child)[:1] == [b"Z"] else _read_state(child)
+        found += [f"its process {child} ({_read_name(child)}) {state}"] if state else []
     return list(filter(None, found))[:MAX_FINDINGS]
 
 
-def _state(pid: int) -> str:
-    fields = _stat(pid)
+def _read_state(pid: int) -> str:
+    fields = _read_stat(pid)
     if fields[:1] == [b"D"]:
         time.sleep(
             KERNEL_STATE_POLL_SECONDS
         )  # a short time in the kernel is normal: only a state that lasts is a finding
-        fields = _stat(pid)
+        fields = _read_stat(pid)
     state = KERNEL_STATES.get(fields[0], "") if fields else ""
-    channel = b"".join(_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
+    channel = b"".join(_read_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
     return f"{state} ({channel})" if channel.strip("0") else state
 
 
-def _name(pid: int) -> str:
-    return b"".join(_lines(pid, "comm")).decode(errors="replace")
+def _read_name(pid: int) -> str:
+    return b"".join(_read_lines(pid, "comm")).decode(errors="replace")
 
 
-def _descendants(pid: int) -> list[int]:
+def _list_descendants(pid: int) -> list[int]:
     found: list[int] = []
     try:
         tasks = [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
     for task in tasks:
-        for child in b" ".join(_lines(pid, f"task/{task}/children")).split():
-            found += [int(child), *_descendants(int(child))]
+        for child in b" ".join(_read_lines(pid, f"task/{task}/children")).split():
+            found += [int(child), *_list_descendants(int(child))]
     return found
 
 
-def _stat(pid: int) -> list[bytes]:
-    return b" ".join(_lines(pid, "stat")).rpartition(b")")[2].split()
+def _read_stat(pid: int) -> list[bytes]:
+    return b" ".join(_read_lines(pid, "stat")).rpartition(b")")[2].split()
 
 
-def _lines(pid: int, name: str) -> list[bytes]:
+def _read_lines(pid: int, name: str) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().splitlines()
     except OSError:

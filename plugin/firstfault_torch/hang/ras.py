@@ -72,7 +72,7 @@ def _describe_answer(answer: str, pids: Collection[int]) -> str:
         groups = json.loads(MISSING_COMMA.sub(r"\1,\2", body))["communicators"]
         if not any(rank["pid"] in pids for group in groups for rank in group["ranks"] + group["missing_ranks"]):
             return ""  # jobs may share a node and the port
-        found = list(_findings(groups))
+        found = list(_list_findings(groups))
     else:
         errors, warnings = body.split("\nErrors\n")[1].split("\nWarnings\n")
         lines = (line.strip(" =") for line in f"{errors}\n{warnings}".splitlines())
@@ -80,7 +80,7 @@ def _describe_answer(answer: str, pids: Collection[int]) -> str:
     return one_line(f"NCCL RAS: {'; '.join(found)}", MAX_LINE_CHARACTERS) if found else "NCCL RAS sees no fault"
 
 
-def _findings(communicators: list[dict[str, Any]]) -> Iterator[str]:
+def _list_findings(communicators: list[dict[str, Any]]) -> Iterator[str]:
     known: set[tuple[str, str]] = set()
     for group in sorted(communicators, key=lambda each: -each["size"]):
         found: dict[str, list[str]] = {}

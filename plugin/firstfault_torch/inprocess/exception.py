@@ -46,6 +46,7 @@ class RankShouldRestart(BaseException):
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the causes and contexts of an exception, nearest first; of a long chain the first ones."""
+    # Bounded: user code may set __cause__ in a circle.
     for _ in range(_LONGEST_CHAIN):
         following = error.__context__ if error.__cause__ is None else error.__cause__
         if following is None:

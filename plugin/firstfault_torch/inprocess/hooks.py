@@ -65,6 +65,7 @@ class Compose:
     def __call__(self, *arguments: Any) -> Any:
         """Return what the first part returned; the last one gets the arguments."""
         value = arguments if len(arguments) != 1 else arguments[0]
+        # The order of mathematical composition, as in NVRx: the part that is written last runs first.
         for part in reversed(self.instances):
             returned = part(*value) if isinstance(value, tuple) else part(value)
             value = value if returned is None else returned
@@ -143,6 +144,8 @@ class AbortTorchDistributed(Abort):
     def __call__(self, state: State) -> State:
         """Abort; the main thread destroys the groups when it has left the function."""
         if dist.is_available() and dist.is_initialized():
+            # In parallel: if one communicator's abort blocks, the others are still aborted. gloo's connections are
+            # shut down at the same time, because a rank may wait in a group of either backend.
             aborted = [start_in_thread(abort, "aborting NCCL's communicators") for abort in backends_that_abort()]
             with suppress_internal_errors("shutting down gloo's connections"):
                 shut_down_gloo_connections()
@@ -173,9 +176,11 @@ def destroy_process_groups(seconds: float) -> None:
     if not dist.is_available():
         return
     if dist.is_initialized():
+        # None is returned for success and for a timeout alike: so torch is asked again below.
         call_with_timeout(dist.destroy_process_group, seconds, "destroying the process groups")
         if dist.is_initialized():
             raise RestartTimeoutError(f"the process groups could not be destroyed within {seconds:g} s (soft_timeout)")
+    # Also without groups: an interruption inside init_process_group leaves entries that torch doesn't destroy.
     with suppress_internal_errors("forgetting process groups"):
         forget_process_groups()
 
@@ -220,6 +225,7 @@ class ThreadedFinalize(Finalize):
             TimeoutError: the one of in-process restart: it didn't end in time. Its thread is left running.
             BaseException: whatever the function raised.
         """
+        # CUDA's current device belongs to a thread: read here, set in the new one.
         device = _current_cuda_device()
 
         def call() -> None:

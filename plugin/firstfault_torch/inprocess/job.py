@@ -66,6 +66,8 @@ class InProcessRestart(InProcessOptions):
         result, error = try_call(called)
         if error is None:
             return cast("Restarted", result)
+        # The agent must learn whether its other workers continue. RestartAbort: all ranks end alike. A plain
+        # RestartError or one of `_FOR_ALL`: the call can't go on anywhere. Any other error takes only this rank out.
         if isinstance(error, RestartAbort):
             cause = error.__cause__
             if isinstance(cause, Exception) and not isinstance(cause, RestartError):
@@ -96,10 +98,11 @@ class RecordedFaults:
 
     def __init__(self, monitor: WorkerMonitor) -> None:
         self._monitor = monitor
-        monitor.in_flight.uninterrupted = _uninterrupted
+        monitor.in_flight.uninterrupted = _block_interruptions
 
     def raised(self, error: BaseException) -> None:
         """Record an exception as one that may still be handled."""
+        # Kept back, not discarded: if the ranks don't continue, it becomes this worker's document.
         self._monitor.in_flight.seen(error)
         self._monitor.in_flight.hold(error)
 
@@ -125,10 +128,11 @@ class RecordedFaults:
             data = restart_to_json(record)
             deadline = node_context.upload_deadline_seconds
             put = partial(put_on_node, f"{ROSTER}/{name}", data, node_context, deadline)
+            # 0 s: start the upload in a thread and don't wait. The rank is about to call the function again.
             call_with_timeout(put, 0, "keeping a record of a restart")
 
 
-def _uninterrupted() -> AbstractContextManager[None]:
+def _block_interruptions() -> AbstractContextManager[None]:
     call = current_call()
     return call.atomic() if call is not None else nullcontext()
 
@@ -157,10 +161,13 @@ def find_root_fault(faults: Sequence[Fault]) -> Fault | None:
     progress, one that waited in no collective is the cause, and of several the one that had begun the fewest. If there
     is one, exceptions after the first report of no progress don't count: these ranks were torn out of a collective.
     """
+    # Rank 3 hangs outside of collectives, rank 0 waits for it in one. Both report a stall, perhaps rank 0 first, and
+    # the abort makes others raise: only rank 3 `waits` for nobody.
     stalls = [fault for fault in faults if fault.kind is FaultKind.SOFT_TIMEOUT]
     if any(not fault.waits for fault in stalls):
         first = faults.index(stalls[0])
         faults = [fault for fault in faults if fault.kind is not FaultKind.EXCEPTION or faults.index(fault) < first]
+    # min() keeps the first of equals, so the order of the reports decides among equal faults.
     root = min(faults, key=lambda fault: (fault.kind not in _ENDED, fault.waits), default=None)
     if root is None or root.kind is not FaultKind.SOFT_TIMEOUT:
         return root

@@ -112,11 +112,15 @@ class SharedProgress(ctypes.Structure):
         """Begin an iteration."""
         self.automatic, self.manual, self.interrupted = time.monotonic(), 0.0, 0.0
         self.iteration, self.rank, self.world_size, self.unguarded = iteration, rank, world_size, 0
+        # Last: the monitor process reads without a lock. RUNNING with the times of the iteration before would look
+        # like a stall.
         self.phase = RankPhase.RUNNING
 
     def guard_again(self) -> None:
         """Leave a block in which no time counts: after the outermost all times begin anew."""
         now = time.monotonic()
+        # The times move before the counter drops: in the other order the monitor process might see the block's length
+        # as a stall and kill this process.
         if self.unguarded == 1:
             self.automatic, self.manual, self.interrupted = now, self.manual and now, self.interrupted and now
         self.unguarded = max(self.unguarded - 1, 0)
@@ -176,6 +180,7 @@ class Watcher:
 
     def close(self) -> None:
         """End the monitor process."""
+        # Before the signal: if this process dies in between, the monitor process does not report a death.
         self._progress.phase = RankPhase.CLOSED
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -191,13 +196,18 @@ class Watcher:
         """Watch until the worker's call is over."""
         interval, began = self._options.seconds("monitor_process_interval"), time.monotonic()
         while not self._process.has_died(interval):
+            # `close` sets this just before it kills this process: no look may report or kill a worker with a finished
+            # call.
             if self._progress.phase == RankPhase.CLOSED:
                 return
+            # CLOCK_MONOTONIC goes on while a process is stopped by a signal or by a frozen cgroup. The wait then
+            # takes far longer than `interval`.
             late = time.monotonic() - began - interval
             if late > time_limits.FROZEN_WATCHDOG_SECONDS:
                 self._postpone(late)
             self._look()
             began = time.monotonic()
+        # The worker has died, and the shared memory has its last phase. In IDLE, LEFT and CLOSED no report is due.
         if self._progress.phase not in {RankPhase.IDLE, RankPhase.CLOSED, RankPhase.LEFT}:
             self._with_store(self._report_death, patient=True)
 
@@ -206,19 +216,22 @@ class Watcher:
     def _look(self) -> None:
         progress = self._progress
         stalled, ending = progress.stalled_seconds, progress.ending_seconds
+        # Once per iteration, unless the store didn't take the report: then the next look tries again.
         if stalled > self._options.seconds("soft_timeout") and self._reported != progress.iteration:
             what = f"no progress for {stalled:.1f} s"
             if self._with_store(partial(self._report, FaultKind.SOFT_TIMEOUT, what)):
                 self._reported = progress.iteration
         if max(stalled, ending) > self._options.seconds("hard_timeout"):
             what = f"no progress for {stalled:.1f} s" if stalled > ending else f"not interrupted for {ending:.1f} s"
+            # Reported before the kill, so that the fault has its reason. If the store didn't take it, `_report_death`
+            # reports the death instead.
             self._killed = self._with_store(partial(self._report, FaultKind.HARD_TIMEOUT, what))
             self._kill()
         if (
             progress.phase not in {RankPhase.IDLE, RankPhase.LEFT, RankPhase.CLOSED}
             and time.monotonic() >= self._next_beat
         ):
-            self._with_store(self._beat)
+            self._with_store(self._send_heartbeat)
 
     def _with_store(self, call: Callable[[], None], *, patient: bool = False) -> bool:
         """Call what needs the store; return whether it succeeded, or may still succeed.
@@ -227,6 +240,7 @@ class Watcher:
         resolves the address of each client: torch's libuv store waits for the name service then. If `patient`, wait for
         the call before, which may take long.
         """
+        # An earlier call may still be in C++ on this connection, which only one thread may use at a time.
         if self._asking is not None and self._asking.is_alive():
             if not patient:
                 return False
@@ -234,6 +248,7 @@ class Watcher:
             if self._asking.is_alive():
                 self._connection = None  # it may wait for ever on that one
 
+        # Set by the thread. If the join below times out first, a call that fails later has counted as a success.
         failed = threading.Event()
 
         def run() -> None:
@@ -256,11 +271,14 @@ class Watcher:
         for name in ("automatic", "manual", "interrupted"):
             stamp = getattr(self._progress, name)
             setattr(self._progress, name, stamp and min(stamp + seconds, now))
+        # A list first: the thread of `_with_store` may add a rank at the same time, which would end an iteration over
+        # the dict.
         self._beats = {key: (beats, since + seconds) for key, (beats, since) in list(self._beats.items())}
 
     def _kill(self) -> None:
         """Let the worker end itself on SIGTERM, then kill it."""
         with contextlib.suppress(ProcessLookupError):
+            # A stopped process handles SIGTERM only after SIGCONT; SIGKILL ends it in any case.
             os.kill(self._worker, signal.SIGCONT)
             os.kill(self._worker, signal.SIGTERM)
             if not self._process.has_died(self._options.seconds("termination_grace_time")):
@@ -269,18 +287,24 @@ class Watcher:
 
     def _report_death(self) -> None:
         """Report the worker's death in the iteration in which its peers can still act on it."""
+        # Three cases. Died before it arrived: leave and arrive for it. Died at the barrier, others still on the way:
+        # it has arrived, so only leave. Died after the barrier opened: too late for this iteration.
         iteration, rank = self._iteration(), self._progress.rank
         agreed = iteration.agreed()
         if agreed is not None and rank not in agreed:
             # all had arrived: it counts as a fault of the next iteration, in which it has its new rank
             fault = self._fault(FaultKind.TERMINATED, "between two iterations", rank)
             following = Iteration(self._connection, self._prefix, iteration.number + 1, iteration.world_size)
+            # The next rank's monitor process leaves and arrives there for the dead rank, once its heartbeats are
+            # missed.
             following.interrupt(fault)
             return
         if iteration.outcome() is Outcome.COMPLETED:
             return
         if not self._killed:
             iteration.interrupt(self._fault(FaultKind.TERMINATED, "its process ended"))
+        # leave() before arrive(): the last arrival reads who is gone. If the barrier opens before leave(), the peers
+        # count on the dead rank until they miss its heartbeats.
         iteration.leave(rank)
         if self._progress.phase != RankPhase.ARRIVED:
             iteration.arrive()
@@ -299,16 +323,20 @@ class Watcher:
 
     # --- peers ------------------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Send a heartbeat, and look for the next rank's; report a rank that hasn't sent one for too long."""
         now = time.monotonic()
+        # A ring: each monitor process checks the next rank only, at the same cost for any world size. Behind a silent
+        # rank it also checks the following ones, because nobody else does.
         self._next_beat = now + self._options.seconds("heartbeat_interval")
         iteration, rank, world = self._iteration(), self._progress.rank, self._progress.world_size
         iteration.beat(rank, self._initial_rank)
         for step in range(1, world):
             other = (rank + step) % world
+            # After COMPLETED monitor processes end one by one, and silence is normal.
             if not self._is_silent(iteration, other, now) or iteration.outcome() is Outcome.COMPLETED:
                 return
+            # Another monitor process may have reported the rank: arriving twice would open the barrier too early.
             if other in iteration.gone():
                 continue  # its monitor process is gone too, so this one checks the next rank
             began_as = iteration.initial_rank(other)
@@ -321,6 +349,7 @@ class Watcher:
         """Whether a rank has sent nothing for so long."""
         key = (iteration.number, other)
         beats, since = self._beats.get(key, (-1, now))
+        # The time counts from this process's own first look in the iteration, so clocks of other hosts don't matter.
         current = iteration.beats(other)
         if current != beats:
             self._beats[key] = (current, now)
@@ -334,11 +363,13 @@ class Watcher:
 class MonitorThread:
     """Waits for the outcome of one iteration.
 
-    When the iteration is interrupted it waits for `last_call_wait`, aborts the collectives, and raises
-    RankShouldRestart in the thread that made it, every `monitor_thread_interval` until that has left the function,
-    because its code may catch any exception. The iteration has a connection of this thread only. `abort` unblocks the
-    main thread; `atomic` is held while the program must not be interrupted. `progress` gets the time of the
-    interruption.
+        waiting     COMPLETED: the thread ends; INTERRUPTED or LOST: `known` is set -> last call
+        last call   waits for `last_call_wait`, then for the end of an `atomic` block -> aborting
+        aborting    `abort` unblocks the main thread; `aborted` is set -> raising
+        raising     RankShouldRestart in the thread that made it, every `monitor_thread_interval`, because its code may
+                    catch any exception; `stop_raising` is called there -> the thread ends
+
+    The iteration has a connection of this thread only. `progress` gets the time of the interruption.
     """
 
     def __init__(
@@ -374,23 +405,32 @@ class MonitorThread:
         with suppress_internal_errors("watching an iteration"):
             try:
                 self.outcome = self._iteration.await_outcome(_FOREVER)
+            # Without the store this rank can't learn who continues: the main thread raises RestartAbort.
             except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
                 logger.warning("lost the store of the in-process restart: %s", str(error).partition("\n")[0])
                 self.outcome = Outcome.LOST
+            # Before `known`: the main thread reads the time as soon as `known` wakes it.
             if self.outcome is not Outcome.COMPLETED:
                 self._progress.interrupted = time.monotonic()
             self.known.set()
             if self.outcome is not Outcome.COMPLETED:
                 self._interrupt()
+        # Also after an internal error above: the main thread waits for both events.
         self.known.set()
         self.aborted.set()
 
     def _interrupt(self) -> None:
+        # One cause often makes several ranks raise within milliseconds. After the abort an exception may be its
+        # effect, so let these ranks report first.
         time.sleep(self._last_call_wait)
         is_held = False
+        # An `atomic` block delays the abort, too, so that its collectives aren't aborted. Short waits: the lock isn't
+        # needed once the main thread has left the function.
         while not is_held and not self._left.is_set():
             is_held = self._atomic.acquire(timeout=self._interval)
         try:
+            # First the abort, then the exception: Python raises it only when the main thread runs bytecode again, and
+            # a collective or a wait for the store keeps that thread in C++.
             with suppress_internal_errors("aborting the collectives"):
                 self._abort()
             self.aborted.set()
@@ -400,6 +440,8 @@ class MonitorThread:
                     late = float("inf")
                     # in a separate thread: the main thread may hold a log's lock
                     start_in_thread(self._log_stuck_main_thread, "reporting that a rank stays")
+                # `stop_raising` clears the flag under the same lock: after that no exception is set any more. The
+                # exception is set again in each round, because the program may have caught the last one.
                 with self._lock:
                     if self._may_raise:
                         self._has_raised = True
@@ -420,11 +462,19 @@ class MonitorThread:
 
     def stop_raising(self) -> None:
         """Raise nothing in the main thread from now on; call it there, until it returns."""
+        # Without the lock first: from here at most one more exception is set, by a thread that has already read the
+        # flag.
         self._may_raise = False
+        # With the lock: that thread has finished. One exception may still be pending in this thread. Python may raise
+        # it in any line of this method, so the caller catches it and calls again.
         with self._lock:
             self._may_raise = False
+        # Whether the last exception was raised already or is still pending can't be read: so another one replaces it
+        # and is caught here.
         if self._has_raised:
             _take_back()
+        # Last, after the pending exception is gone: an interruption before this line lets the caller repeat the
+        # method.
         self._left.set()
 
     def join(self, seconds: float) -> bool:
@@ -434,6 +484,7 @@ class MonitorThread:
 
     def close(self) -> None:
         """Hold the connection no longer, if the thread has ended."""
+        # A thread that still runs keeps the connection: it may be in a call on it.
         if self.join(time_limits.MONITOR_CLOSE_TIMEOUT_SECONDS):
             self._iteration.close()
             self._abort = lambda: None
@@ -446,6 +497,7 @@ def _take_back() -> None:
     Python's sign that there is one: with a debugger, a profiler or coverage, Python 3.11 would wait for it for ever.
     """
     with contextlib.suppress(RankShouldRestart):
+        # CPython keeps one pending exception per thread: a second call replaces the first.
         _set_exception(threading.get_ident(), RankShouldRestart)
         for _ in range(_INSTRUCTIONS):  # Python raises it at one of the next jumps
             pass
@@ -472,9 +524,13 @@ class ProgressStamper:
     def _run(self) -> None:
         is_asked = False
         while not self._ended.wait(self._interval):
+            # The main thread has run bytecode since the request. The stamp is up to one interval late, so a stall is
+            # measured as that much shorter.
             if is_asked and _libc.sem_trywait(self._semaphore) == 0:
                 self._progress.automatic = time.monotonic()
                 is_asked = False
+            # At most one open request: CPython's queue of pending calls is short. Not 0: the queue is full, so try
+            # again after the interval.
             if not is_asked:
                 is_asked = _add_pending_call(_libc.sem_post, self._semaphore) == 0
 

@@ -55,6 +55,8 @@ class Wrapper(inprocess.Wrapper):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._call = call = _Call()
+        # NVRx offers no observer: firstfault's hooks note the time of the abort, the faults between two iterations,
+        # and that the function is about to be called again.
         # a composition calls its last member first
         self.abort: Any = call.aborts if self.abort is None else inprocess.Compose(self.abort, call.aborts)
         self.rank_assignment: Any = inprocess.Compose(self.rank_assignment, call.ends)
@@ -123,11 +125,13 @@ class _Call:
 
     def aborts(self, state: Any) -> Any:
         """Note when the iteration was interrupted: the first hook of `abort`."""
+        # On the rank that raised, `noting` has set it before NVRx's thread calls this hook: the earlier time counts.
         self._interrupted = self._interrupted or time.monotonic()
         return state
 
     def ends(self, context: Any) -> Any:
         """Note which ranks failed in the iteration that ends: the first rank assignment, also before iteration 0."""
+        # NVRx also assigns ranks before the first iteration, which has no faults.
         if self._iteration >= 0:
             with suppress_internal_errors("noting the faults of an iteration"):
                 state, store = context.state, context.store
@@ -156,6 +160,7 @@ class _Call:
         """Record on the rank that failed, which knows why, or on rank 0 if that one is gone."""
         before, self._iteration = self._iteration, state.iteration
         self.error = None
+        # `initialize` runs before each call of the function. A higher number than before is a restart.
         if self._records is None or state.iteration == before or before < 0:
             return
         root = find_root_fault(self._faults)

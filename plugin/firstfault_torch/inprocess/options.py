@@ -12,6 +12,8 @@ from firstfault.errors import UsageError
 from firstfault_torch.inprocess.hooks import AbortTorchDistributed, Compose
 from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks, State
 
+# Each step needs time to act before the next one does. A rank is interrupted before it is killed; a killed or lost
+# rank is reported before its peers give up at the barrier; and whoever measures looks more often than the limit.
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),
@@ -115,7 +117,7 @@ class InProcessOptions:
     def seconds(self, name: str) -> float:
         """Return a duration in seconds; infinity if there is none."""
         value = getattr(self, name)
-        return float("inf") if value is None else _seconds(value)
+        return float("inf") if value is None else _to_seconds(value)
 
 
 def _list_fields(kind: str) -> list[str]:
@@ -123,13 +125,13 @@ def _list_fields(kind: str) -> list[str]:
     return [item.name for item in fields(InProcessOptions) if kind in str(item.type)]
 
 
-def _seconds(value: dt.timedelta | float) -> float:
+def _to_seconds(value: dt.timedelta | float) -> float:
     return value.total_seconds() if isinstance(value, dt.timedelta) else float(value)
 
 
 def _check_duration(name: str, value: Any) -> None:
     is_number = isinstance(value, int | float | dt.timedelta) and not isinstance(value, bool)
-    seconds = _seconds(value) if is_number else -1
+    seconds = _to_seconds(value) if is_number else -1
     if not 0 <= seconds < float("inf") or (seconds == 0 and name not in _MAY_BE_ZERO):
         least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
         raise UsageError(f"{name} must be a timedelta or a number of seconds, {least}, not {value!r}")

@@ -59,6 +59,7 @@ class State:
     fn_exception: BaseException | None = None
 
     def __post_init__(self) -> None:
+        # The class is frozen, so its own initialization has to go around __setattr__.
         for name, value in (("initial_rank", self.rank), ("initial_world_size", self.world_size)):
             if getattr(self, name) < 0:
                 object.__setattr__(self, name, value)
@@ -73,8 +74,8 @@ class State:
         Raises:
             ValueError: one of them isn't a number, or the rank isn't below the world size.
         """
-        rank = _number("RANK", environment.get("RANK", "0"))
-        world_size = _number("WORLD_SIZE", environment.get("WORLD_SIZE", "1"))
+        rank = _parse_number("RANK", environment.get("RANK", "0"))
+        world_size = _parse_number("WORLD_SIZE", environment.get("WORLD_SIZE", "1"))
         if not 0 <= rank < world_size:
             raise ValueError(f"RANK is {rank} and WORLD_SIZE is {world_size}; RANK must be from 0 to WORLD_SIZE - 1")
         return cls(rank=rank, world_size=world_size)
@@ -94,7 +95,7 @@ FrozenState = State
 """NVRx's name for the state that hooks get."""
 
 
-def _number(name: str, text: str) -> int:
+def _parse_number(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -184,6 +185,8 @@ class FillGaps(ShiftRanks):
     def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:
         if rank < world_size:
             return rank
+        # The ranks above the new world size that are left, in order, take the gaps below it: there are as many of
+        # both.
         index = sum(number not in terminated for number in range(world_size, rank))
         return sorted(gone for gone in terminated if gone < world_size)[index]
 
@@ -293,6 +296,7 @@ class FilterCountGroupedByKey(RankAssignment):
             return ctx
         healthy = [number for number in range(ctx.state.world_size) if number not in terminated]
         key = self.key_or_fn(ctx.state) if callable(self.key_or_fn) else self.key_or_fn
+        # Only healthy ranks write and wait: a terminated one will never write its key.
         keys = ctx.exchange(rank, str(key), healthy)
         counts = Counter(keys[number] for number in healthy)
         kept = {key for key, count in counts.items() if self.condition(count)}

@@ -143,6 +143,18 @@ class Position:
 class Iteration:
     """One iteration's part of the store, over a connection that no other thread uses at the same time.
 
+        running       `complete` by every rank -> COMPLETED; `interrupt` by any rank or monitor process -> INTERRUPTED
+        INTERRUPTED   each rank arrives once; the last arrival writes who is gone -> agreed
+        agreed        all ranks read the same list; they meet again in the next iteration
+
+    A monitor process acts for a dead rank, and the next rank's monitor process for a lost machine:
+
+        outcome, ended   by the last rank that completes, or the first that reports a fault
+        faults           appended by a rank that raised, or by the monitor process of one that hangs or died
+        gone, arrived    by a rank that leaves, else by the monitor process: `leave`, then `arrive`
+        agreed, all      by the last arrival; if it dies before, by the monitor process that arrives for it
+        completed, beat/ counters; nobody writes them for a dead rank
+
     The call has the prefix; `world_size` counts the ranks that take part, reserves included.
     """
 
@@ -166,6 +178,7 @@ class Iteration:
 
     def report(self, fault: Fault) -> None:
         """Record a fault; the iteration continues, or has ended."""
+        # The server appends: two ranks that fail at the same time both stay on record, in the order of arrival.
         self._store.append(_FAULTS, json.dumps({**asdict(fault), "kind": fault.kind.value}) + "\n")
 
     def interrupt(self, fault: Fault) -> Outcome:
@@ -175,12 +188,16 @@ class Iteration:
 
     def complete(self) -> None:
         """Count this rank as completed; the last one completes the iteration."""
+        # If the last rank dies after add(), its monitor process interrupts the iteration instead.
         if self._store.add(_COMPLETED, 1) >= self.world_size:
             self._end(Outcome.COMPLETED)
 
     def _end(self, outcome: Outcome) -> Outcome:
+        # The last rank may complete while a monitor process reports a fault: the first outcome stays, and compare_set
+        # returns it to both. torch sets a missing key if the expected value is empty.
         ended = Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
         # waiting ranks wait for this key: without libuv, torch's store doesn't wake them after a compare-and-set
+        # Every caller sets it: if the first one died before this line, the next report wakes the waiting ranks.
         self._store.set(_ENDED, "1")
         return ended
 
@@ -199,6 +216,7 @@ class Iteration:
 
     def faults(self) -> list[Fault]:
         """Return the faults so far, in the order in which they were reported."""
+        # get() waits for a missing key until the store's timeout; appending nothing creates it.
         self._store.append(_FAULTS, "")
         lines = map(json.loads, self._store.get(_FAULTS).decode().splitlines())
         return [Fault(**{**line, "kind": FaultKind(line["kind"])}) for line in lines]
@@ -227,7 +245,10 @@ class Iteration:
 
     def arrive(self) -> None:
         """Count one rank as having ended the iteration; the last one opens the barrier."""
+        # Not ==: if the last rank dies after add(), its monitor process counts once more and opens the barrier.
         if self._store.add(_ARRIVED, 1) >= self.world_size:
+            # Compare-and-set: of two arrivals beyond the world size, each may have read another list, and all ranks
+            # must get the same one. ALL comes second: a rank that it wakes reads AGREED at once.
             self._store.compare_set(_AGREED, "", json.dumps(sorted(self.gone())))
             self._store.set(_ALL, "1")
 
@@ -251,6 +272,7 @@ class Iteration:
 
     def gone(self) -> set[int]:
         """Return the ranks that are known so far not to continue."""
+        # As in `faults`: get() would wait for a missing key.
         self._store.append(_GONE, "")
         return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
 
@@ -260,6 +282,7 @@ class Iteration:
         Raises:
             BarrierTimeout: one of them gave none.
         """
+        # All ranks make the same exchanges in the same order, so equal numbers mean the same exchange.
         name = f"exchange/{self._exchanges}"
         self._exchanges += 1
         self._store.set(f"{name}/{rank}", value)
@@ -275,6 +298,7 @@ class Iteration:
             torch.distributed.DistNetworkError: the store is gone.
         """
         try:
+            # The limit also holds outside of C++, where a frozen store may block for longer: the thread is left behind.
             call_in_thread(partial(self._store.wait, keys, timeout), timeout, lambda: "the wait")
         except (dist.DistStoreError, RestartTimeoutError):
             return False

@@ -72,6 +72,7 @@ class StoreHost:
         self._timeout = given.pop("timeout", _TIMEOUT)
         self._open = partial(TCPStore, host, port, **given)
         self.connect = partial(self._open, timeout=self._timeout)
+        # Only the first rank hosts. A further call in the same process uses the store of the call before.
         if rank == 0 and not is_agents and self._address not in _hosted:
             self._host()
 
@@ -80,11 +81,14 @@ class StoreHost:
         host = _Host(partial(self.connect, is_master=True), self._address[1])
         deadline = time.monotonic() + self._seconds
         while True:
+            # If the port is taken, the host's process reports the error of bind() and ends.
             try:
                 start_detached(
                     host.begin, host.stay, f"the process that hosts the store at port {self._address[1]}", None
                 )
             except InternalError as error:
+                # The port is taken. By a live store: use that. By the store of an ended job, which stays as long as it
+                # has clients: try again.
                 if self._is_other_there():
                     logger.info("%s; using the store that is there", error)
                     return
@@ -113,10 +117,13 @@ class StoreHost:
             left = dt.timedelta(seconds=max(deadline - time.monotonic(), _SHORT.total_seconds()))
             try:
                 store = self._open(timeout=min(left, self._timeout))
+                # OVER: its host's worker has ended. A count above 1: a rank with this number began the same call
+                # before, so the store is another job's; both jobs use the same keys.
                 if not store.check([_OVER]) and store.add(self._began, 1) == 1:
                     store.set_timeout(self._timeout)
                     return store
                 del store
+                # The connection must not stay open during the pause: the old host stays as long as it has clients.
                 error: Exception = RestartError(_ENDED.format(*self._address))
             except _LOST as lost:
                 error = lost  # it has ended in between, or isn't there yet
@@ -138,15 +145,19 @@ class _Host:
         self._process = DetachedProcess(self._worker)
         # torch's store resolves the address of each client in the thread that serves all others
         os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+        # In the detached process: the store ends with it, not with the worker that started it.
         self._server = self._create()
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
         while not self._process.has_died(MONITOR_LINGER_SECONDS):
             pass
+        # Before looking for clients: a rank of the next job that connects from now on doesn't begin its call here.
         self._server.set(_OVER, "1")
         before: set[str] = set()
         quiet = 0
+        # Ranks of this job may still settle who continues. A connection counts if two looks in a row see it, so the
+        # first look always counts as quiet, and several are needed.
         while quiet < _QUIET_LOOKS:
             now = self._connections()
             quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
@@ -158,6 +169,8 @@ class _Host:
         wanted = f"{self._port:04X}"
         served: set[str] = set()
         own: set[str] = set()
+        # On one host both ends of a connection are listed. torch's server has a client of its own: its port is found
+        # by the inode of this process's sockets.
         inodes = {str(inode) for _, inode in open_sockets()}
         for table in ("tcp", "tcp6"):
             with contextlib.suppress(OSError):
@@ -184,9 +197,12 @@ class Connections:
         Sockets that other threads open in the same moment lead to another port than the store's, if that is known.
         """
         with self._lock:
+            # torch keeps its sockets in C++ without an accessor, so they are found as the difference of two listings.
             before = open_sockets()
             connection = connect()
             for item in open_sockets() - before:
+                # A duplicate: closing torch's own descriptor here would let the kernel reuse the number while torch
+                # writes to it.
                 with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(item[0])) as opened:
                     if port is None or opened.getpeername()[1] == port:
                         self._sockets.append(item)
@@ -195,14 +211,18 @@ class Connections:
     def shut_down(self) -> None:
         """End all connections: whatever waits on one of them raises."""
         with self._lock:
+            # Called by the monitor thread and by the main thread: each socket is shut down once.
             sockets, self._sockets = self._sockets, []
         open_now = open_sockets()
         for number, inode in sockets:
+            # The number may belong to another file since: the inode identifies the socket.
             if (number, inode) in open_now:
                 with (
                     suppress_internal_errors("ending a wait for the store"),
                     socket.socket(fileno=os.dup(number)) as connection,
                 ):
+                    # shutdown() acts on the connection itself, so torch's blocked read on the original descriptor
+                    # ends, too.
                     connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -51,8 +51,10 @@ class SurvivingWorkers:
 
     def poll(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
+        # A worker that leaves while its peers continue reports OTHERS_CONTINUE. Any other report means that all ranks
+        # give up.
         shutdown_requested = [report for report in self._workers.reported().values() if not report.get(OTHERS_CONTINUE)]
-        lost = self._ended()
+        lost = self._find_ended()
         for local_rank in sorted(lost - self._lost):
             logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))
         self._lost = lost
@@ -61,17 +63,23 @@ class SurvivingWorkers:
         if shutdown_requested:
             now = time.monotonic()
             self._gave_up = self._gave_up or now
+            # All ranks give up at the same time, but their reports arrive one by one: torch's stop would cut off the
+            # later ones.
             if continues and now - self._gave_up < SURVIVORS_EXIT_GRACE_SECONDS:
                 return RunResult(WorkerState.HEALTHY)
             self.forget_recovered(group)
             return None
         if not continues:
             return self._without_workers(group, local)
+        # Read in each poll: a worker with a large result blocks in its write to the queue's pipe until somebody
+        # reads.
         values = torch_agent.handed_over(context, continues)
         if not continues <= values.keys():
             return RunResult(WorkerState.HEALTHY)
         if lost:
-            recovered = self._recovered(group)
+            # Rank 2 dies: the first surviving rank writes a key for it when all continue. Rank 2 dies after the last
+            # iteration: nobody does, so its result is missing and the round has failed.
+            recovered = self._find_recovered(group)
             if recovered is not None and not lost <= recovered:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
@@ -82,9 +90,9 @@ class SurvivingWorkers:
         # torch stops those that are left when the agent ends
         while any(processes[rank].exitcode is None for rank in continues) and time.monotonic() < deadline:
             time.sleep(SURVIVORS_POLL_SECONDS)
-        return self._succeeded(local, values, continues)
+        return self._build_success(local, values, continues)
 
-    def _succeeded(self, local: range, values: dict[int, Any], continues: set[int]) -> RunResult:
+    def _build_success(self, local: range, values: dict[int, Any], continues: set[int]) -> RunResult:
         # torch wants a value for each of its workers
         results = {self._rank_of(rank) or 0: values[rank] if rank in continues else None for rank in local}
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
@@ -98,6 +106,7 @@ class SurvivingWorkers:
         if nodes == 1:
             return None
         store: Any = group.store
+        # Once per round, although this method runs in every poll.
         if self._others is None:
             call_with_timeout(
                 lambda: store.add(_NO_WORKERS, 1),
@@ -111,10 +120,12 @@ class SurvivingWorkers:
             return RunResult(WorkerState.HEALTHY)
         self._looked = time.monotonic()
         without, finished = self._others()
+        # All nodes are without workers: nobody continues. Otherwise wait until the nodes with workers are in torch's
+        # exit barrier.
         if without >= nodes:
             return None
         if without and finished >= nodes - without:
-            return self._succeeded(local, {}, set())
+            return self._build_success(local, {}, set())
         return RunResult(WorkerState.HEALTHY)
 
     def await_end(self) -> None:
@@ -123,20 +134,20 @@ class SurvivingWorkers:
         A worker that is stopped earlier reports less.
         """
         deadline = time.monotonic() + SURVIVORS_EXIT_GRACE_SECONDS
-        while len(self._ended()) < self._workers.number and time.monotonic() < deadline:
+        while len(self._find_ended()) < self._workers.number and time.monotonic() < deadline:
             time.sleep(SURVIVORS_POLL_SECONDS)
 
-    def _ended(self) -> set[int]:
+    def _find_ended(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
         return set(self._workers.reported()) | {death.local_rank for death in self._workers.get_exits()}
 
     def forget_recovered(self, group: WorkerGroup) -> None:
         """Leave out deaths of workers if the remaining ranks had continued without them before giving up."""
-        self._workers.discard_exits(frozenset(self._recovered(group) or ()))
+        self._workers.discard_exits(frozenset(self._find_recovered(group) or ()))
 
-    def _recovered(self, group: WorkerGroup) -> set[int] | None:
+    def _find_recovered(self, group: WorkerGroup) -> set[int] | None:
         """Return the local ranks that the remaining ranks continued without; None if the store doesn't answer."""
-        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
+        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._find_ended()}
         round_ = str(self._reporter.node_context.round)
 
         def ask() -> set[int]:

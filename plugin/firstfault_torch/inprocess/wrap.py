@@ -97,6 +97,13 @@ class Observer(Protocol):
 class CallWrapper:
     """One call of a wrapped function; a parameter annotated with this class receives it.
 
+        __init__    IDLE: fork the monitor process, find the store, meet all ranks -> RUNNING
+        RUNNING     the function returns -> COMPLETED; raises or is interrupted -> ENDING
+        COMPLETED   all ranks have returned -> return the value; a peer fails -> ENDING
+        ENDING      abort, destroy groups, finalize, check health -> ARRIVED; a step raises -> LEFT
+        ARRIVED     all ranks have arrived: new ranks, next iteration -> RUNNING; this rank was taken for lost -> LEFT
+        __exit__    CLOSED: the monitor process ends
+
     Raises:
         firstfault_torch.inprocess.exception.RestartError: the call can't begin here.
     """
@@ -131,7 +138,10 @@ class CallWrapper:
         self._iteration: Iteration | None = None
         self._prefix = f"{round_prefix()}/{next(_calls)}"
         self._stack = contextlib.ExitStack()
+        # If a step below fails, the steps before it are undone in reverse order; `pop_all` hands them to `__exit__`.
         with contextlib.ExitStack() as opening:
+            # The forks come first, in StoreHost and Watcher: their children must not inherit a connection to the
+            # store, nor be forked while the stamping thread runs.
             meeting = StoreHost(options, self.state.rank, self._prefix)
             self._monitor = monitor = Watcher(
                 self._progress, self.state.initial_rank, self._prefix, meeting.connect, options
@@ -141,9 +151,12 @@ class CallWrapper:
             stamping = ProgressStamper(self._progress, options.seconds("progress_watchdog_interval"))
             opening.callback(stamping.end)
             self._store = meeting.begin()
+            # A second connection: the monitor thread's wait blocks its connection for the whole iteration.
             self._watching = meeting.connect()
             opening.callback(serve_env_rendezvous(self._meet))
             opening.callback(self._restore_environment)
+            # Iteration -1 is only a barrier. The monitor process doesn't report a rank that dies in phase IDLE: its
+            # peers raise BarrierTimeout here, or miss its heartbeats in iteration 0.
             self._iteration = beginning = Iteration(self._store, self._prefix, -1, self.state.world_size)
             beginning.arrive()
             beginning.await_all(self._barrier_timeout)
@@ -182,6 +195,8 @@ class CallWrapper:
         if os.getpid() != self._process:  # a forked child, in which the thread that may hold the lock isn't there
             yield
             return
+        # The monitor thread holds the lock from the abort until the main thread has left the function: a block that
+        # would begin in that time ends here with RankShouldRestart.
         # in short waits, because an interruption can't reach a thread that waits for a lock
         while not self._atomic.acquire(timeout=0.01):
             pass
@@ -227,6 +242,8 @@ class CallWrapper:
         """Call the function once; return its result, or how the iteration was interrupted."""
         state = self.state
         self._iteration = iteration = Iteration(self._store, self._prefix, state.iteration, state.world_size)
+        # Before the monitor thread starts: a peer may have interrupted this iteration already. The thread then sets
+        # `interrupted` at once, and begin() would erase it.
         self._progress.begin(state.iteration, state.rank, state.world_size)
         os.environ.update(state.distributed_variables())
         monitor = MonitorThread(
@@ -244,10 +261,13 @@ class CallWrapper:
                     raise error
                 return value, None
             if error is None:
+                # Before the store is called: outside of RUNNING a slow store doesn't count as a stall of the
+                # function.
                 self._progress.phase = RankPhase.COMPLETED
                 with contextlib.suppress(dist.DistNetworkError, dist.DistStoreError):  # the thread sees that, too
                     iteration.complete()
                 error = self._await_completion(monitor, iteration)
+                # A peer may have failed while this rank waited: `value` is then dropped, and this rank restarts, too.
                 if error is None and monitor.outcome is Outcome.COMPLETED:
                     return value, None
             watchdog.release_since(deadlines)  # the next iteration begins its own
@@ -279,6 +299,7 @@ class CallWrapper:
             raise RestartAbort(f"no rank is active: the rank assignment left none of {state.world_size} ranks")
         self._check_health()
         if before is not None:
+            # Only now: until here a hook or the health check may still end this rank.
             self._tell_recovery(replace(before, seconds=time.monotonic() - before.seconds, first=state.rank == 0))
             gc.collect()  # until then an observer held it, too
         return function() if state.mode is Mode.ACTIVE else None
@@ -294,6 +315,8 @@ class CallWrapper:
             interruption.world_before,
         )
         if interruption.first:
+            # The lowest rank writes for all. The agent of a lost rank reads this key later: without it, the death
+            # counts as a failure of the job (`SurvivingWorkers`).
             for fault in interruption.faults:
                 if fault.kind in GONE:
                     self._store.set(recovered_key(fault.initial_rank), str(interruption.iteration))
@@ -319,6 +342,7 @@ class CallWrapper:
         while not monitor.known.wait(SIGNAL_HANDLER_INTERVAL_SECONDS):
             if time.monotonic() > deadline:
                 late = RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
+                # The last rank may complete at the same moment: the store keeps the outcome that was set first.
                 if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is Outcome.INTERRUPTED:
                     return late
                 deadline = float("inf")  # they have, just now
@@ -331,6 +355,8 @@ class CallWrapper:
         try:
             return self._end_iteration(monitor, iteration, error)
         except (dist.DistNetworkError, dist.DistStoreError) as lost:
+            # This rank can't inform its peers, so `_leave` is skipped. LEFT ends its heartbeats and keeps its monitor
+            # process from reporting a death; peers that still reach the store miss the heartbeats.
             self._progress.phase = RankPhase.LEFT
             why = RestartAbort(f"{_LOST}: {str(lost).partition(chr(10))[0]}")
             raise why from lost if self._last_error is None else self._last_error
@@ -342,8 +368,11 @@ class CallWrapper:
         options, state = self._options, self.state
         self._last_error = own = _own(error, is_interrupted=monitor.known.is_set())
         learned = self._progress.interrupted or time.monotonic()
+        # From here the monitor process no longer measures stalls, only the way to the barrier (`ending_seconds`).
         self._progress.phase = RankPhase.ENDING
         leaves = isinstance(own, HealthCheckError) or not isinstance(own, Exception | None)
+        # Rank 3 raises first: no outcome yet, its report interrupts all ranks. Rank 5 raises within `last_call_wait`:
+        # its fault is reported, too. After the abort, an exception may only be the abort's effect: no report.
         if error is not None and not monitor.aborted.is_set() and (own is not None or not monitor.known.is_set()):
             # first, so that all peers abort in the meantime
             self._has_said_that_it_leaves = leaves
@@ -351,11 +380,13 @@ class CallWrapper:
             if self._observer is not None and isinstance(own, Exception):
                 with suppress_internal_errors("recording a fault"):
                     self._observer.raised(own)
+        # The monitor thread may still be aborting the process groups that are destroyed below.
         monitor.aborted.wait(options.seconds("hard_timeout"))
         if monitor.outcome is Outcome.LOST:
             raise RestartAbort(f"{_LOST}: the process that hosted it is gone") from own
         if own is not None and leaves:
             raise own
+        # Again, after the monitor thread: the function may have opened a connection since, in init_process_group.
         self._connections.shut_down()
         destroy_process_groups(options.seconds("soft_timeout"))
         self.state = replace(state, fn_exception=own)
@@ -366,18 +397,25 @@ class CallWrapper:
                 # it isn't this call's own store
                 raise RuntimeError(f"`finalize` failed: {one_line(store_error)}") from store_error
         self._check_health()
+        # A peer's monitor process may have missed this rank's heartbeats and arrived for it. A second arrival would
+        # open the barrier before another rank has ended its iteration.
         if state.rank in iteration.gone():
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own  # another one has arrived for it
+        # ARRIVED after arrive(): if this process dies in between, its monitor process arrives once more, and the
+        # barrier may open one rank early. In the other order nobody might arrive, and all ranks would wait for
+        # barrier_timeout.
         iteration.arrive()
         self._progress.phase = RankPhase.ARRIVED
         gone = iteration.await_all(self._barrier_timeout)
         self._unrecovered += iteration.faults()
         faults = tuple(self._unrecovered)
+        # The next iteration's thread uses the same connection.
         if not monitor.join(THREAD_JOIN_TIMEOUT_SECONDS):
             raise InternalError("the thread that watches the iteration does not end")
         interruption = Interruption(
             state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False
         )
+        # Checked again: this rank may have been taken for lost after the first check.
         if state.rank in gone:
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own
         _lost.update(gone)
@@ -392,11 +430,15 @@ class CallWrapper:
         with suppress_internal_errors("leaving an in-process restart"):
             fault = self._fault(FaultKind.LEFT, error)
             if self._progress.phase == RankPhase.ARRIVED:
+                # The barrier may be open already. In the next iteration nobody arrives for this rank until its
+                # heartbeats are missed.
                 # the remaining ranks count on this one: they learn in the next iteration that it left
                 Iteration(self._store, self._prefix, iteration.number + 1, iteration.world_size).interrupt(fault)
             elif self._progress.phase != RankPhase.LEFT:
                 if not self._has_said_that_it_leaves:
                     iteration.interrupt(fault)
+                # leave() before arrive(): the last arrival reads who is gone, and this may be the last one. LEFT
+                # before arrive(): otherwise the monitor process might arrive a second time for this rank.
                 iteration.leave(self.state.rank)
                 self._progress.phase = RankPhase.LEFT
                 iteration.arrive()
@@ -407,6 +449,7 @@ class CallWrapper:
     def _assign(self, gone: Collection[int]) -> None:
         """Give this rank its place among those that continue."""
         iteration: Any = self._iteration
+        # All ranks get the same `gone`, so each computes its own new rank. The keys are those of the ended iteration.
         exchange = partial(iteration.exchange, self._barrier_timeout)
         context = RankAssignmentCtx(self.state, iteration.part("assignment"), set(gone), exchange)
         parts = [part for part in (self._options.rank_filter, self._options.rank_assignment) if part is not None]
@@ -417,6 +460,7 @@ class CallWrapper:
 
     def _abort(self, iteration: Iteration, state: Any) -> None:
         """Unblock the main thread; if this rank makes no progress, write its position first."""
+        # In the monitor thread, before the abort: the abort moves the main thread away from where it hangs.
         with suppress_internal_errors("storing where a rank is"):
             stalled = self._progress.stalled_seconds
             if stalled >= self._options.seconds("soft_timeout") / 2:
@@ -447,6 +491,7 @@ class CallWrapper:
         iteration, state = self._iteration, self.state
         if iteration is None:
             raise InternalError("a process group was made before the first iteration")
+        # A separate connection: `shut_down` ends a wait on it without breaking this rank's own.
         connection = self._connections.open(self._store.clone, getattr(self._store, "port", None))
         if timeout is not None:
             connection.set_timeout(timeout)
@@ -468,6 +513,8 @@ def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseE
     value, error, began = None, None, False
     while True:
         try:
+            # Set before begin(): after an interruption between begin() and the call, the function must not be
+            # started.
             if not began:
                 began = True
                 monitor.begin()
@@ -475,8 +522,11 @@ def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseE
                     value = call()
                 except BaseException as raised:  # noqa: BLE001 - judged by the caller
                     error = raised
+            # An interruption may also hit here, or inside stop_raising(), so this repeats until it has returned.
             monitor.stop_raising()
         except RankShouldRestart as late:
+            # The function's own exception counts. It is the context if the interruption came before it was assigned
+            # above.
             error = next(one for one in (error, late.__context__, late) if one is not None)
         else:
             return (None, error) if error is not None else (value, None)

@@ -41,6 +41,8 @@ class _Listener:
 
     def close(self) -> None:
         """Stop listening."""
+        # A close doesn't wake a thread that is blocked in recv, and the socket would still take messages. A shutdown
+        # makes recv return no bytes; the thread then finds the event, which is set before.
         self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -52,6 +54,8 @@ class _Listener:
                 data = self._socket.recv(_LARGEST)
             except OSError:
                 return
+            # A datagram arrives whole or not at all, also if its sender dies while it sends. What isn't JSON is the
+            # empty one of `close`, or comes from another program.
             with contextlib.suppress(ValueError):
                 message = parse_json(data)
                 if isinstance(message, dict):
@@ -74,6 +78,8 @@ class AgentChannel:
 
     def begin(self, round_: int) -> None:
         """Drop the messages of earlier rounds, also those that are still to come."""
+        # A worker of the last round may have sent a message that isn't read yet: `_take` compares the round under the
+        # same lock, so such a message can't land in the new round.
         with self._arrived:
             self._round = round_
             self._failed, self._answers = {}, {}
@@ -90,11 +96,17 @@ class AgentChannel:
         """
         began = time.monotonic()
         message = {"kind": question}
+        # Sent without the lock, so an answer may arrive before the wait below begins: it is newer than `began`, and
+        # counts. An answer to an earlier question that arrives late may count, too; the worker's state is as new as
+        # that answer. Only workers with a socket are waited for: one that has died refuses the message at once. One
+        # that is frozen, or whose socket is kept open by a forked child, takes it and doesn't answer; that is what
+        # `seconds` limits.
         asked = [local for local in local_ranks if _send(self._files.worker(self._round, local).socket, message)]
         with self._arrived:
             while any(self._answers.get((question, local), (-1.0,))[0] < began for local in asked):
                 if (left := began + seconds - time.monotonic()) <= 0:
                     break
+                # any message wakes this: the answers are checked again, and the time that is left shrinks
                 self._arrived.wait(left)
             return {
                 local: answer
@@ -116,6 +128,7 @@ class AgentChannel:
             else:
                 self._answers[str(message["kind"]), local_rank] = (time.monotonic(), message)
             self._arrived.notify_all()
+        # After the report is stored: the main thread clears the event before it reads the reports.
         if has_failed:
             self._wake()
 
@@ -129,6 +142,7 @@ class WorkerChannel:
         self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
+        # Last: the agent may ask from this line on, and the listening thread answers while the main thread trains.
         self._listener = _Listener(files.worker(round_, local_rank).socket, self._reply)
 
     def report_failure(self, content: dict[str, Any]) -> None:
@@ -151,7 +165,9 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
         message = dict(sorted(message.items(), key=lambda item: len(json.dumps(item[1])))[:-1])
         data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
-        # the queue of a unix socket holds few datagrams, and many workers may fail at once
+        # A new socket for each message, so processes and threads share no state, and a fork inherits none. Without a
+        # listener the kernel refuses the message. The queue of a unix socket holds few datagrams (10 by default in
+        # `net.unix.max_dgram_qlen`), and many workers may fail at once: a full queue blocks the sender for a moment.
         sender.settimeout(time_limits.SEND_TIMEOUT_SECONDS)
         sender.sendto(data, str(path))
         return True

@@ -59,7 +59,7 @@ def end_node_recorder(node_context: NodeContext) -> None:
 
 def open_worker_spool(node_context: NodeContext, local_rank: int | None, error_file: str | None) -> Spool | None:
     """Return a worker's spool in the node's folder, else next to torch's error.json; None if no agent started it."""
-    files = _files(node_context)
+    files = _get_folder(node_context)
     if files is not None and local_rank is not None:
         return files.worker(node_context.round, local_rank).spool
     if error_file and error_file != os.devnull:
@@ -69,11 +69,11 @@ def open_worker_spool(node_context: NodeContext, local_rank: int | None, error_f
 
 def spool_for_agent(node_context: NodeContext) -> Spool | None:
     """Return the agent's own spool, None without a node's folder."""
-    files = _files(node_context)
+    files = _get_folder(node_context)
     return files.agent_spool if files is not None else None
 
 
-def _files(node_context: NodeContext) -> NodeFolder | None:
+def _get_folder(node_context: NodeContext) -> NodeFolder | None:
     """Return the node's files; None without a folder or after the recorder has removed it."""
     files = node_context.files
     return files if files is not None and files.exists else None
@@ -96,6 +96,7 @@ def record_error(
     deadline = time.monotonic() + deadline_seconds
     target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), encode(error)
     file = None
+    # On the disk before the upload begins: if this process is killed during the upload, its agent finds the document.
     if spool is not None:
         wait = max(deadline_seconds, MIN_SPOOL_TIMEOUT_SECONDS)
         file = call_with_timeout(lambda: spool.add(target.name, data), wait, "spooling an error document", local=True)
@@ -127,7 +128,7 @@ def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: floa
 
     It waits for at most `seconds`, and never raises; a failure is logged.
     """
-    target, files, file = Target(path), _files(node_context), None
+    target, files, file = Target(path), _get_folder(node_context), None
     if files is not None:
         spool = files.outgoing_spool
         file = call_with_timeout(
@@ -173,13 +174,16 @@ def _upload(target: Target, file: Path | None, data: bytes, node_context: NodeCo
 
     A failed upload is logged. The receipt lies next to the file, written by the process that uploads.
     """
-    files, receipt = _files(node_context), None
+    files, receipt = _get_folder(node_context), None
     if files is not None and file is not None:
         try:
+            # It may report a timeout and still finish later: the recorder then replaces its receipt in the spool.
             receipt = Recorder(files).put(target, file, max(deadline - time.monotonic(), 0.0))
         except RecorderUnavailableError as error:
             logger.debug("no recorder on this node; this process uploads: %s", error)
     if receipt is None:
+        # The recorder may have died in the middle of the same upload: it has the same name and content, so a second one
+        # does no harm.
         own = receipt = _by_this_process(target, data, node_context, max(deadline - time.monotonic(), 0.0))
         if file is not None:
             spool = Spool(file.parent)
@@ -193,6 +197,7 @@ def _by_this_process(target: Target, data: bytes, node_context: NodeContext, sec
     asked = threading.Event()
 
     def upload() -> tuple[None, BaseException | None]:
+        # set by the thread itself: whether a thread could start can't be seen from a missing answer
         asked.set()
         return try_call(lambda: put_file(node_context.output_prefix, target.path, data), Exception)
 

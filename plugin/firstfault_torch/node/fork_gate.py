@@ -13,12 +13,14 @@ from firstfault_torch import time_limits
 @contextlib.contextmanager
 def hold_forked_workers(files: NodeFolder | None) -> Iterator[None]:
     """Start the workers in this block: those that are forked wait until it ends."""
+    # Before the first fork: a worker that is forked looks for the file at once.
     with contextlib.suppress(OSError):  # such as a full disk: they don't wait
         if files is not None:
             files.hold_forked_workers.touch()
     try:
         yield
     finally:
+        # Also if a fork failed: those that were forked before it are waiting.
         with contextlib.suppress(OSError):  # as the folder may be gone
             if files is not None:
                 files.hold_forked_workers.unlink()
@@ -32,6 +34,7 @@ def wait_until_all_forked(files: NodeFolder) -> None:
     resolves blocks it without end. So no worker of this node connects before the last one has been forked.
     """
     deadline = time.monotonic() + time_limits.SIBLING_FORK_TIMEOUT_SECONDS
-    # the recorder of a dead agent removes the folder
+    # The agent may die between two forks: then its recorder removes the folder, and the file with it. Or it may be
+    # frozen: then the wait ends at the deadline, at the risk that the docstring describes.
     while files.hold_forked_workers.exists() and time.monotonic() < deadline:
         time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)

@@ -21,14 +21,14 @@ def register_stacks(files: WorkerFiles) -> None:
     torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
     handler for that signal, it is kept, and the process also writes its stacks when the signal arrives.
     """
-    fatal = _opened(files.fatal_stacks)
+    fatal = _open_persistently(files.fatal_stacks)
     faulthandler.enable(file=fatal, all_threads=True)
     faulthandler.unregister(_SIGNAL)  # a parent's, inherited by a fork
     if _handles_signal(os.getpid()):
         return
-    asked = _opened(files.stacks)
+    asked = _open_persistently(files.stacks)
     faulthandler.register(_SIGNAL, file=asked, all_threads=True, chain=False)
-    # only now may the signal be sent
+    # Only now may the signal be sent: without a handler, a real-time signal ends the process.
     files.stacks_ready.touch()
 
 
@@ -36,7 +36,7 @@ def write_at_sigterm(files: WorkerFiles) -> None:
     """Let SIGTERM write the stacks before it ends this process; a handler of the program's stays."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
-    asked = _opened(files.stacks)
+    asked = _open_persistently(files.stacks)
     faulthandler.register(signal.SIGTERM, file=asked, all_threads=True, chain=True)
     os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))  # a pool ends its processes so
 
@@ -44,7 +44,8 @@ def write_at_sigterm(files: WorkerFiles) -> None:
 def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
     """Return the stacks of the living workers, by local rank as in `pids`, that together answer within `seconds`."""
     workers = {local: files.worker(round_, local) for local in pids}
-    asked = {local: workers[local].stacks for local, pid in pids.items() if _signalled(workers[local], pid)}
+    asked = {local: workers[local].stacks for local, pid in pids.items() if _request_stacks(workers[local], pid)}
+    # All are signalled before the first is waited for, so they write at the same time and share the limit.
     _await_content(list(asked.values()), seconds)
     return {local: text for local, stacks in asked.items() if (text := get_stack_tail(stacks))}
 
@@ -53,14 +54,16 @@ def write_unasked(files: WorkerFiles) -> None:
     """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
     if files.stacks_ready.exists() and _handles_signal(os.getpid()):
         return
-    descriptor = _opened(files.stacks)
+    descriptor = _open_persistently(files.stacks)
     try:
         faulthandler.dump_traceback(file=descriptor, all_threads=True)
     finally:
         os.close(descriptor)
 
 
-def _signalled(files: WorkerFiles, pid: int) -> bool:
+def _request_stacks(files: WorkerFiles, pid: int) -> bool:
+    # The file isn't enough: the program may have replaced the handler since, or another program under the same process
+    # id (after exec) has none, and would be killed by the signal.
     if not files.stacks_ready.exists() or not _handles_signal(pid):
         return False
     try:
@@ -86,6 +89,8 @@ def _await_content(files: list[Path], seconds: float) -> None:
     sizes: list[int] = []
     since = time.monotonic()
     while time.monotonic() < deadline:
+        # faulthandler writes in many small pieces, so content alone isn't the end: the sizes must stay the same for a
+        # while. A worker that can't run, such as one that is stopped, writes nothing, and the deadline ends the wait.
         now = [file.stat().st_size for file in files]
         if now != sizes:
             sizes, since = now, time.monotonic()
@@ -94,7 +99,7 @@ def _await_content(files: list[Path], seconds: float) -> None:
         time.sleep(time_limits.STACK_POLL_SECONDS)
 
 
-def _opened(path: Path) -> int:
+def _open_persistently(path: Path) -> int:
     """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number.
 
     It isn't one of the standard streams: the program may have closed one, and its number would be reused.

@@ -42,10 +42,11 @@ def redirect_stderr(files: WorkerFiles) -> None:
         return
     try:
         os.fstat(_STDERR)
-        # fails if no process has the FIFO open for reading
+        # fails if no process has the FIFO open for reading: without O_NONBLOCK the open would block until one has
         descriptor = os.open(files.stderr, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return
+    # Else a write to a full FIFO would fail with EAGAIN, which programs don't expect on stderr.
     os.set_blocking(descriptor, True)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have set it to anything
         sys.stderr.flush()
@@ -55,6 +56,12 @@ def redirect_stderr(files: WorkerFiles) -> None:
 
 class StderrRelay:
     """The agent's end: the FIFOs of one round's workers.
+
+        made      the FIFOs exist and have a reader; the workers are forked, and may write
+        start     a thread passes on each worker's output until its FIFO has no writer
+        tail      any thread reads ahead what a worker has left; the relaying thread passes it on
+        close     the thread passes on the rest, hands FIFOs with a writer to another process, and ends
+        flush_relays  before the process exits: wait for closed relays that were slow
 
     `destinations` has, by local rank, where torch sends each worker's stderr: a file, `os.devnull`, or "" for the
     agent's own. `alarm` is called with a local rank, once, when that worker's stderr announces that torch will soon
@@ -91,6 +98,8 @@ class StderrRelay:
                 path = files.worker(round_, local_rank).stderr
                 os.mkfifo(path, 0o600)
                 self._paths[local_rank] = path
+                # Before the worker exists: it opens the FIFO only if there is a reader. Without O_NONBLOCK this would
+                # wait for a writer.
                 self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._tails[local_rank] = bytearray()
         except BaseException:
@@ -111,6 +120,7 @@ class StderrRelay:
         try:
             thread.start()
         except RuntimeError:
+            # A FIFO with a reader that doesn't read would block a worker once it is full.
             self._let_go()
             raise
         self._thread = thread
@@ -126,7 +136,11 @@ class StderrRelay:
             for _ in range(_AT_ONCE):
                 if not (data := self._read(local_rank, _CHUNK_BYTES)):
                     break
+                # The caller wants it now, but the order on the agent's stderr is the relaying thread's: it writes this
+                # before what it reads next.
                 self._taken[local_rank] = self._taken.get(local_rank, b"") + data
+            # `_living` is checked under the lock with which `close` leaves it: afterwards the number of the pipe's
+            # writing end may belong to another file.
             if self._taken and self in _living:
                 os.write(self._wake_writer, b"\0")
             return _whole_lines(bytes(self._tails.get(local_rank, b"")))
@@ -142,12 +156,15 @@ class StderrRelay:
 
     def close(self) -> None:
         """Pass on what is there, then stop; another process passes on what is written later."""
+        # Closing the pipe's writing end stops the thread: it finds the end after the bytes that are still in the pipe.
         with self._lock:
             if self not in _living:
-                return
+                return  # closed already, or a copy in a forked child
             _living.discard(self)
             os.close(self._wake_writer)
         if self._thread is not None:
+            # The reader of the agent's own stderr may be slow or stopped: the agent continues, and waits again at its
+            # end.
             self._thread.join(RELAY_CLOSE_TIMEOUT_SECONDS)
             _closing.add(self._thread)
         else:
@@ -155,6 +172,7 @@ class StderrRelay:
 
     def forget(self) -> None:
         """Close a forked child's copies: a FIFO must not have a reader when the agent is gone."""
+        # Without the lock: another thread of the agent may have held it at the fork, and doesn't exist in the child.
         for descriptor in (*self._open.values(), self._wake_reader, self._wake_writer):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -173,6 +191,7 @@ class StderrRelay:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             for local_rank, descriptor in self._open.items():
                 selector.register(descriptor, selectors.EVENT_READ, local_rank)
+            # A FIFO that no process has opened for writing yet isn't ready. It is once a writer has come and gone.
             while True:
                 for key, _ in selector.select():
                     if key.data is None:
@@ -191,11 +210,15 @@ class StderrRelay:
     def _let_go(self) -> None:
         """Close the FIFOs; another process reads those that still have a writer."""
         for path in self._paths.values():
-            with contextlib.suppress(OSError):  # first: what opened one that is read no more would get SIGPIPE
+            # First: after this no process can open one. A process that opened one that is read no more would get
+            # SIGPIPE.
+            with contextlib.suppress(OSError):
                 path.unlink()
         written = [local_rank for local_rank in self._open if self._drain(local_rank)]
         with self._lock:  # `tail` reads no more
             opened, self._open = self._open, {}
+        # Drained twice: between the first time and the lock `tail` may have read more into `_taken`. With `_open` empty
+        # this only passes that on.
         for local_rank in opened:
             self._drain(local_rank)
         if written:
@@ -234,6 +257,7 @@ class StderrRelay:
             return None
         kept = self._tails[local_rank]
         kept += data
+        # The announcement may be split across two reads: the search begins a little before this one's data.
         begins = max(len(kept) - len(data) - len(_ABORTS_SOON), 0)
         if local_rank not in self._alarmed and kept.find(_ABORTS_SOON, begins) >= 0:
             self._alarmed.add(local_rank)
@@ -266,6 +290,7 @@ _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 def flush_relays(shutdown_requested: threading.Event) -> None:
     """Wait until closed relays have passed everything on, as the workers would without them, or until a shutdown."""
+    # In short steps, because a join that has begun can't be ended by a shutdown request.
     for thread in list(_closing):
         while thread.is_alive() and not shutdown_requested.is_set():
             thread.join(SHUTDOWN_POLL_SECONDS)

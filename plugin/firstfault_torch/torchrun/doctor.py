@@ -64,7 +64,7 @@ def doctor(as_json: bool) -> None:
       firstfault doctor
       FIRSTFAULT=1 FIRSTFAULT_FOLDER=s3://bucket/runs firstfault doctor --json
     """  # noqa: D301 - click's mark of lines to keep
-    checks = list(_checks())
+    checks = list(_run_checks())
     refused = [name for state, name, _ in checks if state is _NO]
     but = "; those of `firstfault torchrun` are" if refused == ["switch"] else ""
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
@@ -77,20 +77,20 @@ def doctor(as_json: bool) -> None:
     os._exit(EXIT.TOOL_FAILED if refused else EXIT.OK)  # a thread may wait for a folder that doesn't answer
 
 
-def _checks() -> Iterator[_Check]:
+def _run_checks() -> Iterator[_Check]:
     from firstfault_torch.torchrun.job import root_folder, who  # noqa: PLC0415 - loads strategies, as help must not
 
     versions = {name: try_call(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     own = importlib.metadata.version("firstfault")
     yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
-    yield _versions()
-    yield _switch()
-    yield _torch()
+    yield _check_versions()
+    yield _check_switch()
+    yield _check_torch()
     if importlib.util.find_spec("torch") is not None:
-        yield _recorder()
-    yield _workers()
-    yield _storage()
+        yield _check_recorder()
+    yield _check_workers()
+    yield _check_storage()
     this = who(os.environ.get("PET_RDZV_ID", ""))
     yield _FACT, "job", str(this.job) if this.job.value else f"{this.job} but torchrun's --rdzv-id"
     yield _FACT, "attempt", f"{this.number} ({this.attempt.source})"
@@ -99,7 +99,7 @@ def _checks() -> Iterator[_Check]:
     yield _FACT, "documents", f"{join(root_folder(), run, this.number)}, if no run before has this name"
 
 
-def _versions() -> _Check:
+def _check_versions() -> _Check:
     packages = {name: try_call(partial(importlib.metadata.version, name))[0] for name in TRIED if name != "Python"}
     new = [
         f"{name} {version} ({'.'.join(map(str, first))} to {'.'.join(map(str, last))} were)"
@@ -110,7 +110,7 @@ def _versions() -> _Check:
     return _FACT, "versions", f"not tried with firstfault: {', '.join(new)}" if new else "tried with firstfault"
 
 
-def _recorder() -> _Check:
+def _check_recorder() -> _Check:
     """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
     told, error = call_with_timeout(
         partial(try_call, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS, "trying the recorder"
@@ -137,7 +137,7 @@ def _record() -> str:
     return f"no collective of {name} is found in this torch's flight recorder: hangs are explained by stacks only"
 
 
-def _switch() -> _Check:
+def _check_switch() -> _Check:
     value = os.environ.get("FIRSTFAULT", "")
     if "FIRSTFAULT_RECORDING" in os.environ:
         return _NO, "switch", "this is a worker of a job under firstfault: a launcher in it is torch's own"
@@ -146,7 +146,7 @@ def _switch() -> _Check:
     return _NO, "switch", f"FIRSTFAULT is {value or 'not set'}: set FIRSTFAULT=1, or start `firstfault torchrun`"
 
 
-def _torch() -> _Check:
+def _check_torch() -> _Check:
     if importlib.util.find_spec("torch") is None:
         return _NO, "torch", "not installed in this Python: install firstfault's extra torch"
     missing, error = try_call(_missing_in_torch, Exception)
@@ -168,7 +168,7 @@ def _missing_in_torch() -> list[str]:
     return missing
 
 
-def _workers() -> _Check:
+def _check_workers() -> _Check:
     """Look whether the Python of the workers reads firstfault.pth."""
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]
@@ -183,7 +183,7 @@ def _workers() -> _Check:
     return _NO, "workers", f"{python} reads no firstfault.pth: is firstfault installed there? Is it python -S?{why}"
 
 
-def _storage() -> _Check:
+def _check_storage() -> _Check:
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
 
     folder, began = job.root_folder(), time.monotonic()

@@ -45,7 +45,7 @@ def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
     return check
 
 
-def _hang(text: str) -> str:
+def _parse_hang(text: str) -> str:
     _, error = try_call(partial(parse_hang, text), UsageError)
     if error is not None:
         raise ArgumentTypeError(str(error))
@@ -83,7 +83,7 @@ _SETTINGS = (
     _Setting(
         "--ff-hang",
         _HANG,
-        _hang,
+        _parse_hang,
         "seconds without progress after which the agents tell for which rank the others wait, and end the job: "
         "warn:60 (default), warn:60,end:300, or off",
     ),
@@ -270,10 +270,10 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     `meet` returns the store that all nodes of the job share, or None; it is None if there is one node.
     """
     root, name = root_folder(), None
-    claim, store = partial(_claimed, root, who), meet() if meet is not None else None
+    claim, store = partial(_claim_name, root, who), meet() if meet is not None else None
     if store is not None:
         name = call_with_timeout(
-            partial(_agreed, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name"
+            partial(_agree_on_name, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name"
         )
     elif meet is not None:  # the variables alone may be the same on all nodes
         name = f"{who.job.value}/{who.number}" if who.job.value and who.attempt.value else None
@@ -284,7 +284,7 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
         return Chosen(join(root, name or claim()), None, is_common)
     why = ""
     for parent in dict.fromkeys((root, fallback_folder())):
-        make = partial(_made, parent, name or partial(_claimed, parent, who))
+        make = partial(_make_folder, parent, name or partial(_claim_name, parent, who))
         made, error = call_with_timeout(
             partial(try_call, make, OSError), RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder"
         ) or (None, None)
@@ -298,20 +298,20 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     raise OSError(f"{root} {why}")
 
 
-def _made(parent: str, name: str | Callable[[], str]) -> tuple[str, int]:
+def _make_folder(parent: str, name: str | Callable[[], str]) -> tuple[str, int]:
     folder = Path(parent) / (name if isinstance(name, str) else name())
     mark = begin_run(folder.parent)
     folder.mkdir(exist_ok=True)
     return str(folder), mark
 
 
-def _fresh(who: Who) -> str:
+def _make_new_name(who: Who) -> str:
     number = next(_runs)
     began = f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}{f'-{number}' if number else ''}"
     return f"{who.job.value}-{began}/{who.number}" if who.job.value else f"{began}/{who.number}"
 
 
-def _claimed(root: str, who: Who) -> str:
+def _claim_name(root: str, who: Who) -> str:
     """Return "<run>/<attempt>", by a name that no run before has taken below `root`.
 
     A storage is too slow to be asked here: a folder on this node decides, and if it may be another node's turn, the
@@ -319,20 +319,20 @@ def _claimed(root: str, who: Who) -> str:
     """
     name = f"{who.job.value}/{who.number}"
     if not who.job.value or (is_remote(root) and not who.attempt.value):
-        return _fresh(who)
+        return _make_new_name(who)
     try:
         Path(fallback_folder() if is_remote(root) else root, name).mkdir(parents=True)
     except FileExistsError:
-        return _fresh(who)
+        return _make_new_name(who)
     except OSError:  # each node finds that for itself
         pass
     return name
 
 
-def _agreed(store: Any, who: Who, claim: Callable[[], str]) -> str:
+def _agree_on_name(store: Any, who: Who, claim: Callable[[], str]) -> str:
     """Return the name that the first node to ask claims."""
     key = f"firstfault/run/{who.run_id}"
     if store.add(f"{key}/asked", 1) == 1:
-        store.set(key, call_with_timeout(claim, RUN_FOLDER_TIMEOUT_SECONDS, "naming the run") or _fresh(who))
+        store.set(key, call_with_timeout(claim, RUN_FOLDER_TIMEOUT_SECONDS, "naming the run") or _make_new_name(who))
     store.wait([key], dt.timedelta(seconds=RUN_NAME_TIMEOUT_SECONDS))
     return bytes(store.get(key)).decode()

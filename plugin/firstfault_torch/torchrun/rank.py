@@ -37,18 +37,18 @@ _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which look
 def watch() -> None:
     """Begin to watch this process, and announce it to readers."""
     with suppress_internal_errors("preparing to record"):
-        _monitor()
+        _start_monitor()
 
 
 def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with suppress_internal_errors("recording an exception"), ignore_worker_signals(handled_only=True):
-        monitor = _monitor()
+        monitor = _start_monitor()
         if monitor is not None and monitor.node_context is not None:
             monitor.place = _in_group(monitor.place)
             monitor.fails(error)
             setup = read_node_setup(monitor.node_context.identity)
-            _leave(monitor.node_context, replace(_presence(Phase.FAILED, monitor.place), setup=setup))
+            _leave(monitor.node_context, replace(_build_presence(Phase.FAILED, monitor.place), setup=setup))
 
 
 def exits() -> None:
@@ -57,12 +57,12 @@ def exits() -> None:
         monitor = current_monitor()
         if monitor is not None and monitor.node_context is not None:
             monitor.in_flight.reconcile(None)
-            _leave(monitor.node_context, _presence(Phase.SUCCEEDED, _in_group(monitor.place)))
+            _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
 
-def _monitor() -> WorkerMonitor | None:
+def _start_monitor() -> WorkerMonitor | None:
     """Return the monitor of this process, which then has a recorder; None: no folder is configured."""
-    known, engine = current_monitor(), _engine()
+    known, engine = current_monitor(), _build_engine()
     if known is not None or engine is None:
         return known
     identity = replace(engine.identity(), engine="alone")
@@ -72,7 +72,7 @@ def _monitor() -> WorkerMonitor | None:
     )
     process.leave()
     node_context = replace(node_context, node_folder=str(process.folder.path))
-    place = _place(node_context)
+    place = _build_place(node_context)
     monitor = open_monitor(engine, is_program=True, alone=(node_context, place))
     write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
     killed = failure_record(
@@ -85,13 +85,13 @@ def _monitor() -> WorkerMonitor | None:
         signal="SIGKILL",
     )
     process.folder.last_words.add(DOCUMENT, encode(killed))
-    process.folder.last_words.add(PRESENCE, encode_presence(_presence(Phase.FAILED, place)))
+    process.folder.last_words.add(PRESENCE, encode_presence(_build_presence(Phase.FAILED, place)))
     start_in_thread(partial(_join, node_context, place), "announcing this rank")
     return monitor
 
 
 @cache
-def _engine() -> PlainEngine | None:
+def _build_engine() -> PlainEngine | None:
     folder, this = given_folder(), who("")
     if folder:
         job, step = this.job, os.environ.get("SLURM_STEP_ID", "")
@@ -105,7 +105,7 @@ def _engine() -> PlainEngine | None:
     return None
 
 
-def _place(node_context: NodeContext) -> Place:
+def _build_place(node_context: NodeContext) -> Place:
     """Return this rank's place from the launcher's variables."""
     rank, local_rank, size = OWN_RANK[-1]
     known = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": size, "GROUP_WORLD_SIZE": size}
@@ -118,12 +118,12 @@ def _in_group(place: Place) -> Place:
     return replace(place, rank=rank, group_rank=rank, world_size=size, group_world_size=size)
 
 
-def _presence(phase: Phase, place: Place) -> NodePresence:
+def _build_presence(phase: Phase, place: Place) -> NodePresence:
     return NodePresence(phase, place, () if place.rank is None else (place.rank,), timestamp_ns=time.time_ns())
 
 
 def _join(node_context: NodeContext, place: Place) -> None:
-    path, data = as_entry(_presence(Phase.JOINED, replace(place, ip=look_up_address())))
+    path, data = as_entry(_build_presence(Phase.JOINED, replace(place, ip=look_up_address())))
     put_on_node(path, data, node_context, ANNOUNCE_TIMEOUT_SECONDS)
 
 

@@ -72,7 +72,15 @@ class InFlight:
     """The exceptions of this process's main thread that were recorded before they left the task function.
 
     `record` makes a document durable and returns its name, with which `withdraw` takes it back if the exception was
-    handled after all.
+    handled after all. An exception's document goes through these states:
+
+        raised -> `seen` or `ask` -> recorded     durable, while the exception is still inside the task function
+        recorded -> `hold` -> held                handled for now; it counts if the job fails later
+        held -> `release` -> withdrawn            handled for good
+        recorded -> `reconcile` -> withdrawn      neither in flight any more, nor held
+        recorded -> the task function ends        stays; `WorkerMonitor.fails` adds the final document
+
+    The main thread calls all but `ask`, which the channel's thread calls while the main thread goes on.
     """
 
     def __init__(self, record: Callable[[BaseException], str], withdraw: Callable[[str], None]) -> None:
@@ -97,18 +105,24 @@ class InFlight:
 
         One that began after the agent asked is what the training makes of the agent's signal, and isn't recorded.
         """
+        # A forked child has a copy of this object, and the same thread id: its exceptions aren't this worker's.
         if threading.get_ident() != self._main or os.getpid() != self._owner or not _may_fail(error):
             return
         if self._asked and not self.began_before_asked(error):
             return
+        # The first time counts: the same exception may pass several clean-ups, and its peers failed after the first.
         vars(error).setdefault(_ATTRIBUTE, Moment.now())
         self._note(error)
 
     def ask(self) -> None:
         """Record the main thread's exception in flight, and withdraw those that were handled; runs in any thread."""
-        left = self.left  # recorded by the main thread
+        # Read once: the main thread may set it at any moment. Once it is set, the main thread records that exception
+        # itself, so this thread must not record another document about it.
+        left = self.left
         error = handled_exception(self._main) if left is None else left
         self.reconcile(error)
+        # The agent may ask twice, before an abort and before a stop. What is in flight at the second time may already
+        # be an answer to the signal.
         if self._asked:
             return
         try:
@@ -119,6 +133,8 @@ class InFlight:
             else:
                 self.unwinding = find_unwinding(self._main)
         finally:
+            # Last, even after an error: until here an exception of the main thread counts as its own. The agent sends
+            # the signal only after the answer, or when it waits no longer.
             self._asked = True
 
     def began_before_asked(self, error: BaseException) -> bool:
@@ -145,8 +161,11 @@ class InFlight:
 
     def reconcile(self, error: BaseException | None) -> None:
         """Withdraw all but `error` and its causes and contexts, and those that are held; None: withdraw all others."""
+        # Identities suffice: the lists keep every recorded and held exception alive, so no id is reused.
         alive = {id(item) for item in iter_chain(error)}
         with self._lock:
+            # Taken out of the list under the lock, withdrawn after it: of two threads that reconcile at the same time
+            # only one withdraws a document, and none waits for the disk of the other.
             alive |= {id(item) for held in self._held for item in iter_chain(held)}
             gone = [item for item in self._recorded if id(item[0]) not in alive]
             self._recorded = [item for item in self._recorded if id(item[0]) in alive]
@@ -155,6 +174,8 @@ class InFlight:
                 self._withdraw(name)
 
     def _note(self, error: BaseException) -> None:
+        # Held during the upload: the channel's thread may see the same exception while the main thread records it, and
+        # waits here instead of recording it again.
         with self._lock:
             if any(error is item for item, _ in self._recorded):
                 return
@@ -186,6 +207,8 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
                 in_flight.seen(error)
         return destroy(*args, **kwargs)
 
+    # The name first: another thread may call the function as soon as its code is replaced. `undo` has the reverse
+    # order.
     names[_HOOK] = noting
     function.__code__ = _through_hook.__code__
 

@@ -91,7 +91,7 @@ def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tup
     A dump may block while a CUDA call is stuck, so it is read in another thread, for at most `seconds`.
     """
     recorders = flight_recorders()
-    read = partial(_traces, recorders)
+    read = partial(_read_traces, recorders)
     traces = call_with_timeout(read, seconds, "reading torch's flight recorders") if recorders else []
     with suppress_internal_errors("looking for collectives that no recorder has"):
         for name in unread_backends(traces) if traces is not None and "torch" in sys.modules else ():
@@ -119,7 +119,7 @@ def gpu_uuid() -> str:
     return found if found.startswith("GPU-") or not found else f"GPU-{found}"
 
 
-def _traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
+def _read_traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
     traces = []
     for dump in recorders:
         with contextlib.suppress(RuntimeError, ValueError):
@@ -166,7 +166,7 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     measure = partial(_measure, iter_chain(error), found, is_write=is_write)
     call_with_timeout(measure, FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
     open_files, _ = try_call(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
-    return SystemState(tuple(found), tuple(_limits()), open_files)
+    return SystemState(tuple(found), tuple(_list_limits()), open_files)
 
 
 def _measure(chain: list[BaseException], found: list[FileSystem], *, is_write: bool) -> None:
@@ -174,18 +174,18 @@ def _measure(chain: list[BaseException], found: list[FileSystem], *, is_write: b
     names = [name for link in chain if isinstance(link, OSError) for name in (link.filename, link.filename2)]
     named = [os.fsdecode(name) for name in names if isinstance(name, str | bytes) and name]
     usual = (os.curdir, tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp", "/dev/shm")  # noqa: S108 - not written
-    written = _written(chain) if is_write and not named else []
+    written = _list_written_paths(chain) if is_write and not named else []
     for path in list(dict.fromkeys(map(os.path.abspath, written or [*named, *usual])))[:_MAX_PATHS]:
-        space, _ = try_call(lambda path=path: os.statvfs(_existing(path)), Exception)  # type: ignore[misc]
+        space, _ = try_call(lambda path=path: os.statvfs(_find_existing_folder(path)), Exception)  # type: ignore[misc]
         if space is not None and not space.f_flag & os.ST_RDONLY:  # a read-only image has no free space
             size = space.f_frsize
             disk = FileSystem(path, space.f_bavail * size, space.f_blocks * size, space.f_favail, space.f_files)
             found.append(disk)
             if written and not disk.is_full:
-                found[-1] = _tried(disk)
+                found[-1] = _try_write(disk)
 
 
-def _written(chain: list[BaseException]) -> list[str]:
+def _list_written_paths(chain: list[BaseException]) -> list[str]:
     """Return where a write may have failed: paths of the innermost frame that has any, and files open for writing."""
     frames = (frame for link in reversed(chain) for frame, _ in reversed([*traceback.walk_tb(link.__traceback__)]))
     values = (frame.f_locals.values() for frame in frames if frame.f_code.co_name != "<module>")
@@ -215,9 +215,9 @@ def _open_for_writing() -> Iterator[str]:
                 yield path
 
 
-def _tried(disk: FileSystem) -> FileSystem:
+def _try_write(disk: FileSystem) -> FileSystem:
     """Return a file system without space if a small write fails there for a lack of it, as by a quota."""
-    folder = Path(_existing(disk.path))
+    folder = Path(_find_existing_folder(disk.path))
     folder = folder if folder.is_dir() else folder.parent
     try:
         with tempfile.TemporaryFile(prefix=".firstfault-", dir=folder, buffering=0) as file:
@@ -228,7 +228,7 @@ def _tried(disk: FileSystem) -> FileSystem:
     return disk
 
 
-def _existing(path: str) -> str:
+def _find_existing_folder(path: str) -> str:
     """Return the nearest folder above a path that exists, or the path."""
     path = os.path.abspath(path)  # noqa: PTH100 - as above
     while not os.path.exists(path) and path != os.path.dirname(path):  # noqa: PTH110, PTH120 - texts
@@ -236,7 +236,7 @@ def _existing(path: str) -> str:
     return path
 
 
-def _limits() -> Iterable[tuple[str, int]]:
+def _list_limits() -> Iterable[tuple[str, int]]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in _LIMITS:
         soft, _ = resource.getrlimit(getattr(resource, name))

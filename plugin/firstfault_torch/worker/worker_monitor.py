@@ -82,6 +82,7 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     try:
         yield monitor
     except BaseException as error:
+        # A child that this worker forked may leave the block, too; it has a copy of the monitor.
         if os.getpid() == worker:
             record_end(monitor, error, agent)
         raise
@@ -128,7 +129,14 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
 
 
 class WorkerMonitor:
-    """Reports a worker process's failure, and answers its agent, while the task function runs; see `open_monitor`."""
+    """Reports a worker process's failure, and answers its agent, while the task function runs; see `open_monitor`.
+
+        open       siblings are forked; watch process groups and threads, redirect stderr; last, listen to the agent
+        answer     in the channel's thread: the agent asks; _asked -> record what is in flight -> _answered
+        fails      an exception left the task function: before _answered its own failure, afterwards an answer
+        exits      a clean exit: a document on the node, uploaded only if the node fails
+        close      undo all; the channel stays open
+    """
 
     def __init__(self, engine: Engine, alone: tuple[NodeContext, Place] | None = None) -> None:
         self._engine = engine
@@ -144,6 +152,8 @@ class WorkerMonitor:
         self._channel: WorkerChannel | None = None
         self._undo: list[Callable[[], None]] = []
         self._before_stop: list[Callable[[], None]] = []
+        # Set in the channel's thread at the beginning and at the end of `answer`, read in the main thread. The agent
+        # sends its signal after the answer, or without it when its time is up: see `fails`.
         self._asked = threading.Event()
         self._answered = threading.Event()
         self.others_continue = False
@@ -158,6 +168,7 @@ class WorkerMonitor:
         if not is_program and node is not None:
             with suppress_internal_errors("waiting for this node's other workers to start"):
                 wait_until_all_forked(node)
+        # While nothing of the task has run: later the program may have no descriptor left to hold back.
         process_state.hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(process_state.watch_threads())
@@ -169,6 +180,7 @@ class WorkerMonitor:
                 redirect_stderr(self._files)
         with suppress_internal_errors("offering stacks"):
             register_stacks(self._files)
+        # Last: the agent may ask as soon as the socket exists, and all that answers it is ready.
         if self._has_agent:
             self._channel = WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
 
@@ -182,13 +194,19 @@ class WorkerMonitor:
 
     def close(self) -> None:
         """Stop watching. The channel to the agent stays open: the agent may ask a process that ends slowly."""
+        # In reverse order: a replaced hook is only put back if it is still the one that was set.
         for undo in reversed(self._undo):
             with suppress_internal_errors("ending the recording"):
                 undo()
 
     def fails(self, error: BaseException) -> None:
         """Make a document about an exception that has left the task function durable, and notify the agent."""
+        # First: documents about exceptions that were handled are withdrawn in any case, also if `error` isn't a
+        # failure.
         self.in_flight.reconcile(error)
+        # After the answer any exception may be what the signal caused. Before it, only one that a signal's handler
+        # raises: the agent may have stopped waiting for a slow answer and sent the signal, but an error of the training
+        # is real.
         may_be_answer = self._answered.is_set() or (self._asked.is_set() and _is_answer_to_signal(error))
         if may_be_answer and not self.in_flight.began_before_asked(error):
             # it began after the agent's question, so it is what the training makes of the agent's signal: a
@@ -201,6 +219,8 @@ class WorkerMonitor:
                 mark_recoverable(error_file)
         # if the remaining ranks continue, the document counts only if they fail: a node's success withdraws it
         name = self._write(error, in_flight=self.others_continue)
+        # After the document is durable: the agent stops this worker's siblings at once, and refers to the document by
+        # name.
         if self._channel is not None and name:
             what = type(before_exit(error)).__name__
             content: dict[str, Any] = {"what": what, "document": name, "monotonic_ns": moment.monotonic_ns}
@@ -235,6 +255,7 @@ class WorkerMonitor:
         """Return what the agent asks for; before it stops this process, also record the exception in flight."""
         if question != STATE:
             return pulse() if question == PULSE else snapshot()
+        # Before anything that takes time: the main thread may end with an exception at any moment from here on.
         self._asked.set()
         if self._files is not None:
             with suppress_internal_errors("writing the stacks"):
@@ -247,6 +268,7 @@ class WorkerMonitor:
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
         answer = to_message(process_state.collective_progress(), process_state.thread_failures(), raised_at)
+        # Before the answer is sent: the signal may follow it immediately.
         self._answered.set()
         return answer
 

@@ -273,15 +273,19 @@ def as_own(config: Any) -> Any:
     """Return one of kfpytorch's configurations as ours; any other as it is."""
     if isinstance(config, Elastic | PyTorch):
         return config
-    values = _values(config)
+    values = _list_values(config)
     if "nproc_per_node" not in values:
         return PyTorch(
-            **{**values, "master": Master(**_values(config.master)), "worker": Worker(**_values(config.worker))}
+            **{
+                **values,
+                "master": Master(**_list_values(config.master)),
+                "worker": Worker(**_list_values(config.worker)),
+            }
         )
     if values["monitor_interval"] == _STOCK_INTERVAL_S:
         del values["monitor_interval"]
     return Elastic(**values)
 
 
-def _values(config: Any) -> dict[str, Any]:
+def _list_values(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)}

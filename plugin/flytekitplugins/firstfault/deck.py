@@ -131,7 +131,7 @@ def kept_decks(files: NodeFolder, round_: int) -> list[Deck]:
         data = files.decks(round_).read_bytes()
     except FileNotFoundError:
         return []
-    return [_deck(str(name), str(html)) for name, html in json.loads(data)]
+    return [_build_deck(str(name), str(html)) for name, html in json.loads(data)]
 
 
 # --- one pod writes -------------------------------------------------------------------------------------------------
@@ -203,18 +203,18 @@ def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
     from firstfault.report.data import with_attempts  # noqa: PLC0415 - as above
 
     node_context = verdict.node_context
-    report = _deck(TAB, f"{_MARK}\n{deck_html(with_attempts(said, _attempts(verdict)))}")
+    report = _build_deck(TAB, f"{_MARK}\n{deck_html(with_attempts(said, _read_earlier_attempts(verdict)))}")
     children: list[Deck] = []
     if node_context.files is not None:
         with suppress_internal_errors("reading rank 0's decks"):
             children = kept_decks(node_context.files, node_context.round)
     parameters = FlyteContextManager.current_context().user_space_params
-    parameters.decks[:] = _tabs(report, children, parameters.decks)
+    parameters.decks[:] = _build_tabs(report, children, parameters.decks)
     _output_deck(task_name.rpartition(".")[2], parameters)
     return True
 
 
-def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
+def _read_earlier_attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     """Return the earlier attempts, if they can be read in time."""
     from firstfault.attempt_data import sibling_attempts  # noqa: PLC0415 - only a failure needs it
 
@@ -227,12 +227,12 @@ def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     return call_with_timeout(read, EARLIER_ATTEMPTS_TIMEOUT_SECONDS, "reading the attempts before") or ()
 
 
-def _tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:
+def _build_tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:
     """Return all decks in the order of their tabs, one for each name: flytekit shows only one of two with one name."""
     names = {deck.name for deck in children}
     tabs = [*children, *(deck for deck in others if deck.name not in names)]
-    return [report, *(_deck(f"{TAB} (task)", deck.html) if deck.name == TAB else deck for deck in tabs)]
+    return [report, *(_build_deck(f"{TAB} (task)", deck.html) if deck.name == TAB else deck for deck in tabs)]
 
 
-def _deck(name: str, html: str) -> Deck:
+def _build_deck(name: str, html: str) -> Deck:
     return Deck(name, html, auto_add_to_deck=False)

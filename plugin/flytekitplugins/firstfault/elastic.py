@@ -68,7 +68,7 @@ def run_training(
         logger.info("OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as torchrun does")
         os.environ["OMP_NUM_THREADS"] = "1"
     launch = _launch_config(config)
-    entrypoint, args = _entrypoint(config, function, keeps_decks=keeps_decks)
+    entrypoint, args = _build_entrypoint(config, function, keeps_decks=keeps_decks)
     if engine is None:
         results = _launch_plain(launch, entrypoint, args)
         if config.in_process_restart is not None:
@@ -150,7 +150,7 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
     raise UsageError(f"Elastic.event_log_handler names no handler of torch elastic: {config.event_log_handler!r}")
 
 
-def _entrypoint(
+def _build_entrypoint(
     config: Elastic, function: Callable[[], Any], *, keeps_decks: bool
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return each worker's function: a picklable one for spawn, a closure for fork, as torch passes no keywords."""
@@ -182,12 +182,12 @@ def pickled(value: Any) -> bytes:
     return file.getvalue()
 
 
-def _reduced(code: CodeType) -> tuple[Any, ...]:
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     return code_with_file, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
 # --- after ----------------------------------------------------------------------------------------------------------

@@ -78,14 +78,14 @@ def _run(
         expect_missing_checkpoint()
     if keeps_decks:
         with suppress_internal_errors("keeping the decks"):
-            _keep(flytekit.current_context().decks, monitor)
+            _store_decks(flytekit.current_context().decks, monitor)
     return_value = function()
     tracker = context.output_metadata_tracker
     metadata = tracker.get(return_value) if tracker else None
     return WorkerResult(return_value, flytekit.current_context().decks, metadata)
 
 
-def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
+def _store_decks(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     """Write rank 0's decks, which are the task's, to a file that outlives this process."""
     node_context, place = monitor.node_context, monitor.place
     if node_context is None or place.rank != 0 or node_context.files is None:

@@ -126,7 +126,7 @@ class FlyteEngine:
         if not self.in_pod:
             return verdict
         if leaving_now:
-            return verdict if verdict.durable else self._uploaded(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+            return verdict if verdict.durable else self._upload(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
             document = newest_seal(verdict.seal, verdict.document, self._output_prefix, shutdown_requested)
@@ -134,14 +134,14 @@ class FlyteEngine:
         writes_deck = self._leave_deck(verdict, shutdown_requested)
         if not verdict.durable:
             hurried = shutdown_requested is not None and shutdown_requested.is_set()
-            verdict = self._uploaded(
+            verdict = self._upload(
                 verdict,
                 time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else time_limits.PUBLISH_TIMEOUT_SECONDS,
             )
         self.published = Published(verdict.document, verdict.durable, writes_deck)
         return verdict
 
-    def _uploaded(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
+    def _upload(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
         name = sealed_name(self._output_prefix)
         return replace(verdict, durable=put_on_node(name, verdict.document, verdict.node_context, seconds))
 
@@ -228,7 +228,7 @@ def await_outputs(
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
     The wait is a minute at most if the storage doesn't let this pod look.
     """
-    return _await(
+    return _wait_until(
         partial(outputs_are_there, output_prefix), "rank 0's pod has written no outputs", shutdown_requested, seconds
     )
 
@@ -269,10 +269,10 @@ def await_deck(output_prefix: str, mark: bytes, shutdown_requested: threading.Ev
         return False
 
     missed = "the elected pod has not written the deck"
-    return _await(lambda: run_sync(look()), missed, shutdown_requested or threading.Event(), seconds)
+    return _wait_until(lambda: run_sync(look()), missed, shutdown_requested or threading.Event(), seconds)
 
 
-def _await(is_there: Callable[[], bool], missed: str, shutdown_requested: threading.Event, seconds: float) -> bool:
+def _wait_until(is_there: Callable[[], bool], missed: str, shutdown_requested: threading.Event, seconds: float) -> bool:
     began = time.monotonic()
     pause: float = time_limits.OUTPUTS_POLL_SECONDS
     while True:

@@ -172,8 +172,8 @@ class _ReportingTask(PythonFunctionTask[Any]):
             _output_prefix(),
             in_pod=in_pod(),
             strategy=strategy,
-            raw_prefix=_above(params.get("checkpoint_path")),
-            previous_raw_prefix=_above(params.get("prev_checkpoint")),
+            raw_prefix=_get_raw_prefix(params.get("checkpoint_path")),
+            previous_raw_prefix=_get_raw_prefix(params.get("prev_checkpoint")),
             leave_deck=self._write_deck,
         )
 
@@ -264,12 +264,12 @@ class PyTorchFunctionTask(_ReportingTask):
         """Return the PyTorchJob's specification."""
         del settings
         config: PyTorch = self.task_config
-        worker = _replicas(config.worker)
+        worker = _build_replicas(config.worker)
         if config.num_workers:
             worker.replicas = config.num_workers
         job = pytorch_task.DistributedPyTorchTrainingTask(
             worker_replicas=worker,
-            master_replicas=_replicas(config.master),
+            master_replicas=_build_replicas(config.master),
             run_policy=_run_policy(config.run_policy),
         )
         return dict(MessageToDict(job))
@@ -301,12 +301,12 @@ def in_pod() -> bool:
     return state is not None and state.mode is not None and not state.is_local_execution()
 
 
-def _above(checkpoints: object) -> str:
+def _get_raw_prefix(checkpoints: object) -> str:
     """Return the raw output prefix above a checkpoints' folder; Flyte passes '""' if no such folder exists."""
     return str(checkpoints or "").strip("\"'").rstrip("/").rpartition("/")[0]
 
 
-def _replicas(config: Master | Worker) -> pytorch_task.DistributedPyTorchTrainingReplicaSpec:
+def _build_replicas(config: Master | Worker) -> pytorch_task.DistributedPyTorchTrainingReplicaSpec:
     resources = convert_resources_to_resource_model(requests=config.requests, limits=config.limits)
     return pytorch_task.DistributedPyTorchTrainingReplicaSpec(
         replicas=config.replicas if isinstance(config, Worker) else 1,

@@ -43,12 +43,12 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
     seconds, before = _FIRST_REQUEST_SECONDS, ""
     heard = until = time.time()
     async with open_store(layout.root) as store:
-        last, _ = await _view(store, name)  # of an earlier command
+        last, _ = await _read_view(store, name)  # of an earlier command
         while True:
             if time.time() + _POLL_SECONDS > until:
                 until, seconds = time.time() + seconds, 2 * seconds
                 await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
-            moment, told = await _view(store, name)
+            moment, told = await _read_view(store, name)
             if moment != last:
                 heard, last = time.time(), moment
                 if told != before:
@@ -60,7 +60,7 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _view(store: ReadableStore, name: str) -> tuple[float, str]:
+async def _read_view(store: ReadableStore, name: str) -> tuple[float, str]:
     """Return when the agents reported, by their clock, and a line about it; 0: they haven't, or the file is damaged."""
     try:
         view = json.loads(await store.get(name, limit=_MAX_ANSWER_BYTES))

@@ -22,7 +22,7 @@ _NANO = 1_000_000_000
 _GROUPS = ("fingerprint", "category", "pod", "machine")
 
 
-def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def _parse_since(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Return the moment that a duration ago names, nanoseconds since the Unix epoch."""
     del context, parameter
     if value is None:
@@ -36,7 +36,7 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 @click.command()
 @uri_argument()
 @click.option(
-    "--since", callback=_since, metavar="DURATION", help="Only attempts that failed in the last 30m, 12h, 7d."
+    "--since", callback=_parse_since, metavar="DURATION", help="Only attempts that failed in the last 30m, 12h, 7d."
 )
 @click.option("--group", "by", type=click.Choice(_GROUPS), help="Count the attempts that have this in common.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.ls/v1) on each line.")
@@ -78,7 +78,7 @@ def _print(line: str | dict[str, Any]) -> None:
     echo(line if isinstance(line, str) else json.dumps({"schema": _SCHEMA, **line}))
 
 
-def _when(time_ns: int | None) -> str:
+def _format_moment(time_ns: int | None) -> str:
     """Return a moment to the second, with the width of one."""
     from firstfault.wire.json_schemas import format_timestamp  # noqa: PLC0415 - as above
 
@@ -89,14 +89,14 @@ def _when(time_ns: int | None) -> str:
 def _attempt_text(attempt: FailedAttempt) -> str:
     said = f"could not be read: {attempt.note}" if attempt.note else attempt.line
     uri = " ".join(printable(attempt.uri).splitlines())  # whole, to be copied
-    return f"{_when(attempt.time_ns)}  {uri}  {said}"
+    return f"{_format_moment(attempt.time_ns)}  {uri}  {said}"
 
 
 def _group_text(group: FaultGroup) -> str:
     hours = "?" if group.rank_hours is None else f"{group.rank_hours:.1f}"
     return (
         f"{hours} rank-hours  {counted(group.attempts, 'attempt')}  {counted(group.executions, 'execution')}  "
-        f"{one_line(group.key) or 'unknown'}  last {_when(group.last.time_ns)}: {group.last.line}"
+        f"{one_line(group.key) or 'unknown'}  last {_format_moment(group.last.time_ns)}: {group.last.line}"
     )
 
 

@@ -38,7 +38,7 @@ class _CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
-        return own or next((_loaded(point) for point in _entry_points() if point.name == cmd_name), None)
+        return own or next((_load_command(point) for point in _entry_points() if point.name == cmd_name), None)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -47,12 +47,12 @@ class _CommandGroup(click.Group):
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             known = self.list_commands(ctx)
             meant = difflib.get_close_matches(name.lower(), known, n=1)
-            hint = f"did you mean {meant[0]!r}?" if meant else f"commands are {_listed(known)}"
+            hint = f"did you mean {meant[0]!r}?" if meant else f"commands are {_join_names(known)}"
             raise click.UsageError(f"unknown command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
@@ -62,7 +62,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     return tuple(importlib.metadata.entry_points(group=COMMANDS_GROUP))
 
 
-def _loaded(point: EntryPoint) -> click.Command:
+def _load_command(point: EntryPoint) -> click.Command:
     """Return a command of another distribution; if its packages are missing, one that prints what to install."""
     try:
         command: click.Command = point.load()
@@ -102,19 +102,21 @@ def group(context: click.Context) -> None:
       firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
     if context.invoked_subcommand is None:
-        raise click.UsageError(f"missing command; commands are {_listed(group.list_commands(context))}", context)
+        raise click.UsageError(f"missing command; commands are {_join_names(group.list_commands(context))}", context)
 
 
 # --- small commands -------------------------------------------------------------------------------------------------
 
 
-def _commands(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem | str]:
+def _complete_commands(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem | str]:
     del parameter
     return [name for name in group.list_commands(context) if name.startswith(incomplete)]
 
 
 @click.command("help")
-@click.argument("command", required=False, shell_complete=_commands)
+@click.argument("command", required=False, shell_complete=_complete_commands)
 @click.pass_context
 def help_(context: click.Context, command: str | None) -> int:
     """Show the help of COMMAND; without it the list of commands.
@@ -160,8 +162,8 @@ def classify(files: tuple[str, ...]) -> int:
     signatures = built_in_signatures()
     for file in reversed(files):
         signatures = load_signatures(file) + signatures
-    for number, row in _rows():
-        message, kind = _text(row, "message", number), _text(row, "exception_type", number)
+    for number, row in _iter_rows():
+        message, kind = _format_cell(row, "message", number), _format_cell(row, "exception_type", number)
         found = classified(message, kind, signatures=signatures)
         answer = {
             "id": row.get("id"),
@@ -174,7 +176,7 @@ def classify(files: tuple[str, ...]) -> int:
     return EXIT.OK
 
 
-def _rows() -> Iterator[tuple[int, dict[str, Any]]]:
+def _iter_rows() -> Iterator[tuple[int, dict[str, Any]]]:
     if sys.stdin is None:
         raise UsageError("stdin is closed; give it lines of JSON")
     for number, line in enumerate(sys.stdin, start=1):
@@ -189,7 +191,7 @@ def _rows() -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
-def _text(row: dict[str, Any], key: str, number: int) -> str:
+def _format_cell(row: dict[str, Any], key: str, number: int) -> str:
     value = row.get(key)
     if value is None:
         return ""
@@ -222,7 +224,7 @@ def prune(folder: Path, keep: int) -> int:
     removed, freed = 0, 0
     for name in ("", *PRUNED):
         for run in runs_in(folder / name)[keep:]:
-            if why := _kept(run):
+            if why := _explain_kept_run(run):
                 fail(f"kept {run}: {why}")
                 continue
             size = sum(path.lstat().st_size for path in run.rglob("*") if not path.is_dir())
@@ -233,7 +235,7 @@ def prune(folder: Path, keep: int) -> int:
     return EXIT.OK
 
 
-def _kept(run: Path) -> str:
+def _explain_kept_run(run: Path) -> str:
     """Return why a run isn't removed; empty if it is."""
     from firstfault.run_folder import may_go_on  # noqa: PLC0415 - as above
 
@@ -250,7 +252,7 @@ for _command in (classify, help_, ls, prune, show, watch):
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def _explained(error: click.ClickException) -> str:
+def _format_usage_error(error: click.ClickException) -> str:
     """Return a usage error in one line, with a pointer to --help unless it already suggests something."""
     text = error.format_message().rstrip(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -284,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = group.main(args=arguments, prog_name="firstfault", standalone_mode=False)
     except click.ClickException as error:
-        fail(_explained(error))
+        fail(_format_usage_error(error))
         sys.exit(EXIT.USAGE)
     except (click.Abort, KeyboardInterrupt):
         fail("interrupted")

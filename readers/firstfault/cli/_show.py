@@ -36,7 +36,7 @@ class Forms:
     """File of the page; None: none."""
 
 
-def _writable(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def _check_writable(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     del context, parameter
     if value is not None and value != _STDOUT:
         cli.check_file(value)
@@ -67,7 +67,7 @@ def _writable(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--html",
     metavar="FILE",
-    callback=_writable,
+    callback=_check_writable,
     shell_complete=cli.complete_files,
     help="Write a self-contained HTML file; - is stdout.",
 )
@@ -117,7 +117,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         raise click.UsageError("--recovered prints text, or JSON with --json")
     from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
-    uri = _uri(uri, last=last)
+    uri = _find_uri(uri, last=last)
     try:
         paths = [Path(path) for path in beside]
         if uri == _STDIN:
@@ -131,7 +131,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     return _print_recovered(read, forms) if recovered else print_attempt(read, uri, strategy, forms)
 
 
-def _uri(uri: str | None, *, last: bool) -> str:
+def _find_uri(uri: str | None, *, last: bool) -> str:
     """Return the URI to show; with `last` that of the newest local run."""
     if uri is not None and last:
         raise click.UsageError("--last stands for the newest run; give it or a URI, not both")
@@ -173,7 +173,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
 
     conclusion = read.conclusion
     if conclusion is None:
-        return _nothing(read, forms)
+        return _print_no_error(read, forms)
     # reading any further attempt costs requests
     for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and cli.on_terminal())
     has_others = for_a_person or read.uri != uri
@@ -234,7 +234,7 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     return cli.EXIT.OK
 
 
-def _nothing(read: ReadAttempt, forms: Forms) -> int:
+def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     """Print that the log has no error, and the restarts in it; return the exit code."""
     from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
 

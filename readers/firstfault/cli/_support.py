@@ -212,12 +212,12 @@ def check_file(path: str) -> None:
             if not all(os.access(place, os.W_OK) for place in needed):
                 obstacle = "permission denied; name a file where you may write"
     except (OSError, ValueError) as error:  # not a valid file name
-        obstacle = f"{_reason(error)}; name another file"
+        obstacle = f"{_format_reason(error)}; name another file"
     if obstacle:
         raise UsageError(f"cannot write {path!r}: {obstacle}")
 
 
-def _reason(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -242,4 +242,4 @@ def write_file(path: str | Path, text: str) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {_reason(error)}; name another file") from error
+        raise UsageError(f"cannot write {str(path)!r}: {_format_reason(error)}; name another file") from error

@@ -96,7 +96,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
         successor = options.reader(following) if following else None
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
-            asyncio.run(asyncio.wait_for(_decided(progress, interval, successor, is_live=live), left))
+            asyncio.run(asyncio.wait_for(_show_until_decided(progress, interval, successor, is_live=live), left))
             in_time = True
         except asyncio.TimeoutError:
             in_time = False
@@ -128,13 +128,13 @@ def _find_next_attempt(uri: str) -> str:
     return join(here[0], str(here[1] + 1))
 
 
-async def _decided(
+async def _show_until_decided(
     progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None, *, is_live: bool = False
 ) -> None:
     """Show each change of an attempt until it is decided or the next one has begun."""
-    followed = asyncio.ensure_future(_followed(progress, interval))
-    live = asyncio.ensure_future(_live(progress) if is_live else asyncio.sleep(0))
-    begins = asyncio.ensure_future(_begun(successor, _NEXT_LOOKS * interval))
+    followed = asyncio.ensure_future(_follow_attempt(progress, interval))
+    live = asyncio.ensure_future(_show_progress(progress) if is_live else asyncio.sleep(0))
+    begins = asyncio.ensure_future(_wait_for_begin(successor, _NEXT_LOOKS * interval))
     try:
         ended, _ = await asyncio.wait((followed, begins), return_when=asyncio.FIRST_COMPLETED)
         progress.is_superseded = begins in ended
@@ -146,7 +146,7 @@ async def _decided(
         await asyncio.gather(followed, begins, live, return_exceptions=True)
 
 
-async def _live(progress: _Progress) -> None:
+async def _show_progress(progress: _Progress) -> None:
     """Print how fast the nodes advance."""
     from firstfault.cli._live import live  # noqa: PLC0415 - as above
     from firstfault.errors import StoreError  # noqa: PLC0415
@@ -158,11 +158,11 @@ async def _live(progress: _Progress) -> None:
         progress.note(f"the agents cannot be asked how fast the nodes advance: {error}")
 
 
-async def _followed(progress: _Progress, interval: float) -> None:
+async def _follow_attempt(progress: _Progress, interval: float) -> None:
     """Show each change of an attempt until it is decided."""
     while progress.is_running:
         async with contextlib.aclosing(progress.reader.follow(interval)) as jobs:
-            while (job := await _next(jobs, _SEALING_S if progress.is_sealed else None)) is not None:
+            while (job := await _wait_for_change(jobs, _SEALING_S if progress.is_sealed else None)) is not None:
                 progress.show(job)
         # every node has reported: what is left is the verdict that one of them seals
         ends = time.monotonic() + _SEALING_S
@@ -172,7 +172,7 @@ async def _followed(progress: _Progress, interval: float) -> None:
                 progress.show(job)
 
 
-async def _next(jobs: AsyncIterator[JobErrors], seconds: float | None) -> JobErrors | None:
+async def _wait_for_change(jobs: AsyncIterator[JobErrors], seconds: float | None) -> JobErrors | None:
     """Return the next change; None if there is none within `seconds`."""
     try:
         return await asyncio.wait_for(anext(jobs, None), seconds)
@@ -180,7 +180,7 @@ async def _next(jobs: AsyncIterator[JobErrors], seconds: float | None) -> JobErr
         return None
 
 
-async def _begun(reader: MultiErrorFileOutputReader | None, interval: float) -> None:
+async def _wait_for_begin(reader: MultiErrorFileOutputReader | None, interval: float) -> None:
     """Wait until an attempt has left anything; for ever if there is none to wait for."""
     while True:
         await asyncio.sleep(interval)

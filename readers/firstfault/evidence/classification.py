@@ -366,6 +366,7 @@ def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
 
 def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify a call of ``sys.exit``, by the output before it if that gives a reason."""
+    # the program's SIGTERM handler calls sys.exit: a reaction to the agent's signal, whatever was printed before
     if failure.sent_signals and not failure.in_flight and not has_left_program(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
@@ -437,6 +438,8 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     # the cgroup counts OOM kills per node, so this may have been another process, but it explains a SIGKILL best
     if signal == "SIGKILL" and failure.resources.oom_kill:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
+    # A crash or a signal from outside isn't a reaction to a peer's error, so it wins over the output. SIGABRT often is
+    # a reaction: NCCL's watchdog aborts the process after another rank's timeout.
     if signal in _UNCATCHABLE_SIGNALS or signal in STOPS:
         why, category = f"{ended_by(signal)}, which its agent did not send", "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
@@ -448,6 +451,7 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
+    # Python exits with 1 after any uncaught exception, a peer's error included
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")

@@ -20,7 +20,7 @@ _WHOLE_S = _S
 """Resolution of the storage's times, which are often whole seconds."""
 _COPIED_S = 60
 """If all nodes' documents were stored this many seconds after they were recorded, they are copies."""
-_NAMED = 3
+_MAX_CLOCK_SENTENCES = 3
 """Maximum number of wrong clocks that get a separate sentence."""
 _UNKNOWN_NS = 3600 * _S
 """How far off an unmeasured clock may be."""
@@ -72,7 +72,9 @@ class Clocks:
     def gap_ns(self, first: WorkerError, second: WorkerError) -> int:
         """Return the minimum time from the first failure to the second, nanoseconds; 0 if their order isn't certain."""
         if _share_a_clock(first, second):
-            return _around(first.monotonic_ns or 0, first).ahead_ns(_around(second.monotonic_ns or 0, second))
+            return _bound_failure_time(first.monotonic_ns or 0, first).ahead_ns(
+                _bound_failure_time(second.monotonic_ns or 0, second)
+            )
         one, other = self._on_storage(first), self._on_storage(second)
         return 0 if one is None or other is None else one.ahead_ns(other)
 
@@ -97,12 +99,12 @@ class Clocks:
     @staticmethod
     def noticed_after_ns(failure: WorkerError) -> int:
         """Return how much older than its record a failure may be, nanoseconds; 0 if the failed process recorded it."""
-        return -_around(0, failure).low
+        return -_bound_failure_time(0, failure).low
 
     def _on_storage(self, failure: WorkerError) -> Interval | None:
         if failure.timestamp_ns is None:
             return None
-        moment, offset = _around(failure.timestamp_ns, failure), self.offset(failure.node)
+        moment, offset = _bound_failure_time(failure.timestamp_ns, failure), self.offset(failure.node)
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
     def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
@@ -113,7 +115,7 @@ class Clocks:
         for failure, clock, moment in moments:
             there = earliest.elsewhere(clock)
             # certainly later: another failure's upper bound lies before this one's lower bound
-            here = clock and earliest.own[clock] < _around(failure.monotonic_ns or 0, failure).low
+            here = clock and earliest.own[clock] < _bound_failure_time(failure.monotonic_ns or 0, failure).low
             elsewhere = there is not None and moment is not None and there < moment.low
             found.append(not here and not elsewhere)
         return found
@@ -122,7 +124,7 @@ class Clocks:
         """Return a function that checks whether a failure certainly happened before all of these, in constant time."""
         moments = ((failure, self._on_storage(failure)) for failure in failures)
         earliest = _Earliest(
-            (_get_clock(item), _around(item.monotonic_ns or 0, item).low, at.low if at else -_NEVER)
+            (_get_clock(item), _bound_failure_time(item.monotonic_ns or 0, item).low, at.low if at else -_NEVER)
             for item, at in moments
         )
 
@@ -152,9 +154,9 @@ class Clocks:
         )
         said: list[tuple[str, tuple[str, ...]]] = [
             (f"the clock of {node} is {_how_wrong(offset)}; times are corrected", (node,))
-            for _, node, offset in wrong[:_NAMED]
+            for _, node, offset in wrong[:_MAX_CLOCK_SENTENCES]
         ]
-        more = tuple(node for _, node, _ in wrong[_NAMED:])
+        more = tuple(node for _, node, _ in wrong[_MAX_CLOCK_SENTENCES:])
         others = "1 more clock is" if len(more) == 1 else f"{len(more)} more clocks are"
         return [*said, (f"{others} wrong, by less", more)] if more else said
 
@@ -194,7 +196,7 @@ def _how_wrong(offset: Offset) -> str:
     return f"{where} the storage's by at least {max(offset.low, -offset.high) / _S:.0f} s"
 
 
-def _around(moment_ns: int, failure: WorkerError) -> Interval:
+def _bound_failure_time(moment_ns: int, failure: WorkerError) -> Interval:
     """Return the bounds of a failure recorded at `moment_ns`: exact if the failed process recorded it, else earlier."""
     if failure.writer in {Writer.WORKER, Writer.STOCK}:
         late = 0 if failure.subject is Subject.WORKER else _LOST_NS
@@ -215,7 +217,7 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
     }
     lows: dict[str, int] = {}
     highs: defaultdict[str, list[int]] = defaultdict(list)
-    for node, document, recorded, upload_delay in _uploads(job.failures):
+    for node, document, recorded, upload_delay in _iter_uploads(job.failures):
         stored = document.last_modified_ns or 0
         whole = _WHOLE_S if stored % _S == 0 else _S // 20
         # The object's time lies between the start of its upload and the storage's answer. The start bounds the offset
@@ -234,7 +236,7 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
     return offsets
 
 
-def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef, int, int]]:
+def _iter_uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef, int, int]]:
     """Yield each stored document's node, reference, recorded time, and the minimum delay until its upload began.
 
     A failure merged from several documents has the earliest document's time, so each document's time comes from its

@@ -304,6 +304,7 @@ def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
     # if all expected nodes are known, a broadcast that names an unknown node is wrong
     is_everyone = len(nodes) >= (job.coverage.expected or 0)
+    # in a tie, the agents disagree about the first failure
     if len(causes) != 1 or (is_everyone and causes[0].node not in nodes):
         return []
     rank, node = causes[0].rank, causes[0].node

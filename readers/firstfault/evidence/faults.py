@@ -91,6 +91,7 @@ def came_after_long_wait(diagnosis: Diagnosis) -> bool:
     long = [(failure, waited) for failure, waited in waits if waited >= _LONG_WAIT_NS and failure.timestamp_ns]
     if not long or len(long) * 2 < len(diagnosis.workers) or any(item.failure.timestamp_ns is None for item in faults):
         return False
+    # "late" means in the second half of the shortest wait, which leaves room for wrong clocks and slow teardowns
     began = max((failure.timestamp_ns or 0) - waited for failure, waited in long)
     return all((item.failure.timestamp_ns or 0) - began > min(waited for _, waited in long) // 2 for item in faults)
 
@@ -118,6 +119,8 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
         earliest = [by.failure for by, is_first in zip(own, first, strict=True) if is_first]
         is_before_all = diagnosis.clocks.before_all(earliest or [by.failure for by in own])
         prints = {by.failure.fingerprint for by in own} - {""}
+        # Keep the rest as faults: a rank with the same fingerprint as an independent fault failed for the same reason,
+        # and a rank that failed before all independent faults can't be their victim.
         late = {
             id(item): late[id(item)]
             for item in roots
@@ -132,6 +135,7 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
         for judged in diagnosis.classified
     )
     others = replace(diagnosis, classified=changed)
+    # without an independent fault, the peers' errors need a straggler as their cause
     return others if own or (len(late) * 2 > len(changed) and find_stragglers(others)) else diagnosis
 
 
@@ -236,7 +240,7 @@ def _drop_failures_that_blame_a_fault(faults: Sequence[ClassifiedFailure], clock
 
 
 def _build_sort_key(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object, ...]:
-    """Return the sort key of faults whose order in time is uncertain: by evidence, then by accusations, then by time.
+    """Return the sort key of faults with an uncertain order in time: by evidence, then by accusations, then by time.
 
     An exit that the agents broadcast sorts before an exception that names no peer: a program may catch a peer's error
     and raise its own exception instead.
@@ -307,9 +311,9 @@ def find_ranks_stopped_raising(
     if crashed_at := find_crash_position(first.failure):
         return [item for item in _find_stopped(first, classified) if find_crash_position(item.failure) == crashed_at]
     # only a printed exception identifies the fault: other last lines, such as progress, are equal on all ranks
-    if exit_code > 0 and (said := _printed(first.failure)):
+    if exit_code > 0 and (said := _find_last_printed(first.failure)):
         alike = (item for item in _find_stopped(first, classified) if item.failure.exit_code == exit_code)
-        return [item for item in alike if _printed(item.failure) == said]
+        return [item for item in alike if _find_last_printed(item.failure) == said]
     if exception is None or find_causes(exception).wrappers:
         return []  # peers' errors are wrapped at the same line
     frames = find_first_cause(exception).frames
@@ -325,7 +329,7 @@ def find_ranks_stopped_raising(
     return found
 
 
-def _printed(failure: WorkerError) -> tuple[str, str] | None:
+def _find_last_printed(failure: WorkerError) -> tuple[str, str] | None:
     """Return the type and text of the last exception that a process printed; None if it printed none."""
     printed = find_printed_exception(failure.printed)
     if printed is None:

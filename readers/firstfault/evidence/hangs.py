@@ -186,6 +186,7 @@ def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
     waited = {judged.failure.rank for judged in diagnosis.waits}
     for progress in group_progress(_sort_failures(diagnosis)):
         for group, members in sorted(progress.items()):
+            # []: the members differ, without a majority
             is_split = (
                 len(members) <= MAX_CULPRITS + 1 and members.keys() <= waited and _find_first_divergence(members) == []
             )
@@ -204,6 +205,7 @@ def find_ranks_left_behind(diagnosis: Diagnosis) -> list[Candidate]:
     When NCCL aborts a communicator after a timeout, main threads continue with data that never arrived, and may raise
     any exception before the watchdog kills their process.
     """
+    # if any rank reports a timeout, `find_stragglers` has better evidence
     workers = [] if diagnosis.waits else diagnosis.workers
     misled = [
         judged
@@ -358,6 +360,7 @@ def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]]
         sides = {rank: text.split(" -> ") for rank, text in told.items()}
         # only the root of a gather has outputs; an operation name has only one side
         values = {rank: parts[side] for rank, parts in sides.items() if side < len(parts) and parts[side]}
+        # only the first differing field counts: after a different operation, sizes differ as a consequence
         if len(set(values.values())) > 1:
             usual, number = Counter(values.values()).most_common(1)[0]
             shown = next(told[rank] for rank, value in values.items() if value == usual)
@@ -510,6 +513,7 @@ def _find_unresponsive_ranks(alive: Sequence[WorkerError]) -> list[tuple[int, st
         and not failure.collectives
         and locate_main_thread(failure).kind is PositionKind.UNKNOWN
     }
+    # if most ranks had to be killed, ignoring the signals is normal for this program
     if len(frozen) > MAX_CULPRITS or len(frozen) * 2 > len(alive):
         return []
     return [(rank, "it answered no signal and was killed by SIGKILL") for rank in sorted(frozen)]

@@ -53,6 +53,8 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
         name = format_group_name(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
         counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
         numbers[found.get("number", "")] = name
+    # The line about the timed-out collective has no group. Counters printed for the same collective number name the
+    # group; without them, it is clear only if at most one group was printed.
     for found in TIMED_OUT_WORK.find_all(text)[:1]:
         number, operation = int(found["number"]), found["operation"]
         sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
@@ -171,14 +173,14 @@ def find_ranks_behind(
     late = _find_uncalled(groups, apart)
     stuck = _find_unseen(groups)
     if stuck and stuck.keys() >= late.keys():
-        return {rank: _sentence("saw the end of", at, groups) for rank, at in stuck.items()}, True
+        return {rank: _format_sentence("saw the end of", at, groups) for rank, at in stuck.items()}, True
     # pipeline stages: drop a rank that waits for a message from another late rank, unless they wait for each other
     awaited = {rank: peers.get(rank, set()) & late.keys() for rank in late}
     late = {rank: at for rank, at in late.items() if all(rank in awaited[peer] for peer in awaited[rank])}
     places = {(at.group, at.count) for at in late.values()}
     is_one_fault = not stuck and not any(awaited[rank] for rank in late) and len(places) == len(dict(places))
-    reasons = {rank: _sentence("saw the end of", at, groups) for rank, at in stuck.items()}
-    return reasons | {rank: _sentence("called", at, groups) for rank, at in late.items()}, is_one_fault
+    reasons = {rank: _format_sentence("saw the end of", at, groups) for rank, at in stuck.items()}
+    return reasons | {rank: _format_sentence("called", at, groups) for rank, at in late.items()}, is_one_fault
 
 
 def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
@@ -217,7 +219,7 @@ def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str
             few = {rank: few[rank] for rank, _ in apart[group] if rank in few}
         if few and len(few) * 2 <= len(counts):
             late[group] = few
-    return _innermost(
+    return _keep_innermost(
         (rank, RankBehind(group, count, usual[group], len(get_members(groups[group])) or UNKNOWN_GROUP_SIZE))
         for group, counts in sorted(late.items())
         for rank, count in sorted(counts.items())
@@ -261,7 +263,7 @@ def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
     )
 
 
-def _innermost(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
+def _keep_innermost(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
     """Return only the ranks that are behind in one of the smallest groups."""
     ranks = _by_rank(found)
     smallest = min((at.size for at in ranks.values()), default=0)
@@ -273,7 +275,7 @@ def _by_rank(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
     return dict(sorted(found, key=lambda item: (-item[1].size, item[1].usual - item[1].count, item[1].group)))
 
 
-def _sentence(verb: str, at: RankBehind, groups: Progress) -> str:
+def _format_sentence(verb: str, at: RankBehind, groups: Progress) -> str:
     members = get_members(groups[at.group])
     is_listed = (
         at.group == DEFAULT_GROUP

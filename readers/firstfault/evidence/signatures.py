@@ -43,7 +43,7 @@ _NOT_IN_RE2 = {
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
 
-def _options() -> re2.Options:
+def _build_options() -> re2.Options:
     # max_mem stays at RE2's 8 MiB a pattern. Searches use little of it: with three texts of 1 MB that nearly fit for
     # each signature, a process's memory grew by 24 MB
     options = re2.Options()
@@ -70,7 +70,7 @@ class Pattern:
         """Compile a pattern; raise a SignatureError with RE2's reason if it is invalid."""
         self.source = source
         try:
-            self._regexp = re2.compile(_LINES + source, _options())
+            self._regexp = re2.compile(_LINES + source, _build_options())
         except (re2.error, UnicodeEncodeError) as error:
             raise SignatureError(_why_refused(source, error)) from error
 
@@ -82,11 +82,11 @@ class Pattern:
     def search(self, text: str | bytes) -> dict[str, str] | None:
         """Return the named groups that took part in the first match; None if the pattern isn't found."""
         found = self._regexp.search(encoded(text))
-        return _groups(found) if found is not None else None
+        return _list_groups(found) if found is not None else None
 
     def find_all(self, text: str | bytes) -> list[dict[str, str]]:
         """Return the named groups that took part in each match."""
-        return [_groups(found) for found in self._regexp.finditer(encoded(text))]
+        return [_list_groups(found) for found in self._regexp.finditer(encoded(text))]
 
     def cut_from(self, text: bytes) -> bytes:
         """Return a text without all matches of the pattern."""
@@ -97,7 +97,7 @@ class Pattern:
         return b"".join((*kept, text[end:]))
 
 
-def _groups(found: Any) -> dict[str, str]:
+def _list_groups(found: Any) -> dict[str, str]:
     return {name: value.decode("utf-8") for name, value in found.groupdict().items() if value is not None}
 
 
@@ -159,17 +159,17 @@ class Prefilter:
         self._signatures = signatures
 
     @cached_property
-    def _filter(self) -> re2.Filter:
+    def _build_filter(self) -> re2.Filter:
         made = re2.Filter()
         for signature in self._signatures:
-            made.Add(_LINES + signature.pattern.source, _options())
+            made.Add(_LINES + signature.pattern.source, _build_options())
         made.Compile()
         return made
 
     def possible(self, text: bytes) -> list[Signature]:
         """Return the signatures that may fit a text, in their order. The caller searches for each."""
         # RE2 logs an error for an empty filter
-        possible = self._filter.Match(text, potential=True) or () if self._signatures else ()
+        possible = self._build_filter.Match(text, potential=True) or () if self._signatures else ()
         return [self._signatures[index] for index in sorted(possible)]
 
 
@@ -244,7 +244,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
         found = []
         for index, entry in enumerate(entries):
             line = tables_at[kind][index] if index < len(tables_at[kind]) else 1
-            signature = _signature(entry, f"{name}:{line}")
+            signature = _parse_signature(entry, f"{name}:{line}")
             if signature.id in seen:
                 raise SignatureError(f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}")
             seen[signature.id] = line
@@ -253,7 +253,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
     return Signatures(tables["noise"], tables["signature"])
 
 
-def _signature(entry: Mapping[str, Any], where: str) -> Signature:
+def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:
     missing = sorted(_REQUIRED - entry.keys())
     if missing:
         raise SignatureError(f"{where}: {missing[0]!r} is missing")
@@ -272,13 +272,13 @@ def _signature(entry: Mapping[str, Any], where: str) -> Signature:
         raise SignatureError(f"{where}: category {entry['category']!r} is none; see docs/categories.md")
     signature = Signature(
         id=entry["id"],
-        pattern=_pattern(entry["pattern"], "pattern", where),
+        pattern=_compile_pattern(entry["pattern"], "pattern", where),
         role=Role(entry["role"]),
         category=entry["category"],
         example=entry["example"],
         why=entry["why"],
         types=frozenset(types),
-        unless=_pattern(entry["unless"], "unless", where) if "unless" in entry else None,
+        unless=_compile_pattern(entry["unless"], "unless", where) if "unless" in entry else None,
     )
     if signature.pattern.search(signature.example) is None:
         raise SignatureError(f"{where}: the pattern of {signature.id!r} is not found in its own example")
@@ -287,7 +287,7 @@ def _signature(entry: Mapping[str, Any], where: str) -> Signature:
     return signature
 
 
-def _pattern(text: Any, key: str, where: str) -> Pattern:
+def _compile_pattern(text: Any, key: str, where: str) -> Pattern:
     if not isinstance(text, str):
         raise SignatureError(f"{where}: {key!r} must be a pattern")
     try:

@@ -36,13 +36,15 @@ from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import get_shell_signal
 from firstfault.utils.text import extract_sentence
 
-_READ = 20_000
+_MAX_CHARACTERS_READ = 20_000
 """Maximum number of characters of a text that are searched: half at its start, half at its end."""
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*(?:\.|::))*(?:[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout|Iteration|Killed|Lost)|"
     r"Exception|system_error|bad_alloc)"
 )
-_CARRIER = re.compile(r"terminate called after throwing an instance of '[^']*'\s*(?:what\(\):)?", re.IGNORECASE)
+_CPP_TERMINATE_PREFIX = re.compile(
+    r"terminate called after throwing an instance of '[^']*'\s*(?:what\(\):)?", re.IGNORECASE
+)
 """The C++ runtime's prefix of an uncaught exception."""
 _SIZES = Pattern(
     r"Tried to allocate (?P<asked>\d+(?:\.\d+)?) (?P<unit>[KMGTPE])iB"
@@ -112,11 +114,11 @@ def classify(
         signatures: the signatures to try, in this order; None: the built-in ones.
     """
     signatures = signatures or built_in_signatures()
-    types = _types(exception_type, bases)
+    types = _list_types(exception_type, bases)
     text = f"{exception_type}: {message}" if exception_type else message
-    if len(text) > _READ:
-        text = f"{text[: _READ // 2]}\n{text[-_READ // 2 :]}"
-    left, noises = encoded(_CARRIER.sub("", text)), []
+    if len(text) > _MAX_CHARACTERS_READ:
+        text = f"{text[: _MAX_CHARACTERS_READ // 2]}\n{text[-_MAX_CHARACTERS_READ // 2 :]}"
+    left, noises = encoded(_CPP_TERMINATE_PREFIX.sub("", text)), []
     for noise in signatures.noise_filter.possible(left):
         if noise.search(left) is not None:
             noises.append(noise)
@@ -127,7 +129,7 @@ def classify(
         # the name of the log isn't part of the text
         left = left.removeprefix(encoded(f"{exception_type}:"))
     if cut is not None and re.fullmatch(r"[\W_]*", left.decode("utf-8")):
-        return _by(cut)
+        return _to_classification(cut)
     ends = _without_notices(left, exception_type, types)
     for signature in signatures.filter.possible(left):
         if not signature.fits(types):
@@ -136,17 +138,19 @@ def classify(
         # local evidence; but NCCL may report a lost connection only at level INFO, so other roles search all lines
         found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
-            return _by_size(_by_progress(_by(signature, _pointer(found)), left), left)
+            return _adjust_by_size(
+                _adjust_by_progress(_to_classification(signature, _build_pointer(found)), left), left
+            )
     if cut is not None:
-        return _by(cut)
+        return _to_classification(cut)
     return Classification(Role.AMBIGUOUS, "unknown", "", "no signature fits this text")
 
 
-def _by(signature: Signature, pointer: Pointer | None = None) -> Classification:
+def _to_classification(signature: Signature, pointer: Pointer | None = None) -> Classification:
     return Classification(signature.role, signature.category, signature.id, signature.why, pointer)
 
 
-def _by_size(found: Classification, text: bytes) -> Classification:
+def _adjust_by_size(found: Classification, text: bytes) -> Classification:
     """Classify "CUDA out of memory" as unclear if one allocation exceeds the whole GPU: the size may be corrupt."""
     sizes = _SIZES.search(text) if found.signature == "gpu-out-of-memory" else None
     if sizes is not None:
@@ -158,17 +162,17 @@ def _by_size(found: Classification, text: bytes) -> Classification:
     return found
 
 
-def _by_progress(found: Classification, text: bytes) -> Classification:
+def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
     """Classify another rank's dump signal as a consequence if this rank had a collective outstanding."""
     progress = _PROGRESS.search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
-    enqueued, completed = _number(progress["enqueued"]), _number(progress["completed"]) or 0
+    enqueued, completed = _parse_number(progress["enqueued"]), _parse_number(progress["completed"]) or 0
     role = Role.SECONDARY if enqueued is not None and enqueued > completed else Role.AMBIGUOUS
     return replace(found, role=role)
 
 
-def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
+def _list_types(exception_type: str, bases: Iterable[str]) -> set[str]:
     given = [name for name in (exception_type, *bases) if name]
     names = {re.split(r"\.|::", name)[-1] for name in given}
     # a class that is defined in a function has "<locals>" in its name
@@ -186,23 +190,23 @@ def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes
     return text[:begin] + _CONTINUES.cut_from(text[begin:])
 
 
-def _pointer(found: Mapping[str, str]) -> Pointer | None:
+def _build_pointer(found: Mapping[str, str]) -> Pointer | None:
     """Build the pointer from the named groups of a match; None if all are empty."""
     named: dict[str, str] = {}
     for name, value in found.items():
         if value:
             named.setdefault(name.rstrip("0123456789"), value)
     pointer = Pointer(
-        rank=_number(named.get("rank")),
+        rank=_parse_number(named.get("rank")),
         ip=named.get("ip", ""),
         host=named.get("host", ""),
-        port=_number(named.get("port")),
+        port=_parse_number(named.get("port")),
         store=bool(named.get("store")),
     )
     return pointer if pointer != Pointer() else None
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() and len(text) < 10 else None  # noqa: PLR2004 - a 32-bit number
 
 
@@ -244,7 +248,7 @@ def find_message(failure: WorkerError) -> Message:
         return _build_end_message(failure)
     found = _build_exception_message(exception)
     disk = full_disk(failure, exception)
-    if disk and disk.path not in found.whole and _classified(exception).category in {"disk_full", "storage"}:
+    if disk and disk.path not in found.whole and _classify_exception(exception).category in {"disk_full", "storage"}:
         found = replace(found, text=f"{disk.text} ({found.text})")
     if failure.exception is None or exception.message != failure.exception.message:
         parts = (found.wrapper, f"printed before {_describe_end(failure)}")
@@ -269,10 +273,10 @@ def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | No
 def is_unexplained_write(failure: WorkerError) -> bool:
     """Whether a write failed, and the text has no reason for it (such as a full disk)."""
     exception = find_ending_exception(failure)
-    return exception is not None and _classified(exception).signature == "failed-write"
+    return exception is not None and _classify_exception(exception).signature == "failed-write"
 
 
-def _classified(exception: ExceptionInfo) -> Classification:
+def _classify_exception(exception: ExceptionInfo) -> Classification:
     cause = find_first_cause(exception)
     return classify(cause.message, cause.type, cause.bases)
 

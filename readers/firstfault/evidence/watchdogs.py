@@ -52,6 +52,7 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     exits = list(filter(_is_exit, diagnosis.classified))
     codes, known = {judged.failure.exit_code for judged in told or exits}, set(map(id, told))
     left = told + [judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes]
+    # unread documents with the same fingerprint count, too: in a large cascade only a few are opened
     count = len(left) + len(diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in left}))
     size = max(MIN_RANKS, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left))
     is_most = len(codes) == 1 and count * 2 > size

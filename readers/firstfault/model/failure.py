@@ -206,6 +206,7 @@ DEFAULT_GROUP = "default_pg"
 
 def format_group_name(name: str, description: str) -> str:
     """Return a process group's description, with its name unless it is the only group with this description."""
+    # torch names the default group "0", which means nothing to a reader
     if description == DEFAULT_GROUP:
         return DEFAULT_GROUP
     return f"{description} ({name})" if description and description != "undefined" else name
@@ -499,6 +500,7 @@ def explain_end(failure: WorkerError) -> str:
         return failure.expired.text
     if failure.signal:
         return explain_signal(failure.signal, failure.resources) or f"ended by {failure.signal}"
+    # `sh -c "python train.py"`: the shell, not Python, is the agent's child, and turns the signal into an exit code
     signal = get_shell_signal(failure.exit_code)
     return "exited without an exception" + (f" (a shell's exit code for {signal})" if signal else "")
 

@@ -310,6 +310,7 @@ def of_newest_incarnations(
     return [
         entry
         for entry in entries
+        # 0: unknown, so it can't be older
         if not entry.place.incarnation or entry.place.incarnation >= newest[node_key(entry.place)]
     ]
 
@@ -430,6 +431,7 @@ class Verdict:
     @property
     def reasons(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Each sentence of `why` with the names of the documents behind it."""
+        # pad: strategies may give documents for the first sentences only
         sources = (*self.sources, *(() for _ in self.why))
         return tuple(zip(self.why, sources, strict=False))
 

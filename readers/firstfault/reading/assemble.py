@@ -1,7 +1,7 @@
-"""Merges documents into `JobErrors`: selects the judged round, merges documents of one process, counts missing nodes.
+"""Merge documents into `JobErrors`: select the judged round, merge documents of one process, count missing nodes.
 
-Pure functions; docs/reading.md has the rules, as a case table, and the reasons. Where a roster exists, it decides on
-the round: any process that may write to the attempt can write a document of a later round.
+Pure functions; docs/reading.md has the rules, as a case table, and the reasons. If a roster exists, it decides on the
+round: any process with write access to the attempt can write a document of a later round.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Unreadable:
 
     @property
     def round(self) -> int | None:
-        """The round in its name; None if the name has none."""
+        """The round in the document's name; None if the name doesn't match the grammar."""
         key = ErrorKey.parse(self.name)
         return None if key is None else key.round
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that was read or listed at one time."""
+    """All files of an attempt, as read or listed at one time."""
 
     documents: tuple[WorkerError, ...] = ()
     seals: tuple[Seal, ...] = ()
@@ -62,29 +62,29 @@ class Snapshot:
     foreign: tuple[str, ...] = ()
     """Names of files that aren't documents."""
     notes: tuple[str, ...] = field(default=())
-    """Sentences about what wasn't read; any of them makes the coverage incomplete."""
+    """Sentences about unread files; any note makes the coverage incomplete."""
     unopened: tuple[Unopened, ...] = ()
-    """Documents of the judged round that were listed, but not opened because similar ones were."""
+    """Documents of the judged round that weren't opened, because similar documents were."""
     unopened_history: int = 0
     """Number of unopened documents of earlier rounds and incarnations."""
     listed: frozenset[str] = frozenset()
-    """Names in receipts that belong to a listed document, opened or not."""
+    """Names of listed documents, opened or not, that a receipt mentions."""
     stored: frozenset[str] = frozenset()
-    """Those with a document in the storage, not only among the copies that a node handed over."""
+    """Names in `listed` with a document in the storage itself, not only a copy in a node's bundle."""
     restarts: tuple[RestartRecord, ...] = ()
     """Oldest first."""
 
 
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErrors:
-    """Return the failures, the roster and the coverage of an attempt. The order within `snapshot` doesn't matter.
+    """Build the failures, the roster and the coverage of an attempt. The order within `snapshot` doesn't matter.
 
-    `expected_nodes` overrides the number of nodes in roster and documents.
+    `expected_nodes` overrides the number of nodes in the roster and the documents.
     """
-    withdrawn = _withdrawn(snapshot)
-    handled = [document for document in snapshot.documents if not withdrawn.isdisjoint(_names(document))]
+    withdrawn = _find_withdrawn(snapshot)
+    handled = [document for document in snapshot.documents if not withdrawn.isdisjoint(_list_names(document))]
     snapshot = replace(
         snapshot,
-        documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_names(document))),
+        documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_list_names(document))),
         unreadable=tuple(item for item in snapshot.unreadable if item.name not in withdrawn),
     )
     judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
@@ -113,15 +113,15 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
         (item for item in snapshot.unreadable if item.round is None or item.round >= judged.number),
         key=lambda item: (item.name, item.reason),
     )
-    logs = _logs(snapshot.roster)
-    failures = _in_order(_with_logs(_merged(current), logs))
+    logs = _list_log_tails(snapshot.roster)
+    failures = _in_order(_with_logs(_merge_documents(current), logs))
     return JobErrors(
         failures=failures,
-        history=_in_order(_with_logs(_merged(history), logs)),
+        history=_in_order(_with_logs(_merge_documents(history), logs)),
         handled=_in_order(tuple(document for document in handled if judged.has(document))),
         roster=roster,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
-        coverage=_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),
+        coverage=_build_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),
         round=judged.number,
         attempt=max((failure.place.attempt for failure in failures), default=0),
         digest=compute_digest(failures, snapshot.unopened),
@@ -133,9 +133,9 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
 
 
 def compute_digest(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()) -> str:
-    """Return a digest over the names of all documents, opened or not.
+    """Return a digest of the names of all documents, opened or not.
 
-    It is a sum, so it depends neither on their order nor on which of them were opened.
+    It is a sum of hashes, so it depends neither on the order nor on the selection of opened documents.
     """
     names = {document.name for failure in failures for document in failure.documents}
     total = sum(map(name_hash, names)) + sum(group.names_hash for group in unopened)
@@ -143,7 +143,7 @@ def compute_digest(failures: Iterable[WorkerError], unopened: Iterable[Unopened]
 
 
 def name_hash(name: str) -> int:
-    """Return a document's summand of the digest: the uuid in its name, else a hash of the name."""
+    """Return a document's term in the digest: the uuid in its name, or else a hash of the name."""
     key = ErrorKey.parse(name)
     if key is not None:
         return int(key.uuid, 16)
@@ -154,9 +154,10 @@ def name_hash(name: str) -> int:
 
 
 def judged_round(entries: Collection[int], documents: Iterable[int], restarts: Iterable[RestartRecord]) -> int:
-    """Return the last round with a roster entry; without a roster, the last with a document.
+    """Return the last round with a roster entry; without a roster, the last round with a document.
 
-    If a record reports a restart, a document of that round is enough. `entries` and `documents` are numbers of rounds.
+    After a round with a restart record, the next round needs no roster entry, only a document. `entries` and
+    `documents` are round numbers.
     """
     if not entries:
         return max(documents, default=0)
@@ -170,25 +171,25 @@ class JudgedRound:
 
     number: int
     last_entry: int | None
-    """The last round with a roster entry; None: the roster is empty."""
+    """The last round with a roster entry; None: no roster entry exists."""
     newest: dict[NodeKey, int]
-    """The newest incarnation of each node in this round, from its entries; without any, from the documents."""
+    """The newest incarnation of each node in this round, from roster entries; without entries, from documents."""
     newest_of_name: dict[str, int]
-    """The same by the node's name, for a document without a group rank."""
+    """The same by the node's name, for documents without a group rank."""
     has_entries: bool
     """Whether the round has a roster entry."""
 
     def has(self, document: WorkerError) -> bool:
-        """Whether a document is judged; it is history if its node or the job has restarted since."""
+        """Whether a document belongs to the judged round; otherwise the node or the job has restarted since."""
         place = document.place
         if document.writer is Writer.STOCK or place.round > self.number:
-            return True  # Flyte's own files have no round; a later one can't be history
+            return True  # Flyte's own files have no round; a later round isn't history
         if place.round != self.number:
             return False
         return not place.incarnation or place.incarnation >= self._find_newest(place, default=0)
 
     def unconfirmed(self, document: WorkerError) -> str:
-        """Return what no roster entry confirms: a later round, or a newer incarnation of the node; else empty."""
+        """Return the claim that no roster entry confirms: a later round or a newer incarnation; empty: none."""
         place = document.place
         if document.writer is Writer.STOCK:
             return ""
@@ -202,7 +203,7 @@ class JudgedRound:
     def _find_newest(self, place: Place, default: int) -> int:
         if place.group_rank is None:
             return self.newest_of_name.get(place.node, default)
-        # an entry that could not be read has no node's name
+        # an unreadable roster entry is known only by its file name, which has no node name
         keys = (node_key(place), ("", place.group_rank))
         return max((self.newest[key] for key in keys if key in self.newest), default=default)
 
@@ -210,9 +211,9 @@ class JudgedRound:
 def find_judged_round(
     roster: Sequence[NodePresence], documents: Iterable[WorkerError], restarts: Iterable[RestartRecord]
 ) -> JudgedRound:
-    """Return the judged round of an attempt."""
+    """Determine the judged round of an attempt."""
     entries = {entry.place.round for entry in roster}
-    # a name alone doesn't count: an unreadable document must not make the readable ones history
+    # only readable documents count: an unreadable document must not turn all readable documents into history
     ours = [document.place for document in documents if document.writer is not Writer.STOCK]
     number = judged_round(entries, (place.round for place in ours), restarts)
     newest: dict[NodeKey, int] = defaultdict(int)
@@ -228,23 +229,24 @@ def find_judged_round(
 # --- withdrawn documents --------------------------------------------------------------------------------------------
 
 
-def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
-    """Return the names of documents about an exception in flight that the user's code handled after all.
+def _find_withdrawn(snapshot: Snapshot) -> frozenset[str]:
+    """Return the names of documents about exceptions in flight that the user's code handled in the end.
 
-    A receipt of the same node marks them, or the node's roster entry is of phase succeeded.
+    Either a receipt of the same node marks the document as withdrawn, or the node's roster entry has phase succeeded.
     """
     read: dict[str, set[tuple[object, ...]]] = defaultdict(set)
     for document in snapshot.documents:
-        for name in _names(document):
+        for name in _list_names(document):
             read[name].add(_incarnation(document.place))
 
     def is_of(entry: Place, name: str) -> bool:
-        """Whether a document is of an entry's node, round and incarnation; one that wasn't read, by its name."""
+        """Whether a document has the entry's node, round and incarnation; for an unread document, by its name."""
         if name in read:
             return read[name] == {_incarnation(entry)}
         key = ErrorKey.parse(name)
         return key is None or is_of_entry(key, entry)
 
+    # only the same node and incarnation can withdraw a document: a wrong receipt must not hide a peer's failure
     names = {
         receipt.name
         for entry in snapshot.roster
@@ -254,7 +256,7 @@ def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
     finished = {_incarnation(entry.place) for entry in snapshot.roster if entry.phase is Phase.SUCCEEDED}
     for document in snapshot.documents:
         if document.in_flight and _incarnation(document.place) in finished:
-            names |= _names(document)
+            names |= _list_names(document)
     return frozenset(names)
 
 
@@ -262,14 +264,14 @@ def _incarnation(place: Place) -> tuple[object, ...]:
     return (node_key(place), place.round, place.incarnation)
 
 
-def _names(document: WorkerError) -> set[str]:
+def _list_names(document: WorkerError) -> set[str]:
     return {ref.name for ref in document.documents}
 
 
 # --- several documents of one process -------------------------------------------------------------------------------
 
 
-def _merged(documents: Sequence[WorkerError]) -> list[WorkerError]:
+def _merge_documents(documents: Sequence[WorkerError]) -> list[WorkerError]:
     groups: dict[tuple[object, ...], list[WorkerError]] = defaultdict(list)
     for document in documents:
         groups[_identity(document)].append(document)
@@ -282,25 +284,26 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
         return ("file", document.documents[0].name if document.documents else id(document))
     if document.subject is Subject.AGENT:
         return ("agent", document.node, place.group_rank, place.round, place.incarnation)
-    # a launcher's files have no pid, and lines of a log may concern a process without any name
+    # without a rank, fall back to the pid or local rank, then to the file: a launcher's files have neither
     name = document.documents[0].name if document.documents else ""
     process = (place.pid or place.local_rank or name) if document.rank is None else None
-    # with the node: two nodes may claim the same rank
+    # include the node: two nodes may claim the same rank
     return ("worker", document.node, place.round, place.incarnation, document.rank, process)
 
 
 def _merge(group: Sequence[WorkerError]) -> WorkerError:
-    """Return one failure from several documents: the worker's own fields first, then those of its agent."""
+    """Merge the documents about one process: the worker's own fields win over its agent's."""
     if len(group) == 1:
         (only,) = group
         return only if only.fingerprint else replace(only, fingerprint=compute_fingerprint(only))
     ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item)))
     own = _own_documents(ordered)
-    # the last document about the first exception has the most frames
+    # the traceback grows while the exception propagates, so the last document about it has the most frames
     raised = [(document, document.exception) for document in own if document.exception is not None]
     about_it = [document for document, exception in raised if _holds(exception, raised[0][1])]
     merged = (about_it or own)[-1]
     earliest = min(own, key=_time_order)
+    # all clock fields from one document: wall and monotonic time must be of the same moment
     merged = replace(merged, **{name: getattr(earliest, name) for name in _CLOCK})
     for other in ordered:
         added: dict[str, Any] = {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
@@ -314,9 +317,9 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
 
 
 def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
-    """Return a process's own documents about its last exception: those in flight by time, then the final one.
+    """Return a process's own documents about its last exception: in-flight documents by time, then the final document.
 
-    If none was written in flight, return the most credible document alone.
+    Without an in-flight document, return only the most credible document.
     """
     final = next((item for item in ordered if _is_final(item)), None)
     in_flight = sorted((item for item in ordered if item.in_flight), key=_time_order)
@@ -328,38 +331,39 @@ def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
 
 
 def _is_final(document: WorkerError) -> bool:
-    """Whether it was written after the task function ended, by the worker or from torch's error file."""
+    """Whether a document was written after the task function ended: by the worker, or from torch's error file."""
     return not document.in_flight and (document.writer is Writer.WORKER or document.exception is not None)
 
 
 def _same_process(one: WorkerError, other: WorkerError) -> bool:
+    # 0 means unknown
     pids = {one.place.pid, other.place.pid}
     return len(pids) == 1 or 0 in pids
 
 
 def _holds(later: ExceptionInfo, earlier: ExceptionInfo) -> bool:
-    """Whether `later` is the same exception, or was raised from it.
+    """Whether `later` is the exception `earlier`, or was raised from it.
 
-    An exception that was merely raised during the handling of `earlier`, in a clean-up or by a signal, is neither.
+    An exception raised while `earlier` was being handled, in a cleanup or by a signal, doesn't count.
     """
     causes = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
     return any((found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes))
 
 
-def _logs(roster: Iterable[NodePresence]) -> dict[tuple[object, ...], str]:
-    """Return the ends of the workers' logs that their agents put into the roster, by node, round, life and rank."""
+def _list_log_tails(roster: Iterable[NodePresence]) -> dict[tuple[object, ...], str]:
+    """Return the log tails in the roster, by node, round, incarnation and rank."""
     return {(*_incarnation(entry.place), tail.rank): tail.text for entry in roster for tail in entry.log_tails}
 
 
 def _with_logs(failures: Iterable[WorkerError], logs: Mapping[tuple[object, ...], str]) -> Iterable[WorkerError]:
-    """Return the failures; those of workers that have no log get the one in their node's roster entry."""
+    """Yield the failures; a worker's failure without a log gets the log tail in its node's roster entry."""
     for failure in failures:
         log = logs.get((*_incarnation(failure.place), failure.rank), "") if failure.subject is Subject.WORKER else ""
         yield replace(failure, log_tail=log) if log and not failure.log_tail else failure
 
 
 _CLOCK = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")
-"""Fields of one moment; all come from the earliest document."""
+"""Fields that belong together; all come from the earliest document."""
 _FILLED = (
     "exception",
     "exit_code",
@@ -375,7 +379,7 @@ _FILLED = (
     "caused_by",
     "expired",
 )
-"""Fields that a less credible document fills if they are empty."""
+"""Fields that are filled from less credible documents if they are empty."""
 _NOTHING = (None, "", (), Resources())
 _AUTHORITY = {Writer.WORKER: 0, Writer.AGENT: 1, Writer.RECORDER: 2, Writer.STOCK: 3}
 
@@ -405,7 +409,7 @@ def _or_last(rank: int | None) -> int:
 # --- coverage -------------------------------------------------------------------------------------------------------
 
 
-def _coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
+def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     snapshot: Snapshot,
     judged: JudgedRound,
     failures: Sequence[WorkerError],
@@ -421,18 +425,20 @@ def _coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     by_name: dict[str, NodeKey] = {}
     for key in sorted(joined, key=node_order):
         by_name.setdefault(key[0], key)
-    reporters = {_reporter(failure, by_name): failure for failure in failures}
+    reporters = {_find_reporter(failure, by_name): failure for failure in failures}
     reporters.pop(None, None)
     nodes = {key[1]: key for key in (*sorted(joined | done, key=node_order), *reporters) if key is not None}
     listed = {number for group in snapshot.unopened for number in group.group_ranks}
+    # nodes known only by the names of unopened documents
     by_name_alone = {nodes.get(number, ("", number)) for number in listed}
     reported = set(reporters) | done | by_name_alone
-    # without a roster (a copied folder) and for Flyte's own files, a document means that its node is done
+    # a document proves that its node has ended only without a roster (a copied folder), or if Flyte wrote it
     finished = done | {key for key, failure in reporters.items() if not roster or failure.writer is Writer.STOCK}
+    # joined, but neither a final entry nor a document
     silent = sorted(joined - reported, key=node_order)
     lost = _receipt_notes(snapshot, roster)
     unconfirmed = [
-        f"the document of {_who(failure.rank)} on {failure.node or 'a node without a name'} names {said}"
+        f"the document of {_format_rank(failure.rank)} on {failure.node or 'a node without a name'} names {said}"
         for failure in failures
         if (said := judged.unconfirmed(failure))
     ]
@@ -447,12 +453,12 @@ def _coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
         and not unconfirmed
         and not joined - finished
         and not snapshot.notes,
-        notes=tuple(_notes(snapshot, failures, unreadable, lost, unconfirmed, silent)),
+        notes=tuple(_list_notes(snapshot, failures, unreadable, lost, unconfirmed, silent)),
     )
 
 
-def _reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | None:
-    """Return the node of a failure; None for a file without a node's name if the roster has the nodes."""
+def _find_reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | None:
+    """Return the node of a failure; None if its file has no node name and the roster lists the nodes."""
     place = failure.place
     node = place.node or failure.worker
     if place.group_rank is None and node:
@@ -463,7 +469,7 @@ def _reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | Non
     return (node or (failure.documents[0].name if failure.documents else ""), place.group_rank)
 
 
-def _notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
+def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
     snapshot: Snapshot,
     failures: Sequence[WorkerError],
     unreadable: Sequence[Unreadable],
@@ -492,7 +498,7 @@ def _notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
         yield f"{snapshot.unopened_history} documents of earlier rounds were not opened"
     files: list[WorkerError | Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]
     newer = sum(item.newer for item in files)
-    if newer:  # what they share with this version is read, so nothing is missing
+    if newer:  # the fields that this version knows are read, so the coverage stays complete
         how = "this version leaves out what it does not know; the version of the pods reads all"
         yield f"a newer version of firstfault wrote {newer} of the files; {how}"
 
@@ -503,9 +509,9 @@ def _first_few(notes: Sequence[str], rest: str) -> list[str]:
 
 
 def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:
-    present = set().union(*map(_names, snapshot.documents))
+    present = set().union(*map(_list_names, snapshot.documents))
     present |= {item.name for item in snapshot.unreadable}
-    # a document that a node handed over has no time in the storage
+    # only objects in the storage have a modification time; copies in a node's bundle don't
     refs = (ref for document in snapshot.documents for ref in document.documents)
     stored = snapshot.stored.union(ref.name for ref in refs if ref.last_modified_ns is not None)
     notes = []
@@ -516,11 +522,11 @@ def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[s
                 continue  # the recorder may have uploaded it after its agent's deadline
             if not receipt.durable:
                 why = receipt.error or "no reason given"
-                notes.append(f"the document of {_who(receipt.rank)} on {where} was not uploaded: {why}")
+                notes.append(f"the document of {_format_rank(receipt.rank)} on {where} was not uploaded: {why}")
             elif receipt.name not in present and receipt.name not in snapshot.listed:
                 notes.append(f"{where} reported the upload of {receipt.name}, but the document is missing")
     return notes
 
 
-def _who(rank: int | None) -> str:
+def _format_rank(rank: int | None) -> str:
     return f"rank {rank}" if rank is not None else "the agent"

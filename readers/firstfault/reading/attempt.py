@@ -1,8 +1,8 @@
-"""Reads one attempt: waits for its nodes, lists its names, opens documents, and assembles what it found.
+"""Read one attempt: wait for its nodes, list its files, open documents, and assemble the result.
 
-A small attempt is read completely. In a large cascade the names show which documents have the same fault: several of
-each are opened, then those that the strategy names. `earliest` reads the first page and the first documents. If a name
-contradicts its document, every document is opened.
+A small attempt is read completely. In a large cascade, the names show which documents have the same fault: several
+documents of each fault are opened, then documents of the ranks that the strategy requests. The strategy `earliest`
+needs only the first page of names and the first documents. If a name contradicts its document, all are opened.
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ logger = get_logger(__name__)
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 _LOOK_SHARE = 10
-"""A pause of `follow` is at least this multiple of the time that the last listing took."""
+"""`follow` pauses at least this multiple of the last listing's duration, to limit the load on the storage."""
 _LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for the nodes, and what ends the wait earlier."""
+    """How long to wait for the nodes, and conditions that end the wait early."""
 
     seconds: float = 0.0
     """0: don't wait."""
     expected_nodes: int | None = None
-    """How many nodes should report; None: as many as the roster names."""
+    """Number of nodes to wait for; None: the number in the roster."""
     enough: Callable[[Sequence[NodePresence]], bool] | None = None
-    """Asked with the roster at each look; True ends the wait as if every node had reported."""
+    """Called with the roster on each poll; True ends the wait as if every node had reported."""
     shutdown_requested: threading.Event | None = None
-    """Once set, ends the wait."""
+    """Ends the wait when set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is wanted of an attempt."""
+    """The options for reading an attempt."""
 
     layout: Layout
     find_needs: Callable[[Sequence[Seal]], ReadingNeeds]
-    """Returns what the strategy needs to read; the sealed verdicts may name the strategy."""
+    """Returns what the strategy needs to read; the seals may name the strategy."""
     patience: Patience = Patience()
     fresh: bool = False
-    """Whether to open every document itself, although the pods left copies of them."""
+    """Whether to open every document, instead of the copies in the pods' bundles."""
     notes: tuple[str, ...] = ()
-    """For the coverage: what isn't read, and why."""
+    """Notes for the coverage: which files aren't read, and why."""
     beside: Snapshot | None = None
-    """What logs and flight recorders of the same job contain."""
+    """The snapshot of logs and flight recorder dumps of the same job."""
 
     def job_of(self, snapshot: Snapshot) -> JobErrors:
-        """Return what a snapshot makes."""
+        """Assemble a snapshot, merged with `beside` and the notes."""
         known = joined(snapshot, self.beside) if self.beside is not None else snapshot
         with_notes = replace(known, notes=(*known.notes, *self.notes)) if self.notes else known
         return assemble(with_notes, expected_nodes=self.patience.expected_nodes)
 
 
 async def read_job(store: ReadableStore, request: Request) -> JobErrors:
-    """Wait for the nodes, as far as is wanted, and return what was read.
+    """Wait for the nodes as requested, and return the job.
 
     Raises:
         StoreError: the folder could not be listed, or the layout's only document could not be read.
@@ -104,6 +104,7 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
         try:
             begun = await listings.begin(store, request.layout) if store.has_ordered_pages else None
             listing = await listings.list_everything(store, request.layout, begun)
+            # opening documents is the expensive part, so skip it while the listing is unchanged
             if (new_mark := listing.mark()) != mark:
                 job = await _Look(*await fetch.with_copies(store, listing), request, known).read()
                 mark = new_mark
@@ -119,12 +120,12 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
 
 
 async def look(store: ReadableStore, request: Request, known: Mapping[str, NodePresence] | None = None) -> JobErrors:
-    """List an attempt and return what was read of it.
+    """List an attempt, read it once, and return the job.
 
     Args:
         store: the store of the layout's root.
-        request: what is wanted.
-        known: roster entries that were read before, by name.
+        request: the options.
+        known: roster entries that were read earlier, by name.
 
     Raises:
         StoreError: the folder could not be listed, or the layout's only document could not be read.
@@ -134,11 +135,12 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
         return request.job_of(fetch.sorted_out([await fetch.read_document(store, layout.document)]))
     begun = None
     if store.has_ordered_pages and request.find_needs(()).documents is DocumentsNeeded.EARLIEST:
-        found, begun = await _first(store, layout)
+        found, begun = await _read_first(store, layout)
         if found is not None:
             return request.job_of(found)
     elif store.has_ordered_pages:
         begun = await listings.begin(store, layout)
+    # {}: use no copies; None: read the bundles after the listing
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
         copies = await fetch.read_node_copies(store, begun)
@@ -155,7 +157,7 @@ async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) 
     Args:
         store: of the attempt.
         layout: the attempt's folders.
-        patience: how long.
+        patience: how long to wait.
 
     Returns:
         The roster entries that were read, by name, and whether every node has reported.
@@ -168,14 +170,14 @@ async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) 
     known: dict[str, NodePresence] = {}
     unreadable: set[str] = set()
     while patience.seconds > 0 and not layout.document:
-        # an entry never changes once it is there: each is read once, however often the folder is listed
+        # roster entries are immutable, so each is read only once
         new = [
             replace(item, name=f"{layout.roster}/{item.name}")
             for item in await store.list(layout.roster)
             if is_error_file(item.name) and item.name not in known
         ]
         read, bad = await fetch.read_roster(store, new)
-        # an unreadable entry counts by its name, and is tried once more by the look that follows
+        # an unreadable entry counts by its name for now, and `look` tries to read it again
         known.update(read)
         unreadable.update(item.name for item in bad)
         roster = list(known.values())
@@ -190,7 +192,7 @@ async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) 
 
 
 async def _gave_up(seconds: float, shutdown_requested: threading.Event | None) -> bool:
-    """Wait; return at once, with True, when the caller gives up."""
+    """Sleep; return True early if a shutdown is requested."""
     if shutdown_requested is None:
         await asyncio.sleep(seconds)
         return False
@@ -200,12 +202,13 @@ async def _gave_up(seconds: float, shutdown_requested: threading.Event | None) -
 # --- the first failure alone ----------------------------------------------------------------------------------------
 
 
-async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, listings.Listing]:
-    """Return the earliest failure of the last round, from the first page of names, and the listing.
+async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, listings.Listing]:
+    """Return a snapshot of the last round's earliest failure, from the first page of names, and the listing.
 
-    The findings are None if more must be read: the attempt is small or has other files, or the first document can't be
-    read, is about a stopped process, or is about an exception in flight.
+    The snapshot is None if more must be read: the attempt is small or has unknown files, or the first document is
+    unreadable, about a stopped process, or about an exception in flight.
     """
+    # the first document is requested while the second page is still loading: it saves one round trip
     early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
 
     def start(item: ObjectInfo) -> None:
@@ -228,6 +231,7 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
     for document, read_of_it in opened.items():
         if not isinstance(read_of_it, WorkerError) or not listings.agrees(document.key, read_of_it):
             return None, listing
+        # handled later by the user's code, or caused by the agent's signal: such a failure may not be the root cause
         if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
     more = " at least" if listing.rest is not None else ""
@@ -241,7 +245,7 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
 
 
 class _Look:
-    """Reads the documents of a listing."""
+    """Read the documents of one listing."""
 
     def __init__(
         self, store: ReadableStore, listing: listings.Listing, request: Request, roster: dict[str, NodePresence]
@@ -254,18 +258,18 @@ class _Look:
         self._room = fetch.Room()
         self._opened: dict[listings.Named, WorkerError | Seal | Unreadable] = {}
         self._judged: tuple[int, JobErrors] | None = None
-        """What was assembled last, with the number of documents that were open then."""
+        """The last assembled job, with the number of opened documents at that time."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._restarts: tuple[RestartRecord, ...] = ()
         self._current: list[listings.Named] = []
         """Documents of the judged round, by time."""
         self._listed: dict[str, listings.Named] = {}
-        """Documents that a receipt names, by this name."""
+        """Documents that a receipt mentions, by name."""
         self._history: list[listings.Named] = []
         """Documents of earlier rounds and incarnations, by time."""
 
     async def read(self) -> JobErrors:
-        """Return what was read. Entries that are read are added to the roster that was given."""
+        """Read and return the job; adds the roster entries to the given dictionary."""
         documents = self._listing.documents
         is_small = len(documents) <= listings.SMALL
         await gathered(
@@ -276,7 +280,7 @@ class _Look:
         needs = self._request.find_needs([found for found in self._rest if isinstance(found, Seal)])
         if not is_small and (needs.documents is DocumentsNeeded.ALL or not await self._read_sample(needs)):
             await self._open(documents)
-        return self._job()
+        return self._assemble_job()
 
     async def _read_rest(self) -> None:
         self._rest = await each(self._read, [*self._listing.others, *self._listing.stock])
@@ -299,7 +303,7 @@ class _Look:
         return await fetch.read_listed(self._store, item, self._room)
 
     async def _read_sample(self, needs: ReadingNeeds) -> bool:
-        """Open some documents of each fault, then those of named ranks; return whether all names were right."""
+        """Open some documents of each fault, then those of requested ranks; False: a name contradicts its document."""
         documents = self._listing.documents
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
         round_ = judged_round({key.round for key in keys}, {item.key.round for item in documents}, self._restarts)
@@ -314,12 +318,13 @@ class _Look:
         self._current = [document for document in current if not gone or str(document.key) not in gone]
         self._history = listings.by_time(set(documents).difference(current))
         groups = listings.by_fault(self._current)
-        # a name without a fingerprint doesn't identify the fault
+        # names without a fingerprint don't identify the fault, so all these documents are opened
         wanted = [*groups.pop("", ()), *self._read_finished(keys)]
         wanted += listings.sample_faults(groups)
         if keys:
             wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[: listings.MORE]
         await self._open(self._history[: listings.OF_HISTORY])
+        # each step opens documents, then asks the strategy, which may request ranks that its suspects depend on
         for _ in range(listings.STEPS):
             wanted = [
                 item for item in {*wanted, *listings.of_processes(wanted, self._current)} if item not in self._opened
@@ -328,27 +333,28 @@ class _Look:
                 return True
             await self._open(listings.by_time(wanted))
             read = [(document, found) for document, found in self._opened.items() if isinstance(found, WorkerError)]
+            # one wrong name makes the grouping by names unreliable, so open all documents
             if not all(listings.agrees(document.key, found) for document, found in read):
                 return False
             named, why = await attempted(self._find_more_ranks(needs))
-            if named is None:  # a user's strategy that fails must not end the reading
+            if named is None:  # a broken third-party strategy must not abort the reading
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
             left = [document for document in self._current if document not in self._opened]
             of_named = [document for document in left if document.key.rank in (named or ())]
-            wanted = [*of_named[: listings.MORE], *self._unclear(groups)]
+            wanted = [*of_named[: listings.MORE], *self._list_unclear(groups)]
         return True
 
     async def _find_more_ranks(self, needs: ReadingNeeds) -> set[int]:
-        """Return the ranks that the strategy wants to read about."""
-        return set(needs.find_more_ranks(self._job())) if needs.find_more_ranks is not None else set()
+        """Return the ranks that the strategy requests."""
+        return set(needs.find_more_ranks(self._assemble_job())) if needs.find_more_ranks is not None else set()
 
     def _read_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is Phase.SUCCEEDED}
         return [document for document in self._current if document.key.group_rank in finished][: listings.MORE]
 
-    def _unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:
-        """Return more documents of faults that aren't clear: none was readable, or only some processes were stopped."""
+    def _list_unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:
+        """Return more documents of ambiguous faults: none was readable, or only some of the processes were stopped."""
         found = []
         for documents in groups.values():
             read = [self._opened[document] for document in documents if document in self._opened]
@@ -357,14 +363,14 @@ class _Look:
                 found += [document for document in documents if document not in self._opened][: listings.OF_EACH_FAULT]
         return found
 
-    def _job(self) -> JobErrors:
-        """Return all that was read; the same object if nothing was opened since the last call."""
+    def _assemble_job(self) -> JobErrors:
+        """Assemble the documents read so far; cached until another document is opened."""
         opened = len(self._opened)
         if self._judged is None or self._judged[0] != opened:
-            self._judged = (opened, self._request.job_of(self._snapshot()))
+            self._judged = (opened, self._request.job_of(self._build_snapshot()))
         return self._judged[1]
 
-    def _snapshot(self) -> Snapshot:
+    def _build_snapshot(self) -> Snapshot:
         found = fetch.sorted_out(
             [*self._opened.values(), *self._rest],
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),

@@ -1,4 +1,4 @@
-"""Opens files of an attempt: documents, roster entries, records of restarts, and copies of all of them."""
+"""Read the files of an attempt: documents, roster entries, restart records, and bundles with copies of all of them."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 logger = get_logger(__name__)
 
 _WORTH_A_BUNDLE = 8
-"""Fewer documents and entries are read one by one."""
+"""Minimum number of documents and entries to read from a bundle; fewer are read one by one."""
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 _MOST_BUNDLES = 4
-"""Of more bundles, the largest are tried: all but one are damaged, or left by a pod that concluded early."""
+"""Maximum number of bundles to try, largest first: smaller ones are from pods that concluded early."""
 _MOST_RESTARTS = 64
-"""If there are more records of restarts, only this many are read: the last ones by name."""
+"""Maximum number of restart records to read of each kind: the last ones by name."""
 MAX_OPENED = 65_536
-"""Documents and roster entries that are opened of one attempt."""
+"""Maximum number of documents and roster entries to open in one attempt."""
 MAX_OPENED_BYTES = 1024 * 1024 * 1024
-"""Bytes of them together, as listed."""
+"""Maximum total size of these files, as listed."""
 _KEY = re.compile(rb"e1-[0-9a-z-]{60,160}\.pb")
-"""Names of documents in the receipts of a roster entry."""
+"""Names of documents in the receipts of an encoded roster entry."""
 _CUT_DOCUMENTS, _CUT_ENTRIES = 900, 450
-"""Names between two cuts of a listing; a page has 1,000."""
+"""Number of names between two cuts of a listing; a page has 1,000 names."""
 
 
 @dataclass
 class Room:
-    """What may still be opened of an attempt: a process that may write to it must not fill a reader's memory."""
+    """The remaining read budget: no process with write access to the attempt can exhaust a reader's memory."""
 
     documents: int = field(default_factory=lambda: MAX_OPENED)
     size: int = field(default_factory=lambda: MAX_OPENED_BYTES)
 
     def admits(self, item: ObjectInfo) -> bool:
-        """Whether a document may be opened, which is then counted."""
+        """Whether the budget allows to open a document; if so, charge it."""
         if not self.documents or item.size > self.size:
             return False
         self.documents -= 1
@@ -70,8 +70,8 @@ async def read_document(store: ReadableStore, path: str) -> WorkerError | Seal:
 async def read_listed(
     store: ReadableStore, item: ObjectInfo, room: Room | None = None
 ) -> WorkerError | Seal | Unreadable:
-    """Return a listed document, or why it can't be read; `room` counts it."""
-    data = await _opened(store, item, room)
+    """Return a listed document, or the reason that it can't be read; charge `room`."""
+    data = await _open_object(store, item, room)
     if isinstance(data, Unreadable):
         return data
     try:
@@ -83,10 +83,10 @@ async def read_listed(
 async def read_roster(
     store: ReadableStore, items: Sequence[ObjectInfo], room: Room | None = None
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
-    """Return the listed entries by name, and the unreadable ones with an entry made from their names."""
+    """Return the listed entries by name, and the unreadable ones, which get an entry made from the file name."""
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
-        data = await _opened(store, item, room)
+        data = await _open_object(store, item, room)
         if isinstance(data, Unreadable):
             return data
         try:
@@ -94,7 +94,7 @@ async def read_roster(
         except BadDocumentError as error:
             return Unreadable(item.base, str(error))
         key = RosterKey.parse(item.base)
-        # a wrong round would turn failures into those of an earlier round
+        # an entry with a wrong, later round would turn all current failures into history
         agrees = key is None or key == RosterKey.parse(roster_key_for(entry, key.uuid))
         return entry if agrees else Unreadable(item.base, "it contradicts its name")
 
@@ -103,14 +103,15 @@ async def read_roster(
     bad = [result for result in results.values() if isinstance(result, Unreadable)]
     for item in bad:
         key = RosterKey.parse(item.name)
+        # the name is enough to know that the node reached this phase
         if key is not None:
             place = Place(round=key.round, group_rank=key.group_rank, incarnation=key.incarnation)
             entries[item.name] = NodePresence(key.phase, place)
     return entries, bad
 
 
-async def _opened(store: ReadableStore, item: ObjectInfo, room: Room | None) -> bytes | Unreadable:
-    """Return the bytes of a listed object, or why it wasn't read."""
+async def _open_object(store: ReadableStore, item: ObjectInfo, room: Room | None) -> bytes | Unreadable:
+    """Return the bytes of a listed object, or the reason that it wasn't read."""
     if item.size > MAX_DOCUMENT_BYTES:
         return Unreadable(item.base, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
     if room is not None and not room.admits(item):
@@ -127,7 +128,7 @@ async def _opened(store: ReadableStore, item: ObjectInfo, room: Room | None) -> 
 def sorted_out(
     read: Iterable[WorkerError | Seal | Unreadable], notes: tuple[str, ...] = (), unopened: tuple[Unopened, ...] = ()
 ) -> Snapshot:
-    """Return what was read, by kind."""
+    """Sort documents, seals and unreadable files into a snapshot."""
     found = list(read)
     return Snapshot(
         documents=tuple(item for item in found if isinstance(item, WorkerError)),
@@ -142,7 +143,7 @@ def sorted_out(
 
 
 async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tuple[RestartRecord, ...]:
-    """Return the listed records that can be read, one for each restart, oldest first."""
+    """Return the readable restart records, one for each restart, oldest first."""
 
     async def read(item: ObjectInfo) -> RestartRecord | None:
         try:
@@ -155,6 +156,7 @@ async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tu
             logger.warning("%s is not a record of a restart, or of a version that this one does not know", uri)
         return record
 
+    # per kind: many stalls must not displace the few records of rounds
     kinds: dict[str, list[ObjectInfo]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.name):
         kinds[item.base[: -len("-00000-0000000.json")]].append(item)
@@ -163,7 +165,7 @@ async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tu
 
 
 def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
-    """Return one record of each restart: if several nodes wrote one, that of the agents' common decision."""
+    """Return one record of each restart, oldest first; of several nodes' records, the agents' common decision wins."""
 
     def rank(record: RestartRecord) -> tuple[bool, bool]:
         return record.is_agreed, record.lost_seconds is not None
@@ -180,40 +182,41 @@ def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
 
 
 async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, bytes]:
-    """Return the documents and roster entries of the attempt's largest bundle of copies, by path.
+    """Return the documents and roster entries in the attempt's largest bundle of copies, by path.
 
-    A bundle that is damaged or was changed is left out: its name is a hash of its content.
+    A damaged or changed bundle is ignored: its name is a hash of its content.
     """
     if len(listing.documents) + len(listing.roster) < _WORTH_A_BUNDLE:
         return {}
-    return await _unpacked(store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)])
+    return await _unpack_bundle(store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)])
 
 
 async def with_copies(
     store: ReadableStore, listing: Listing, copies: Mapping[str, bytes] | None = None
 ) -> tuple[ReadableStore, Listing]:
-    """Return the store, which reads copies first, and the listing, with what only the copies have.
+    """Return a store that reads copies first, and the listing, extended by files that exist only as copies.
 
-    Where the nodes share no folder, they handed over what they wrote; an attempt in a common folder needs no further
-    request for it. Other copies add nothing to the listing, which is complete. `copies` are from `read_node_copies`;
-    None: not read yet.
+    Nodes without a shared folder pass their files to a peer, which writes them as a bundle: only such bundles extend
+    the listing. Copies of files in a shared folder only save requests. `copies` are from `read_node_copies`; None: not
+    read yet.
     """
     if copies is None:
         copies = await read_node_copies(store, listing)
-    of_nodes = await _unpacked(store, listing, listing.of_nodes)
+    of_nodes = await _unpack_bundle(store, listing, listing.of_nodes)
     if of_nodes:
         store = StoreWithCopies(store, of_nodes, store.uri)
         listing = await list_everything(store, listing.layout)
     listed = [*listing.roster, *map(listing.item, listing.documents)] if copies else []
-    # an object may have been overwritten since
+    # use a copy only if its size is still the object's: the object may have been overwritten since
     usable = [item for item in listed if item.name in copies and len(copies[item.name]) == item.size]
     same = {item.name: copies[item.name] for item in usable}
     return (StoreWithCopies(store, same, store.uri) if same else store), listing
 
 
-async def _unpacked(store: ReadableStore, listing: Listing, bundles: Sequence[ObjectInfo]) -> dict[str, bytes]:
-    """Return the content of the largest bundle that is whole, by path."""
+async def _unpack_bundle(store: ReadableStore, listing: Listing, bundles: Sequence[ObjectInfo]) -> dict[str, bytes]:
+    """Return the files in the largest undamaged bundle, by path."""
     base = listing.layout.roster.removesuffix("roster")
+    # the pod that concluded last knew of the most files, so its bundle is the largest
     for item in sorted(bundles, key=lambda item: -item.size)[:_MOST_BUNDLES]:
         uri = join(store.uri, item.name)
         try:
@@ -227,19 +230,19 @@ async def _unpacked(store: ReadableStore, listing: Listing, bundles: Sequence[Ob
 
 
 def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
-    """Return paths at which to split a listing into parts of about a page, from the names in the copies."""
+    """Return paths that split a listing into parts of about one page, from the names in the copies."""
     entries = {path for path in copies if path.startswith(f"{layout.roster}/")}
     documents = copies.keys() - entries
     for data in copies.values():
         documents.update(f"{layout.errors}/{name.decode()}" for name in _KEY.findall(data))
-    # a node has two entries, and only one of them need be among the copies
+    # half the distance for roster entries: each node has two, but perhaps only one of them is in the copies
     return [*sorted(documents)[::_CUT_DOCUMENTS], *sorted(entries)[::_CUT_ENTRIES]]
 
 
 class StoreWithCopies:
-    """Lists what a store has and the copies that it lacks; reads copies first.
+    """A store with additional copies: lists both, and reads copies first.
 
-    The caller opens and closes `store`; None: the copies are all there is. They are by path, relative to the root.
+    The caller opens and closes `store`; None: only the copies exist. Copies are by path, relative to the root.
     """
 
     def __init__(self, store: ReadableStore | None, copies: Mapping[str, bytes], uri: str) -> None:
@@ -247,7 +250,7 @@ class StoreWithCopies:
         self._copies = copies
         self._uri = uri
         self.read: dict[str, bytes] = {}
-        """What was read, by path."""
+        """All content that was read, by path."""
 
     @property
     def uri(self) -> str:
@@ -270,10 +273,11 @@ class StoreWithCopies:
         return sort_by_name({**copies, **{item.name: item for item in listed}}.values())
 
     async def page(self, after: str = "") -> Page:
-        """Return at most 1,000 objects of the store with names that sort after `after`, and the copies between them."""
+        """Return up to 1,000 objects of the store that sort after `after`, and the copies that sort among them."""
         found = await self._store.page(after) if self._store is not None else Page((), has_more=False)
         if not found.is_sorted:
             return found
+        # copies behind the page's last name belong to a later page
         last = found.objects[-1].name if found.has_more and found.objects else None
         listed = {item.name for item in found.objects}
         lacking = [
@@ -284,7 +288,7 @@ class StoreWithCopies:
         return Page(tuple(sort_by_name([*found.objects, *lacking])), found.has_more) if lacking else found
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
-        """Return an object's bytes; its copy's, if there is one.
+        """Return an object's bytes, from its copy if one exists.
 
         Raises:
             ObjectNotFoundError: the object doesn't exist.

@@ -1,6 +1,6 @@
-"""Lists an attempt's folders in as few requests as the storage allows, and chooses which documents are opened.
+"""List an attempt's folders in as few requests as possible, and select the documents to open.
 
-The choice is pure: from names and what was read so far to names.
+The selection is pure: it depends only on names and on the documents read so far.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from firstfault.store import ObjectInfo, Page, ReadableStore
 from firstfault.utils.run_sync import each, gathered
 
 _STOCK = "error"
-"""Flyte's own files sort behind this name, and before our folders."""
+"""Start of a listing: Flyte's own files sort after this name, and before our folders."""
 _BEFORE_NAMES = "!"
-"""Sorts before every name that doesn't begin with a space. Some storages don't accept a trailing slash instead."""
+"""Sorts before all names in a folder. Some storages don't accept a trailing slash instead."""
 _AFTER_KEYS = "e1-:"
-"""Sorts behind every key of grammar 1, and before other names with the same beginning."""
+"""Sorts after every key of grammar version 1: ":" is the character after "9"."""
 _AT_ONCE = 32
-"""Parts of a listing that are read at the same time."""
+"""Maximum number of listing parts that are read concurrently."""
 _LAST = 1 << 64
 
 
@@ -40,12 +40,12 @@ _LAST = 1 << 64
 
 @dataclass(slots=True, eq=False)
 class Named:
-    """A listed error document with a name that contains its fields; about 400 bytes. It is equal to no other object."""
+    """A listed error document with its fields parsed from the name; about 400 bytes. Compared by identity."""
 
     key: ErrorKey
     size: int
     last_modified_ns: int | None
-    """None: it may be only a copy that a node handed over."""
+    """None: the document may exist only as a copy in a node's bundle."""
 
     @property
     def moment(self) -> int:
@@ -54,47 +54,48 @@ class Named:
 
     @property
     def process(self) -> tuple[int | None, int | None, int]:
-        """The process that it is about: documents of the worker and of its agent have the same."""
+        """The process that the document is about: the same for documents of a worker and of its agent."""
         return (self.key.rank, self.key.group_rank, self.key.incarnation)
 
 
 @dataclass
 class Listing:
-    """The listing of one attempt. Names of objects are their paths, relative to the layout's root."""
+    """The files of one attempt. Object names are paths relative to the layout's root."""
 
     layout: Layout
     documents: list[Named] = field(default_factory=list)
-    """Error documents with names that match the grammar."""
+    """Error documents with names of the grammar."""
     others: list[ObjectInfo] = field(default_factory=list)
-    """Documents with other names, which all have to be opened."""
+    """Documents with unknown names, which must all be opened."""
     foreign: list[str] = field(default_factory=list)
     """Names of files that aren't documents."""
     stock: list[ObjectInfo] = field(default_factory=list)
     """Flyte's own error files."""
     roster: list[ObjectInfo] = field(default_factory=list)
     bundles: list[ObjectInfo] = field(default_factory=list)
-    """Files with copies of documents and roster entries."""
+    """Bundles with copies of documents and roster entries."""
     restarts: list[ObjectInfo] = field(default_factory=list)
     """Records of restarts within the attempt."""
     in_order: bool = True
     """Whether all pages so far were sorted by name."""
     rest: str | None = None
-    """The name behind which to continue the listing up to the end of the keys; None: it is complete."""
+    """The name after which to continue listing, up to the last key; None: all keys are listed."""
     rest_after_keys: str | None = None
-    """The same for the listing behind the keys."""
+    """The name after which to continue listing the files behind the keys; None: all are listed."""
 
     @property
     def of_nodes(self) -> list[ObjectInfo]:
-        """Bundles of what all nodes wrote, where each node has a separate folder."""
+        """Bundles with the files of all nodes, if each node has a separate folder."""
         return [item for item in self.bundles if is_of_nodes(item.base)]
 
     def mark(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""
+        # documents are immutable and may be many, so the sum of their uuids is enough
         rest = frozenset((*self.others, *self.stock, *self.roster, *self.of_nodes, *self.restarts))
         return (len(self.documents), sum(int(document.key.uuid, 16) for document in self.documents), rest)
 
     def item(self, document: Named) -> ObjectInfo:
-        """Return the object of a document."""
+        """Return the listed object of a document."""
         return ObjectInfo(f"{self.layout.errors}/{document.key}", document.size, document.last_modified_ns)
 
     def last_round(self) -> int:
@@ -102,7 +103,7 @@ class Listing:
         return max((document.key.round for document in self.documents), default=-1)
 
     def add(self, objects: Iterable[ObjectInfo]) -> None:
-        """Add objects."""
+        """Add objects, sorted by kind."""
         for item in objects:
             folder, _, name = item.name.rpartition("/")
             if folder == self.layout.errors:
@@ -127,15 +128,15 @@ class Listing:
 async def begin(
     store: ReadableStore, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None, small: int = 0
 ) -> Listing:
-    """List two first pages at once: from the start of the documents, and from the end of the keys.
+    """List two pages concurrently: the first documents, and the first names after the keys.
 
-    The first has the last round's earliest failures, the second its roster. If `Listing.in_order` is False, the rest of
-    the listing must not be used.
+    The first page has the earliest failures of the last round, the second page its roster. If `Listing.in_order` is
+    False, the storage doesn't sort by name, and the listing must be started over by folder.
 
     Args:
         store: the store of the layout's root.
         layout: the attempt's folders.
-        eager: called with the first document by name, as soon as it is listed.
+        eager: called with the first document by name as soon as it is listed, to start reading early.
         small: `eager` isn't called if the page has at most this number of objects.
     """
     listing = Listing(layout)
@@ -158,18 +159,19 @@ async def begin(
 async def list_everything(
     store: ReadableStore, layout: Layout, begun: Listing | None = None, cuts: Sequence[str] = ()
 ) -> Listing:
-    """Return the complete listing of an attempt's folders; continues one of `begin`.
+    """Return the complete listing of an attempt's folders; continues a listing from `begin`.
 
     Args:
         store: the store of the layout's root.
         layout: the attempt's folders.
         begun: the listing to continue.
-        cuts: paths below the root, sorted, at which to split what is left of it: the parts are read at the same time.
-            They need not exist.
+        cuts: sorted paths below the root that split the remaining listing into parts, which are read concurrently. The
+            paths need not exist.
     """
+    # without sorted pages, positions between pages mean nothing: then start over and list folder by folder
     if begun is not None and begun.in_order:
         end = _get_keys_end(layout)
-        parts = [*_parts(begun.rest, cuts, end), *_parts(begun.rest_after_keys, cuts, None)]
+        parts = [*_split_range(begun.rest, cuts, end), *_split_range(begun.rest_after_keys, cuts, None)]
 
         async def read_part(part: tuple[str, str | None]) -> None:
             start: str | None
@@ -195,7 +197,7 @@ def _get_keys_end(layout: Layout) -> str:
 
 
 def _take(listing: Listing, page: Page, end: str | None) -> str | None:
-    """Add a page up to the name `end`; return the name behind which to continue, None if the listing is complete."""
+    """Add a page up to the name `end`; return the name after which to continue, None if the listing is complete."""
     listing.in_order &= page.is_sorted
     listing.add(item for item in page.objects if end is None or item.name <= end)
     last = page.objects[-1].name if page.objects else ""
@@ -203,19 +205,19 @@ def _take(listing: Listing, page: Page, end: str | None) -> str | None:
         return None
     errors, roster = listing.layout.errors, listing.layout.roster
     if end is None:
-        # nothing behind the roster is ours
+        # "0" is the character after "/", so this is the end of the roster folder; files after it aren't ours
         return max(last, f"{roster}/{_BEFORE_NAMES}") if last < f"{roster}0" else None
-    # skip other folders, which may be large, from the end of Flyte's own files to the documents
+    # after Flyte's own files, jump to the documents: folders in between may be large
     return last if last.startswith(_STOCK) else max(last, f"{errors}/{_BEFORE_NAMES}")
 
 
-def _parts(start: str | None, cuts: Iterable[str], end: str | None) -> list[tuple[str, str | None]]:
-    """Return the parts of a listing from behind `start` up to `end`: behind which name each begins, and its last name.
+def _split_range(start: str | None, cuts: Iterable[str], end: str | None) -> list[tuple[str, str | None]]:
+    """Split a listing into parts: for each, the name before its first name, and its last name.
 
     Args:
-        start: None: nothing is left to list.
-        cuts: names, sorted, at which to split it.
-        end: None: the listing has no last name.
+        start: the name after which to continue; None: the listing is complete.
+        cuts: sorted names at which to split.
+        end: the last name; None: no limit.
     """
     if start is None:
         return []
@@ -226,32 +228,32 @@ def _parts(start: str | None, cuts: Iterable[str], end: str | None) -> list[tupl
 # --- which documents of a large attempt are opened --------------------------------------------------------------------
 
 SMALL = 128
-"""As many documents are all opened, and as many roster entries."""
+"""Maximum number of documents, and of roster entries, in a small attempt: all of them are opened."""
 OF_EACH_FAULT = 16
-"""Documents that are opened of one fault, at first."""
+"""Number of documents to open of each fault in the first step."""
 AT_FIRST = 1024
-"""Documents that are opened at first, of all faults together."""
+"""Number of documents to open in the first step, of all faults together."""
 MORE = 256
-"""Documents that are opened in each step after that."""
+"""Number of documents to open in each further step."""
 STEPS = 6
 AT_ONCE = 16
-"""The most files of Flyte's that `earliest` opens in addition to the first document; and documents of one moment."""
+"""Maximum number of simultaneous documents, and of Flyte's own files, that `earliest` opens."""
 OF_HISTORY = 32
-"""Documents of earlier rounds that are opened of a large attempt."""
+"""Number of documents of earlier rounds to open in a large attempt."""
 
 
 def by_time(documents: Iterable[Named]) -> list[Named]:
-    """Return documents by time; those of one time by rank."""
+    """Sort documents by time, then by rank."""
     return sorted(documents, key=lambda document: (document.moment, document.key.rank or 0, document.key.uuid))
 
 
 def of_round(documents: Iterable[Named], number: int, newest: Mapping[int | None, int]) -> list[Named]:
-    """Return the documents of a round and of later ones, without those of a node's earlier incarnations, by time.
+    """Return the documents of a round and of later rounds by time, without a node's earlier incarnations.
 
     Args:
-        documents: all of an attempt.
+        documents: all documents of an attempt.
         number: the round.
-        newest: the incarnations of this round in the roster, by group rank; without any, the names decide.
+        newest: the newest incarnations in this round's roster, by group rank; if empty, those in the names count.
     """
     found = [document for document in documents if document.key.round >= number]
     incarnations = dict(newest)
@@ -266,7 +268,7 @@ def of_round(documents: Iterable[Named], number: int, newest: Mapping[int | None
 
 
 def unconfirmed(documents: Iterable[Named], number: int, newest: Mapping[int | None, int]) -> list[Named]:
-    """Return those that name a later round than `number`, or a newer incarnation than the roster's."""
+    """Return the documents with a later round than `number`, or a newer incarnation than the roster's."""
     return [
         document
         for document in documents
@@ -276,7 +278,7 @@ def unconfirmed(documents: Iterable[Named], number: int, newest: Mapping[int | N
 
 
 def by_fault(documents: Iterable[Named]) -> dict[str, list[Named]]:
-    """Return documents by the fingerprint in their names, each group in their order."""
+    """Group documents by the fingerprint in their names; the order stays the same."""
     groups: dict[str, list[Named]] = {}
     for document in documents:
         groups.setdefault(document.key.fingerprint, []).append(document)
@@ -284,13 +286,13 @@ def by_fault(documents: Iterable[Named]) -> dict[str, list[Named]]:
 
 
 def of_processes(documents: Iterable[Named], among: Iterable[Named]) -> Iterator[Named]:
-    """Yield the documents in `among` about the same processes as `documents`: those of a worker and of its agent."""
+    """Yield the documents in `among` about the same processes as `documents`, written by worker or agent."""
     wanted = {document.process for document in documents if document.key.rank is not None}
     return (document for document in among if document.process in wanted)
 
 
 def newest_incarnations(listing: Listing) -> dict[int | None, int] | None:
-    """Return the incarnation of each node of the documents' last round; None if a roster has another last round."""
+    """Return each node's newest incarnation in the documents' last round; None if the roster's last round differs."""
     keys = [key for item in listing.roster if (key := RosterKey.parse(item.base)) is not None]
     last = listing.last_round()
     return None if keys and max(key.round for key in keys) != last else list_round_incarnations(keys, last)
@@ -306,7 +308,7 @@ def list_round_incarnations(keys: Iterable[RosterKey], round_: int) -> dict[int 
 
 
 def first_documents(listing: Listing, newest: Mapping[int | None, int] | None) -> list[Named]:
-    """Return the documents of the last round's first moment; none where more than they have to be looked at."""
+    """Return the documents with the last round's earliest time; none if these aren't enough for `earliest`."""
     is_small = len(listing.documents) <= SMALL
     if newest is None or is_small or listing.others or listing.foreign or len(listing.stock) > AT_ONCE:
         return []
@@ -316,21 +318,23 @@ def first_documents(listing: Listing, newest: Mapping[int | None, int] | None) -
 
 
 def sample_faults(groups: Mapping[str, Sequence[Named]]) -> list[Named]:
-    """Return the documents to open first: of each fault the earliest, the last, and some between them.
+    """Return the documents to open first: of each fault the earliest, the last, and some in between.
 
-    Where there are more faults than may be opened, those come first that are rare, and those that are early.
+    If there are too many faults, half of the documents are of the rarest faults and half of the earliest ones: the root
+    cause is usually rare, and early.
     """
     share = max(1, min(OF_EACH_FAULT, AT_FIRST // max(len(groups), 1)))
     chosen = list(groups.values())
     if len(chosen) > AT_FIRST:
         rare = sorted(range(len(chosen)), key=lambda index: len(chosen[index]))[: AT_FIRST // 2]
         chosen = [chosen[index] for index in sorted({*rare, *range(AT_FIRST // 2)})]
-    return [document for documents in chosen for document in _some(documents, share)]
+    return [document for documents in chosen for document in _sample(documents, share)]
 
 
-def _some(documents: Sequence[Named], count: int) -> list[Named]:
+def _sample(documents: Sequence[Named], count: int) -> list[Named]:
     if len(documents) <= count:
         return list(documents)
+    # half of the sample are the earliest documents, the rest are spread evenly and include the last
     early = max(count // 2, 1)
     rest = count - early
     step = (len(documents) - 1 - early) / max(rest - 1, 1)
@@ -339,7 +343,7 @@ def _some(documents: Sequence[Named], count: int) -> list[Named]:
 
 
 def unopened_by_fault(documents: Iterable[Named], opened: Mapping[Named, object]) -> tuple[Unopened, ...]:
-    """Return what wasn't opened, by fault."""
+    """Summarize the unopened documents by fault, the largest group first."""
     found = []
     for fingerprint, members in by_fault(documents).items():
         left = [document.key for document in members if document not in opened]
@@ -362,7 +366,7 @@ def agrees(key: ErrorKey, error: WorkerError) -> bool:
 
 
 def roster_entries_to_open(items: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """Return the entries of the last round, for a node that reported its end only that entry; and all foreign ones."""
+    """Return the last round's entries, without "joined" entries of nodes that have a final one, and unknown files."""
 
     def life(key: RosterKey) -> tuple[int, int | None, int]:
         return (key.round, key.group_rank, key.incarnation)

@@ -87,7 +87,7 @@ class Spool:
         Raises:
             OSError: the file could not be written.
         """
-        before = self._receipt(receipt.name)
+        before = self._read_receipt(receipt.name)
         if before is not None and before.durable and not receipt.durable:
             return  # a slow first try that failed after a second one
         self.add(f"{receipt.name}{_RECEIPT}", json.dumps(asdict(receipt)).encode())
@@ -104,11 +104,11 @@ class Spool:
     def documents(self) -> list[SpooledDocument]:
         """Return the documents in the spool, by name."""
         return [
-            SpooledDocument(path, self._receipt(path.name), path.with_name(f"{path.name}{_WITHDRAWN}").exists())
+            SpooledDocument(path, self._read_receipt(path.name), path.with_name(f"{path.name}{_WITHDRAWN}").exists())
             for path in sorted(self.folder.glob("*.pb"))
         ]
 
-    def _receipt(self, name: str) -> Receipt | None:
+    def _read_receipt(self, name: str) -> Receipt | None:
         try:
             return Receipt(**parse_json((self.folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -352,7 +352,7 @@ class Recorder:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, connection.makefile("rb") as lines:
                 _send(connection, str(self._folder.socket), request, time.monotonic() + first)
                 received = lines.readline()
-                connection.settimeout(_left(deadline))
+                connection.settimeout(_get_remaining_seconds(deadline))
                 line = lines.readline()
         except TimeoutError:
             return {} if received else self._is_silent(first)
@@ -369,7 +369,7 @@ class Recorder:
 def _send(connection: socket.socket, address: str, request: dict[str, Any], deadline: float) -> None:
     """Connect and send a request; reading the answer then has the time that is left."""
     while True:
-        connection.settimeout(_left(deadline))
+        connection.settimeout(_get_remaining_seconds(deadline))
         try:
             connection.connect(address)
             break
@@ -378,11 +378,11 @@ def _send(connection: socket.socket, address: str, request: dict[str, Any], dead
             if time.monotonic() >= deadline:
                 raise TimeoutError from None
             time.sleep(time_limits.FULL_BACKLOG_RETRY_SECONDS)
-    connection.settimeout(_left(deadline))
+    connection.settimeout(_get_remaining_seconds(deadline))
     # SIGPIPE would end a worker that has set it to its default action
     connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
-    connection.settimeout(_left(deadline))
+    connection.settimeout(_get_remaining_seconds(deadline))
 
 
-def _left(deadline: float) -> float:
+def _get_remaining_seconds(deadline: float) -> float:
     return max(deadline - time.monotonic(), time_limits.MIN_SOCKET_TIMEOUT_SECONDS)

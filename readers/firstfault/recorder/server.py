@@ -65,10 +65,10 @@ def serve(folder: NodeFolder, settings: Settings) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     if not os.environ.get("FIRSTFAULT_DEBUG"):
         logging.getLogger("stamina").setLevel(logging.ERROR)  # the recorder logs lost documents, not retries
-    asyncio.run(_live(folder, settings))
+    asyncio.run(_run(folder, settings))
 
 
-async def _live(folder: NodeFolder, settings: Settings) -> None:
+async def _run(folder: NodeFolder, settings: Settings) -> None:
     _, error = await attempted(_Server(folder, settings).live())
     if error:
         log_line(f"ended by {error}")
@@ -211,7 +211,7 @@ class _Server:
 
     async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[model.Receipt, int | None]:
         """Upload a spooled document if it needs that; return its receipt, and its round if it could be read."""
-        failure = _failure(document)
+        failure = _decode_failure(document)
         receipt = document.settled
         if receipt is None:
             rank, monotonic_ns = (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
@@ -262,7 +262,7 @@ def _read_on(stderr: list[int]) -> None:
         log_line(f"the stderr of processes that outlive the agent is lost: {error}")
 
 
-def _failure(document: SpooledDocument) -> model.WorkerError | None:
+def _decode_failure(document: SpooledDocument) -> model.WorkerError | None:
     """Return the decoded document; None if it can't be read."""
     from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
 
@@ -329,7 +329,7 @@ class Uploads:
 
     async def put(self, target: Target, source: bytes | Path, spool: Spool | None = None) -> model.Receipt:
         """Write an object, from bytes or a file, and return its receipt, also into `spool`; never raises."""
-        return await self._once(target.path, partial(self._put, target, source, spool))
+        return await self._upload_once(target.path, partial(self._put, target, source, spool))
 
     async def names(self, folder: str) -> tuple[list[str], str]:
         """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
@@ -343,7 +343,9 @@ class Uploads:
         for path in self._in_progress:
             log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
-    async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, model.Receipt]]) -> model.Receipt:
+    async def _upload_once(
+        self, path: str, upload: Callable[[], Coroutine[None, None, model.Receipt]]
+    ) -> model.Receipt:
         """Run an upload, or join the path's latest one while that is young; it continues if the caller leaves."""
         while (running := self._in_progress.get(path)) is not None:
             young_for = self._began[path] + SLOW_UPLOAD_SECONDS - time.monotonic()
@@ -443,7 +445,7 @@ class _ContainerGroup:
     def limited(self) -> Path:
         """Return the folder of the nearest group upwards that has a limit; of this group if none has."""
         folder = self.folder
-        while _bytes(folder / self.files["limit"]) is None:
+        while _read_number(folder / self.files["limit"]) is None:
             if folder == self.mount:
                 return self.folder
             folder = folder.parent
@@ -496,12 +498,12 @@ class MemoryWatch:
     def _number(self, which: str) -> int | None:
         if self._group is None or self._limited is None:
             return None
-        return _bytes(self._limited / self._group.files[which])
+        return _read_number(self._limited / self._group.files[which])
 
     def _kills(self) -> int | None:
         if self._group is None:
             return None
-        for line in _text(self._group.folder / self._group.files["oom"]).splitlines():
+        for line in _read_text(self._group.folder / self._group.files["oom"]).splitlines():
             name, _, number = line.partition(" ")
             if name == "oom_kill" and number.isdigit():
                 return int(number)
@@ -510,20 +512,20 @@ class MemoryWatch:
 
 def _own_group(root: Path) -> _ContainerGroup | None:
     """Return this process's group: of version 1 if that has a memory controller, else of version 2."""
-    groups = [line.split(":", 2)[1:] for line in _text(root / "proc/self/cgroup").splitlines()]
+    groups = [line.split(":", 2)[1:] for line in _read_text(root / "proc/self/cgroup").splitlines()]
     paths = {name: group[1] for group in groups if len(group) > 1 for name in group[0].split(",")}
     path = paths.get("memory", paths.get(""))
     version_1 = "memory" in paths
-    for mount_root, mount in _mounts(root, version_1=version_1):
+    for mount_root, mount in _list_mounts(root, version_1=version_1):
         if path is not None:
-            return _ContainerGroup(_within(mount_root, mount, path), mount, _V1 if version_1 else _V2)
+            return _ContainerGroup(_find_group_folder(mount_root, mount, path), mount, _V1 if version_1 else _V2)
     return None
 
 
-def _mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
+def _list_mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
     """Return the root and the mount point of each mount of the hierarchy; see mountinfo in proc(5)."""
     found = []
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    for line in _read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         mount, kind = left.split(), right.split()
         if kind[:1] == ["cgroup" if version_1 else "cgroup2"] and (not version_1 or "memory" in kind[-1].split(",")):
@@ -531,7 +533,7 @@ def _mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
     return found
 
 
-def _within(mount_root: str, mount: Path, path: str) -> Path:
+def _find_group_folder(mount_root: str, mount: Path, path: str) -> Path:
     """Return the group's folder. In a container it is the mount point itself, also if `path` is a path of the host."""
     prefix = mount_root.rstrip("/")
     inside = path[len(prefix) :].strip("/") if f"{path}/".startswith(f"{prefix}/") else ""
@@ -539,13 +541,13 @@ def _within(mount_root: str, mount: Path, path: str) -> Path:
     return folder if ".." not in folder.parts and folder.is_dir() else mount
 
 
-def _bytes(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     """Return the number in a file; None if there is none, or if it means no limit."""
-    text = _text(path).strip()
+    text = _read_text(path).strip()
     return int(text) if text.isdigit() and int(text) < _NO_LIMIT_BYTES else None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

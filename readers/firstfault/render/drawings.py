@@ -113,16 +113,16 @@ def build_timeline(cascade: Cascade) -> Timeline | None:
     if len(timed) > _LANES:
         # of a rank that hung only the stop has a time, which isn't the time of the fault
         timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
-        return _histogram(timed, untimed) if timed else None
-    bounds = [_bounds(event) for event in timed]
+        return _draw_histogram(timed, untimed) if timed else None
+    bounds = [_get_bounds(event) for event in timed]
     scale = _Scale(min(0, *(low for low, _ in bounds)), max(_MS, *(high for _, high in bounds)))
     short = shorten_names(node.name for node in cascade.nodes)
-    lanes = tuple(_lane(index, event, scale, short) for index, event in enumerate(timed))
+    lanes = tuple(_draw_lane(index, event, scale, short) for index, event in enumerate(timed))
     height = int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM)
     return Timeline(height, scale.ticks(), scale.x(0), untimed, lanes)
 
 
-def _histogram(timed: Sequence[Event], untimed: int) -> Timeline:
+def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
     """Return the drawing of many failures: how many of each state at each time, on the same scale."""
     times = [event.at_ns or 0 for event in timed]
     scale = _Scale(min(*times, 0), max(*times, _MS))
@@ -140,7 +140,7 @@ def _histogram(timed: Sequence[Event], untimed: int) -> Timeline:
             at = states[state]
             height = round(max(len(at) / most * _BARS_HEIGHT, _LEAST), 1)
             foot = round(foot - height, 1)
-            when = " to ".join(dict.fromkeys([_tick(min(at)), _tick(max(at))]))
+            when = " to ".join(dict.fromkeys([_format_tick(min(at)), _format_tick(max(at))]))
             x = round(_LEFT + index * width, 1)
             bars.append(Bar(x, foot, round(width - 1, 1), height, state, f"{len(at)} {state.value}, {when}"))
     height = int(base + _BOTTOM)
@@ -149,15 +149,15 @@ def _histogram(timed: Sequence[Event], untimed: int) -> Timeline:
 
 class _Scale:
     def __init__(self, low_ns: int, high_ns: int) -> None:
-        self._low, self._high = _log(low_ns), _log(high_ns)
+        self._low, self._high = _to_log_scale(low_ns), _to_log_scale(high_ns)
 
     def x(self, at_ns: int) -> float:
-        share = (_log(at_ns) - self._low) / (self._high - self._low)
+        share = (_to_log_scale(at_ns) - self._low) / (self._high - self._low)
         return round(_LEFT + min(max(share, 0.0), 1.0) * (_RIGHT - _LEFT), 1)
 
     def ticks(self) -> tuple[Tick, ...]:
         moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
-        found = [Tick(self.x(at), _tick(at)) for at in moments if self._low <= _log(at) <= self._high]
+        found = [Tick(self.x(at), _format_tick(at)) for at in moments if self._low <= _to_log_scale(at) <= self._high]
         kept: list[Tick] = []
         for tick in found:  # zero first, then those with labels that don't overlap
             if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004 - the width of "-100 ms"
@@ -165,26 +165,26 @@ class _Scale:
         return tuple(sorted(kept, key=lambda tick: tick.x))
 
 
-def _log(at_ns: int) -> float:
+def _to_log_scale(at_ns: int) -> float:
     return math.copysign(math.log10(1 + abs(at_ns) / _MS), at_ns)
 
 
-def _tick(at_ns: int) -> str:
+def _format_tick(at_ns: int) -> str:
     return "0" if at_ns == 0 else f"{'-' if at_ns < 0 else ''}{duration(at_ns).replace('.0 ', ' ')}"
 
 
-def _bounds(event: Event) -> tuple[int, int]:
+def _get_bounds(event: Event) -> tuple[int, int]:
     at = event.at_ns or 0
     return (min(event.bounds.low, at), max(event.bounds.high, at)) if event.bounds is not None else (at, at)
 
 
-def _lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> Lane:
+def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> Lane:
     failure = event.failure
     who = f"rank {failure.rank}" if failure.rank is not None else "agent"
-    node = _cut(short.get(failure.node, failure.node), _LABEL - 1 - len(who))
+    node = _shorten(short.get(failure.node, failure.node), _LABEL - 1 - len(who))
     # a rank that hung failed before the origin; the time of its end isn't the time of the fault
     is_open = event.state is State.ROOT and not event.from_root
-    low, high = _bounds(event)
+    low, high = _get_bounds(event)
     left = _LEFT if is_open else scale.x(low)
     width = round(scale.x(high) - left, 1)
     return Lane(
@@ -200,7 +200,7 @@ def _lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> 
     )
 
 
-def _cut(name: str, room: int) -> str:
+def _shorten(name: str, room: int) -> str:
     """Return a name without its middle if it is too long: names differ at their ends."""
     if len(name) <= room:
         return name

@@ -65,7 +65,7 @@ _PATH = re.compile(r"[^\x00-\x1f]+")
 
 def page(report: Report) -> str:
     """Return the report as one HTML file that needs no network, and no scripts for its answers."""
-    return _rendered("page.html.j2", report, is_deck=False)
+    return _render("page.html.j2", report, is_deck=False)
 
 
 def deck_html(report: Report) -> str:
@@ -73,23 +73,23 @@ def deck_html(report: Report) -> str:
 
     It is always light, as Flyte's page is.
     """
-    return _rendered("report.html.j2", report, is_deck=True)
+    return _render("report.html.j2", report, is_deck=True)
 
 
-def _rendered(template: str, report: Report, *, is_deck: bool) -> str:
+def _render(template: str, report: Report, *, is_deck: bool) -> str:
     assets: dict[str, str] = {}
     for name in ("style", "script"):
         suffix = "css" if name == "style" else "js"
         text = (resources.files("firstfault.render") / "page" / f"report.{suffix}").read_text(encoding="utf-8").strip()
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assets |= {name: text, f"{name}_hash": f"sha256-{digest}"}
-    text = _environment().get_template(template).render(**_shown(report), **assets, is_deck=is_deck)
+    text = _build_environment().get_template(template).render(**_build_context(report), **assets, is_deck=is_deck)
     # lone surrogates in quoted texts can't be encoded
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
+def _build_environment() -> jinja2.Environment:
     import jinja2  # noqa: PLC0415 - a verdict's other forms need none of it
 
     def harmless(value: Any) -> Any:
@@ -117,15 +117,15 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _shown(report: Report) -> dict[str, Any]:
+def _build_context(report: Report) -> dict[str, Any]:
     """Return what the template shows: the report, shortened lists, drawings, and the script's data."""
     verdict, cascade, name = report.verdict, report.cascade, report.verdict.node or ""
     short = shorten_names(node.name for node in cascade.nodes)
     pod = shorten_pod_name(name)
     where = report.answers.where.replace(name, pod) if name else report.answers.where
     raised = verdict.root.exception if verdict.root is not None else None
-    groups, first = cascade.groups[:_ROWS], _foremost(cascade) // PAGE_SIZE * PAGE_SIZE
-    documents = _documents(report)
+    groups, first = cascade.groups[:_ROWS], _find_first_rank(cascade) // PAGE_SIZE * PAGE_SIZE
+    documents = _list_documents(report)
     numbered = {document.ref.name: document for document in documents}
     problems = {State.ROOT: 0, State.SUSPECT: 1, State.UNREPORTED: 2, None: 3, State.FINISHED: 4}
     return {
@@ -141,11 +141,11 @@ def _shown(report: Report) -> dict[str, Any]:
         "history": recovered_lines(report.job, _ROWS),
         "links": list_causes_first(raised) if raised is not None else [],
         "open_at": _open_at(raised) if raised is not None else None,
-        "address": partial(_address, report.identity),
+        "address": partial(_build_address, report.identity),
         "message": elide(message_text(verdict), _TEXT),
-        "stacks": _stacks(report),
-        "dumps": _dumps(verdict.root),
-        "logs": _logs(report),
+        "stacks": _list_stacks(report),
+        "dumps": _list_dumps(verdict.root),
+        "logs": _list_logs(report),
         "counts": [(state, count) for state in State if (count := cascade.count(state))],
         "root_state": State.ROOT,
         "root_nodes": [node.name for node in cascade.nodes if node.state is State.ROOT and node.name],
@@ -153,26 +153,26 @@ def _shown(report: Report) -> dict[str, Any]:
         "page_size": PAGE_SIZE,
         "ranks_width": _RANKS,
         "first_ranks": cascade.ranks[first : first + PAGE_SIZE],
-        "rows": _rows(cascade, first),
+        "rows": _list_first_rows(cascade, first),
         "short": lambda name: short.get(name, name),
         "line": build_timeline(cascade),
         "events": cascade.events[:_ROWS],
         "groups": groups,
         "shortened": [group for group in groups if len(format_ranks(group.ranks)) > _RANKS],
-        "examples": list(itertools.islice(_examples(cascade), _EXAMPLES)),
+        "examples": list(itertools.islice(_iter_examples(cascade), _EXAMPLES)),
         "evidence": [(why, [numbered[name] for name in names if name in numbered]) for why, names in verdict.reasons],
         "nodes": sorted(cascade.nodes, key=lambda node: problems.get(node.state, 3))[:_ROWS],
         "documents": documents,
         "markdown": markdown(report),
         "json": _in_script(json_report(report, _JSON_TEXT)),
-        "data": _in_script(json.dumps(_data(cascade, short), ensure_ascii=False, separators=(",", ":"))),
+        "data": _in_script(json.dumps(_build_data(cascade, short), ensure_ascii=False, separators=(",", ":"))),
     }
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def _foremost(cascade: Cascade) -> int:
+def _find_first_rank(cascade: Cascade) -> int:
     """Return the index of the rank to look at first: the root cause, else a rank of its node, else a suspect."""
     of_node = {node.name: node.state for node in cascade.nodes if node.name}
     states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
@@ -181,7 +181,7 @@ def _foremost(cascade: Cascade) -> int:
     return next(found, 0)
 
 
-def _rows(cascade: Cascade, first: int) -> list[tuple[NodeState | None, str, list[RankState]]]:
+def _list_first_rows(cascade: Cascade, first: int) -> list[tuple[NodeState | None, str, list[RankState]]]:
     """Return the ranks of the initial page by node: (the node, its name, its ranks)."""
     nodes = {node.name: node for node in cascade.nodes}
     found: dict[str, list[RankState]] = defaultdict(list)
@@ -190,7 +190,7 @@ def _rows(cascade: Cascade, first: int) -> list[tuple[NodeState | None, str, lis
     return [(nodes.get(name), name, ranks) for name, ranks in found.items()]
 
 
-def _data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
+def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
     """Return what the script pages through and filters: ranks, groups, states and nodes that refer by index."""
     index = {state: number for number, state in enumerate(State)}
     nodes = {node.name: node.state for node in cascade.nodes}
@@ -201,7 +201,7 @@ def _data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
     room = min(_LINE, max(_SHORTEST_LINE, _LINES // max(own + 2 * len(cascade.groups), 1)))
     return {
         "size": PAGE_SIZE,
-        "foremost": _foremost(cascade),
+        "foremost": _find_first_rank(cascade),
         "rows": _ROWS,
         "states": [[state.slug, state.value, state.mark] for state in State],
         "nodes": [
@@ -212,8 +212,8 @@ def _data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
             [
                 group.number,
                 index[group.state],
-                _within(group.what, room),
-                _within(group.line, room),
+                _shorten(group.what, room),
+                _shorten(group.line, room),
                 group.count,
                 format_ranks(group.ranks, _RANKS),
                 group.first.later if group.first is not None else "",
@@ -229,7 +229,7 @@ def _data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
                 item.group,
                 item.later,
                 # empty: the same as its group's
-                "" if item.line == lines.get(item.group or 0) else _within(item.line, room),
+                "" if item.line == lines.get(item.group or 0) else _shorten(item.line, room),
             ]
             for item in cascade.ranks
         ],
@@ -243,7 +243,7 @@ def _in_script(text: str) -> str:
     return text
 
 
-def _within(text: str, room: int) -> str:
+def _shorten(text: str, room: int) -> str:
     """Return a line that takes at most this many bytes in the page's data."""
     text = printable(text)
     while (size := len(_in_script(text).encode("utf-8", "backslashreplace"))) > room:
@@ -275,7 +275,7 @@ class _Document:
     """Number of the first evidence sentence that refers to it, from 1; 0: none does."""
 
 
-def _examples(cascade: Cascade) -> Iterator[tuple[int, _Quoted]]:
+def _iter_examples(cascade: Cascade) -> Iterator[tuple[int, _Quoted]]:
     """Yield the number and the first failure of each group, without the root cause's."""
     for group in cascade.groups:
         if group.first is not None and group.state is not State.ROOT:
@@ -293,7 +293,7 @@ def _in_order(report: Report) -> list[WorkerError]:
     return list({id(failure): failure for failure in ordered}.values())
 
 
-def _stacks(report: Report) -> list[_Quoted]:
+def _list_stacks(report: Report) -> list[_Quoted]:
     """Return the stacks of processes, the root cause first, then the suspects."""
     dumps: dict[tuple[int, int | None], _Quoted] = {}
     for failure in _in_order(report):
@@ -312,13 +312,13 @@ def _stacks(report: Report) -> list[_Quoted]:
     return list(dumps.values())[:_OTHERS]
 
 
-def _dumps(root: WorkerError | None) -> list[_Quoted]:
+def _list_dumps(root: WorkerError | None) -> list[_Quoted]:
     """Return the root cause's dump with all threads and frames."""
     own = [dump for dump in root.stack_dumps if dump.rank == root.rank] if root is not None else []
     return [_Quoted(f"rank {dump.rank}", elide(dump.text.strip(), _TEXT)) for dump in own[:1]]
 
 
-def _logs(report: Report) -> list[_Quoted]:
+def _list_logs(report: Report) -> list[_Quoted]:
     """Return the last log lines of processes, the root cause first, then the suspects."""
     root = report.verdict.root
     found = (
@@ -329,7 +329,7 @@ def _logs(report: Report) -> list[_Quoted]:
     return list(itertools.islice((quoted for quoted in found if quoted.text), _OTHERS))
 
 
-def _documents(report: Report) -> tuple[_Document, ...]:
+def _list_documents(report: Report) -> tuple[_Document, ...]:
     """Return the documents that the page refers to: those of the evidence first, then by time."""
     by_name = {ref.name: (ref, event.failure) for event in report.cascade.events for ref in event.failure.documents}
     reasons: dict[str, int] = {}
@@ -368,7 +368,7 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
     return found
 
 
-def _address(identity: JobIdentity, frame: FrameInfo) -> str:
+def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:
     """Return where a frame's line can be read in its repository; empty: unknown."""
     root = identity.source_root.rstrip("/") + "/"
     # only an ordinary web address is ever a link

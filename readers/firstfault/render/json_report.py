@@ -36,10 +36,10 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     document = {
         "schema": SCHEMA,
         **({} if decided else {"decided": False}),
-        "verdict": verdict_to_dict(replace(report.verdict, message=_kept(report.verdict.message, longest))),
+        "verdict": verdict_to_dict(replace(report.verdict, message=_shorten(report.verdict.message, longest))),
         "decision": DECISION.write(report.decision),
         "first_line": report.first_line,
-        "root": _root(report, root, longest) if root is not None else None,
+        "root": _build_root(report, root, longest) if root is not None else None,
         "what": answers.what,
         "fault": answers.fault_owner.value,
         "where": answers.where,
@@ -83,21 +83,21 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
-def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
+def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
     raised = find_ending_exception(root)
     exception = find_first_cause(raised) if raised is not None else None
     frames = find_own_frames(raised) if raised is not None else ()
-    innermost = _fields(FRAME, frames[-1]) if frames else {}
-    place = {**_fields(PLACE, root.place), "pod": root.node or None, "pid": root.place.pid or None}
+    innermost = _build_fields(FRAME, frames[-1]) if frames else {}
+    place = {**_build_fields(PLACE, root.place), "pod": root.node or None, "pid": root.place.pid or None}
     if report.engine is PLAIN:
         place |= {"pod": None, "machine": place["machine"] or place["host"]}
     return {
         "type": exception.type if exception is not None else None,
-        "message": _kept(exception.message, longest) if exception is not None else None,
+        "message": _shorten(exception.message, longest) if exception is not None else None,
         **{name: innermost.get(name) for name in ("file", "line", "function", "source")},
         "frames": [
             {
-                **_fields(FRAME, frame),
+                **_build_fields(FRAME, frame),
                 "context_line": frame.context_line or None,
                 "marked": frame.marked if frame.marked[1] else None,
             }
@@ -109,21 +109,25 @@ def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, A
         "signal": root.signal or None,
         **place,
         "time": format_timestamp(root.timestamp_ns),
-        "memory": _fields(RESOURCES, root.resources),
-        "deadline": _fields(EXPIRED, root.expired) if root.expired is not None else None,
-        "last_collective": _fields(PROGRESS, root.collectives[0]) if root.collectives else None,
+        "memory": _build_fields(RESOURCES, root.resources),
+        "deadline": _build_fields(EXPIRED, root.expired) if root.expired is not None else None,
+        "last_collective": _build_fields(PROGRESS, root.collectives[0]) if root.collectives else None,
         "threads": [
-            {"name": thread.thread, "type": thread.exception.type, "message": _kept(thread.exception.message, longest)}
+            {
+                "name": thread.thread,
+                "type": thread.exception.type,
+                "message": _shorten(thread.exception.message, longest),
+            }
             for thread in root.thread_failures
         ],
     }
 
 
-def _fields(table: FieldTable, part: Any) -> dict[str, Any]:
+def _build_fields(table: FieldTable, part: Any) -> dict[str, Any]:
     """Return the fields of a part by their names in JSON; null for an empty text that may be missing."""
     found = {field.json: getattr(part, field.name) for field in table.fields if field.json}
     return {name: None if value == "" and name not in _TEXTS else value for name, value in found.items()}
 
 
-def _kept(text: str, longest: int | None) -> str:
+def _shorten(text: str, longest: int | None) -> str:
     return text if longest is None else elide(text, longest)

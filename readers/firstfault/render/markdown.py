@@ -40,35 +40,35 @@ def markdown(report: Report) -> str:
 
 def _markdown_lines(report: Report) -> Iterator[str]:
     parts = build_sections(report)
-    yield from (f"## {_escaped(report.answers.what)}", "", *_markdown_answers(report))
+    yield from (f"## {_escape(report.answers.what)}", "", *_markdown_answers(report))
     if parts.commands.lines:
-        yield from ("", *_fenced("\n".join(map(printable, parts.commands.lines)), "console"))
+        yield from ("", *_format_code_block("\n".join(map(printable, parts.commands.lines)), "console"))
     if job := report.identity.parts(report.engine):
-        yield from ("", _escaped("; ".join(job)))
-    yield from _listed(parts.changes, parts.changes.lines)
+        yield from ("", _escape("; ".join(job)))
+    yield from _format_list(parts.changes, parts.changes.lines)
     stack, log = "\n".join(parts.stack.lines[:_QUOTED]), "\n".join(parts.log.lines[-_QUOTED:])
     quoted = ((parts.stack, stack), (parts.message, elide(parts.message.text, _TEXT)), (parts.log, log))
     for part, text in quoted:
         if text:
-            yield from ("", f"### {part.title}", "", *_fenced(text))
+            yield from ("", f"### {part.title}", "", *_format_code_block(text))
     yield from _markdown_groups(report)
     if report.followers:
-        yield from ("", f"Victims: {_escaped(report.followers)}")
-    yield from _listed(parts.evidence, shorten_list(parts.evidence.lines, MAX_GROUPS))
-    yield from _listed(parts.recovered, parts.recovered.lines)
+        yield from ("", f"Victims: {_escape(report.followers)}")
+    yield from _format_list(parts.evidence, shorten_list(parts.evidence.lines, MAX_GROUPS))
+    yield from _format_list(parts.recovered, parts.recovered.lines)
     besides = [fact for fact in parts.details if fact.name in {f"{report.engine.nodes} reported", *_DETAILS}]
     facts = [*report.facts, *besides, *([Fact("read from", report.uri)] if report.uri else [])]
-    yield from ("", "### Facts", "", *(f"- {_escaped(fact.name)}: {_escaped(fact.value)}" for fact in facts))
+    yield from ("", "### Facts", "", *(f"- {_escape(fact.name)}: {_escape(fact.value)}" for fact in facts))
 
 
 def _markdown_answers(report: Report) -> Iterator[str]:
     answers = report.answers
-    yield f"- **Where:** {_escaped(answers.where)}" + (f", {_escaped(answers.code)}" if answers.code else "")
-    yield f"- **Retried:** it {_escaped(answers.fate)}. {_escaped(answers.fate_reason)}"
-    yield f"- **Kind:** {answers.fault_owner.value}; {_escaped(answers.category)}"
-    yield from (f"- **Look at next:** {_escaped(step.text)}" for step in answers.steps[:1])
+    yield f"- **Where:** {_escape(answers.where)}" + (f", {_escape(answers.code)}" if answers.code else "")
+    yield f"- **Retried:** it {_escape(answers.fate)}. {_escape(answers.fate_reason)}"
+    yield f"- **Kind:** {answers.fault_owner.value}; {_escape(answers.category)}"
+    yield from (f"- **Look at next:** {_escape(step.text)}" for step in answers.steps[:1])
     if answers.unknown:
-        yield f"- **Not known:** {_escaped('; '.join(answers.unknown[:MAX_GROUPS]))}"
+        yield f"- **Not known:** {_escape('; '.join(answers.unknown[:MAX_GROUPS]))}"
 
 
 def _markdown_groups(report: Report) -> Iterator[str]:
@@ -77,17 +77,17 @@ def _markdown_groups(report: Report) -> Iterator[str]:
         yield from ("", "### Who failed", "", "| State | Processes | Ranks | What it said |", "|---|---|---|---|")
     for group in groups[:MAX_GROUPS]:
         ranks = format_ranks(group.ranks, 60)
-        yield f"| {group.state.value} | {group.count} | {ranks} | {_escaped(group.said[:_CELL])} |"
+        yield f"| {group.state.value} | {group.count} | {ranks} | {_escape(group.said[:_CELL])} |"
     if len(groups) > MAX_GROUPS:
         yield f"| | | | and {counted(len(groups) - MAX_GROUPS, 'more group')} |"
 
 
-def _listed(part: Section, lines: Sequence[str]) -> Iterator[str]:
+def _format_list(part: Section, lines: Sequence[str]) -> Iterator[str]:
     if lines:
-        yield from ("", f"### {part.title}", "", *(f"- {_escaped(line)}" for line in lines))
+        yield from ("", f"### {part.title}", "", *(f"- {_escape(line)}" for line in lines))
 
 
-def _fenced(text: str, language: str = "text") -> Iterator[str]:
+def _format_code_block(text: str, language: str = "text") -> Iterator[str]:
     """Yield a code block with a fence longer than any run of backquotes in it."""
     text, fence = printable(text), "```"
     while fence in text:
@@ -95,6 +95,6 @@ def _fenced(text: str, language: str = "text") -> Iterator[str]:
     yield from (f"{fence}{language}", text, fence)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return one line in which nothing is Markdown or HTML."""
     return " ".join(elide(printable(text), _LINE).split()).translate(_ESCAPED)

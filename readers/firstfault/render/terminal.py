@@ -190,7 +190,7 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     _print_reported(printer, report, "")
     _print_nodes(printer, report)
     facts = [fact for fact in (*parts.answers, *parts.details) if fact.name != "unknown"]  # it is printed above
-    printer.section("Facts", itertools.chain.from_iterable((fact.line, *_below(fact.lines)) for fact in facts))
+    printer.section("Facts", itertools.chain.from_iterable((fact.line, *_indent(fact.lines)) for fact in facts))
     named = itertools.chain.from_iterable(names for _, names in report.verdict.reasons)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(named), 1)}
     reasons = [" ".join([why, *(f"[{numbers[name]}]" for name in names)]) for why, names in report.verdict.reasons]
@@ -200,7 +200,7 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     printer.section(parts.raw.title, [*parts.raw.lines, *(f"[{number}] {name}" for name, number in numbers.items())])
 
 
-def _below(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
@@ -212,19 +212,19 @@ def _print_quoted(printer: _Printer, report: Report, parts: Sections) -> None:
         for failure in failures:
             _print_stacks(printer, failure, parts.stack.title)
     text = format_exception(raised, folded=True) if raised is not None and raised.frames else parts.message.text
-    printer.section(parts.message.title, _bounded(text.split("\n")) if text else [])
+    printer.section(parts.message.title, _shorten(text.split("\n")) if text else [])
     for failure in failures:
         if raised is not None:
             _print_stacks(printer, failure, parts.stack.title)
         name = f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
-        printer.section(f"{parts.log.title}: {name}", _bounded(log_lines(failure)))
+        printer.section(f"{parts.log.title}: {name}", _shorten(log_lines(failure)))
 
 
 def _print_nodes(printer: _Printer, report: Report) -> None:
     by_node = report.cascade.ranks_by_node()
     lines = []
     for node in report.cascade.nodes:
-        lines += [node.line, *_below([by_node.pop(node.name)] if node.name in by_node else [])]
+        lines += [node.line, *_indent([by_node.pop(node.name)] if node.name in by_node else [])]
     lines += [f"{name}: {text}" for name, text in by_node.items()]
     printer.section(f"Ranks by {report.engine.node}", lines)
     printer.line(", ".join(f"{state.mark} {state.value}" for state in State), indent=2)
@@ -233,10 +233,10 @@ def _print_nodes(printer: _Printer, report: Report) -> None:
 def _print_stacks(printer: _Printer, failure: WorkerError, title: str) -> None:
     for dump in failure.stack_dumps:
         of = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
-        printer.section(f"{title}: {of}", _bounded(format_stack_dump(dump.text).strip("\n").split("\n")))
+        printer.section(f"{title}: {of}", _shorten(format_stack_dump(dump.text).strip("\n").split("\n")))
 
 
-def _bounded(lines: Sequence[str]) -> list[str]:
+def _shorten(lines: Sequence[str]) -> list[str]:
     """Return the head and the tail of a text, and how many lines aren't shown."""
     half = _TEXT_LINES // 2
     left = len(lines) - 2 * half

@@ -52,13 +52,13 @@ class Answers:
 def build_answers(case: Case) -> Answers:
     """Return the answers."""
     job, verdict = case.job, case.verdict
-    code, source = _code(job, verdict)
+    code, source = _find_code_line(job, verdict)
     meaning = CATEGORIES.get(verdict.category)
     return Answers(
-        what=_what(verdict),
+        what=_describe_fault(verdict),
         fault_owner=_fault_owner(case),
         category=f"{verdict.category}: {meaning}" if meaning else verdict.category,
-        where=_NOWHERE if case.is_alone else _where(job, verdict, case.engine),
+        where=_NOWHERE if case.is_alone else _describe_place(job, verdict, case.engine),
         code=code,
         source=source,
         fate=case.engine.fate(case.decision),
@@ -83,7 +83,7 @@ def _fault_owner(case: Case) -> FaultOwner:
     return describe_fault_owner(verdict.category, case.engine)[0]
 
 
-def _what(verdict: Verdict) -> str:
+def _describe_fault(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return verdict.headline
     name, text = split_fault(verdict)
@@ -93,7 +93,7 @@ def _what(verdict: Verdict) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
+def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
     if verdict.category in FROM_OUTSIDE and (terminated := count_terminated_nodes(job)).are_all:
         return f"all {terminated.count} {engine.nodes}, the first {verdict.node}"
     if verdict.scope is Scope.UNDETERMINED:
@@ -113,7 +113,7 @@ def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
     return f"rank {verdict.ranks[0]}{'' if local is None else f' (local_rank {local})'}{on}"
 
 
-def _code(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
+def _find_code_line(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
     """Return the root cause's place in the program and its line; if undetermined, the place that all failures share."""
     if verdict.root is not None:
         return _find_code(verdict.root, verdict.headline)

@@ -55,17 +55,19 @@ class Event:
         if self.at_ns is None:
             return ""
         if self.bounds is None:
-            return f"~ {_signed(self.at_ns)}"
+            return f"~ {_format_signed(self.at_ns)}"
         if (self.bounds.high - self.bounds.low) * _TENTH <= abs(self.at_ns) or self.bounds.low == self.bounds.high:
-            return _signed(self.at_ns)
-        return f"{_signed(self.bounds.low)} to {_signed(self.bounds.high)}"
+            return _format_signed(self.at_ns)
+        return f"{_format_signed(self.bounds.low)} to {_format_signed(self.bounds.high)}"
 
     @property
     def later(self) -> str:
         """How much later, in words; empty if unknown, and for the origin."""
         if self.at_ns is None or self.is_origin:
             return ""
-        text = f"{_moved(self.at_ns)} by its own node's clock" if self.bounds is None else later_text(self.bounds)
+        text = (
+            f"{_format_shift(self.at_ns)} by its own node's clock" if self.bounds is None else later_text(self.bounds)
+        )
         return text if self.from_root else f"{text}, counted from the first failure"
 
     @property
@@ -179,10 +181,12 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
     events = []
     for failure, judged in zip(job.failures, diagnosis.classified, strict=True):
         at_ns, bounds = _get_event_time(failure, origin, diagnosis.clocks)
-        events.append(Event(failure, _state(failure, judged, verdict), at_ns, bounds, failure is origin, from_root))
-    events.sort(key=_order)
+        events.append(
+            Event(failure, _find_state(failure, judged, verdict), at_ns, bounds, failure is origin, from_root)
+        )
+    events.sort(key=_build_sort_key)
     groups = _group_events(job, verdict, events)
-    ranks = _ranks(job, verdict, events, groups)
+    ranks = _list_ranks(job, verdict, events, groups)
     grouped = {rank for group in groups for rank in group.ranks}
     missing: dict[State, list[int]] = defaultdict(list)
     for item in ranks:
@@ -198,7 +202,7 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
     # if two nodes have documents of one rank, the rank is in two groups
     of_rank |= {event.failure.rank: of_event[event.key] for event in reversed(events) if event.failure.rank is not None}
     numbered = tuple(replace(item, group=of_rank.get(item.rank)) for item in ranks)
-    return Cascade(tuple(events), tuple(groups), numbered, _nodes(job, verdict), from_root)
+    return Cascade(tuple(events), tuple(groups), numbered, _list_nodes(job, verdict), from_root)
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ def _get_event_time(
     return failure.timestamp_ns - origin.timestamp_ns, None
 
 
-def _order(event: Event) -> tuple[object, ...]:
+def _build_sort_key(event: Event) -> tuple[object, ...]:
     """Return the sort key of events: the root cause first, then by time."""
     failure = event.failure
     return (
@@ -254,7 +258,7 @@ def later_text(bounds: Interval) -> str:
     """Return bounds of a time difference, nanoseconds, in words."""
     low, high = bounds.low, bounds.high
     if (high - low) * _TENTH <= abs(low + high) // 2:
-        return _moved((low + high) // 2)
+        return _format_shift((low + high) // 2)
     if low >= 0:
         return f"{duration(low)} to {duration(high)} later"
     if high <= 0:
@@ -262,11 +266,11 @@ def later_text(bounds: Interval) -> str:
     return f"between {duration(low)} earlier and {duration(high)} later"
 
 
-def _signed(nanoseconds: int) -> str:
+def _format_signed(nanoseconds: int) -> str:
     return "0" if nanoseconds == 0 else f"{'+' if nanoseconds > 0 else '-'}{duration(nanoseconds)}"
 
 
-def _moved(nanoseconds: int) -> str:
+def _format_shift(nanoseconds: int) -> str:
     if nanoseconds == 0:
         return "at the same time"
     return f"{duration(nanoseconds)} {'later' if nanoseconds > 0 else 'earlier'}"
@@ -275,7 +279,7 @@ def _moved(nanoseconds: int) -> str:
 # --- states -----------------------------------------------------------------------------------------------------------
 
 
-def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) -> State:
+def _find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) -> State:
     """Return the state that the verdict gives a failure, else the one of its class."""
     failure_class = judged.failure_class
     is_sure = verdict.scope is not Scope.UNDETERMINED
@@ -372,7 +376,9 @@ def _groups_without_documents(
 # --- ranks and nodes --------------------------------------------------------------------------------------------------
 
 
-def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Sequence[Group]) -> tuple[RankState, ...]:
+def _list_ranks(
+    job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Sequence[Group]
+) -> tuple[RankState, ...]:
     """Return every rank that a document, the roster, the verdict or a group names, or that the world size implies."""
     places = {  # node and local rank
         rank: (entry.place.node, index) for entry in job.roster for index, rank in enumerate(sorted(entry.ranks))
@@ -418,7 +424,7 @@ def world_size(job: JobErrors) -> int:
     return stated if stated <= _LARGEST_WORLD else 0
 
 
-def _nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
+def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
     unreported = set(unreported_nodes(job))
     entries: dict[tuple[str, int | None], list[NodePresence]] = defaultdict(list)
     ranks: dict[tuple[str, int | None], set[int]] = defaultdict(set)

@@ -168,11 +168,11 @@ def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:
         # compare with the last attempt that is known
         known = (item for item in reversed(attempts[:index]) if item.verdict is not None or after.verdict is None)
         before = next(known, attempts[index - 1])
-        found.append(f"attempt {before.number} to {after.number}: {', '.join(_changes(before, after))}")
+        found.append(f"attempt {before.number} to {after.number}: {', '.join(_list_changes(before, after))}")
     return tuple(found)
 
 
-def _changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str]:
+def _list_changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str]:
     one, other = before.verdict, after.verdict
     if one is None or other is None:
         yield from (f"attempt {item.number} {item.note}" for item in (before, after) if item.verdict is None)
@@ -190,12 +190,12 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str]:
         yield f"on the same {noun}" if one.ranks == other.ranks else moved
     if one.root is None or other.root is None:
         return
-    yield from _machines(one.root, other.root)
+    yield from _compare_machines(one.root, other.root)
     old, new = dict(one.root.versions), dict(other.root.versions)
     yield from (f"{name} {new[name]} after {old[name]}" for name in sorted(old.keys() & new) if old[name] != new[name])
 
 
-def _machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
+def _compare_machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
     """Yield whether machine and GPU of the root cause are the same; nothing if that isn't known.
 
     A machine is known by the kernel's boot id, which all of its pods share. The names of pods always differ: Flyte puts
@@ -276,7 +276,7 @@ def build_sections(report: Report) -> Sections:
     documents = [Layout.of(report.uri).errors_uri()] if report.uri else []
     suspects = (f"{suspect.name}, {suspect.why}" for suspect in verdict.suspects)
     return Sections(
-        answers=tuple(_answers(report)),
+        answers=tuple(_list_answers(report)),
         commands=Section("To copy", tuple(step.command for step in report.answers.steps if step.command)),
         changes=Section("Attempts", report.changes),
         code=Section(
@@ -285,7 +285,7 @@ def build_sections(report: Report) -> Sections:
         stack=Section(STACK_TITLE, tuple(stack_lines(root)) if root is not None else ()),
         message=Section("Traceback" if has_traceback else "Message", tuple(message.split("\n")) if message else ()),
         log=Section(LOG_TITLE, tuple(log_lines(root)) if root is not None else ()),
-        details=tuple(_details(report)),
+        details=tuple(_list_details(report)),
         evidence=Section("Evidence", tuple(report.engine.cited(why, names) for why, names in verdict.reasons)),
         suspects=Section("Suspects", tuple(suspects)),
         attempts=Section("Attempts side by side", tuple(attempts)),
@@ -298,7 +298,7 @@ def build_sections(report: Report) -> Sections:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def _answers(report: Report) -> Iterator[Fact]:
+def _list_answers(report: Report) -> Iterator[Fact]:
     verdict, decision, answers = report.verdict, report.decision, report.answers
     yield Fact("root cause", verdict.headline)
     yield Fact("retry", f"{'yes' if is_retried(decision) else 'no'}, {decision.reason}")
@@ -315,15 +315,15 @@ def _answers(report: Report) -> Iterator[Fact]:
         yield Fact("since the previous attempt", report.change)
 
 
-def _details(report: Report) -> Iterator[Fact]:
+def _list_details(report: Report) -> Iterator[Fact]:
     verdict = report.verdict
     if job := report.identity.parts(report.engine):
         yield Fact("job", "; ".join(job))
     if report.identity.trained:
         yield Fact("progress", report.identity.trained)
-    yield from _victims(report)
+    yield from _list_victims(report)
     if before := [record for record in report.job.restarts if record.restart]:
-        faults = "; ".join(f"{_restarted(record)}: {record.headline}" for record in before)
+        faults = "; ".join(f"{_describe_restart(record)}: {record.headline}" for record in before)
         yield Fact(f"restarted {counted(len(before), 'time')} before", faults)
     if stalls := list_stalls(report.job):
         ended_ns = verdict.timestamp_ns if report.job.last_stall is not None else None
@@ -335,11 +335,13 @@ def _details(report: Report) -> Iterator[Fact]:
     yield Fact("confidence", f"{verdict.confidence} (strategy {verdict.strategy})")
 
 
-def _victims(report: Report) -> Iterator[Fact]:
+def _list_victims(report: Report) -> Iterator[Fact]:
     """Yield the victims, and the ranks that failed too and may be the root cause."""
     victims = report.verdict.victims
     if report.verdict.scope is Scope.UNDETERMINED:
-        yield from [_listed("failed", str(victims.count), victims.by_rank, victims.count)] if victims.count else ()
+        yield from (
+            [_build_list_fact("failed", str(victims.count), victims.by_rank, victims.count)] if victims.count else ()
+        )
         return
     follows = {State.VICTIM, State.STOPPED}
     states = {item.rank: item.state for item in report.cascade.ranks}
@@ -348,13 +350,13 @@ def _victims(report: Report) -> Iterator[Fact]:
         count = sum(state in follows for state in states.values()) if report.cascade.events else victims.count
         names = {item.rank: [ref.name for ref in item.documents] for item in report.job.failures}
         after = [(rank, report.engine.cited(one_line(line, 100), names.get(rank, ()))) for rank, line in after]
-        yield _listed("victims", report.followers, after, max(count, len(after)))
+        yield _build_list_fact("victims", report.followers, after, max(count, len(after)))
     besides = [item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}]
     if besides:
-        yield _listed("failed too", format_ranks([rank for rank, _ in besides], 60), besides, len(besides))
+        yield _build_list_fact("failed too", format_ranks([rank for rank, _ in besides], 60), besides, len(besides))
 
 
-def _listed(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
+def _build_list_fact(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
     lines = [f"rank {rank}: {one_line(line, _VICTIM)}" for rank, line in victims[:_SHOWN]]
     lines += [f"and {count - len(lines)} more"] if lines and count > len(lines) else []
     return Fact(name, text, tuple(lines))
@@ -379,7 +381,7 @@ def stack_lines(failure: WorkerError) -> list[str]:
     """Return a process's stack when it was stopped, as a person reads it; empty if it has a traceback."""
     if failure.exception is not None and failure.exception.frames:
         return []
-    return _lines(format_stack_dump(_own_stack(failure)))
+    return _list_lines(format_stack_dump(_own_stack(failure)))
 
 
 def _own_stack(failure: WorkerError) -> str:
@@ -391,10 +393,10 @@ def _own_stack(failure: WorkerError) -> str:
 
 def log_lines(failure: WorkerError) -> list[str]:
     """Return a process's last stderr lines, as a terminal would show them."""
-    return _lines(failure.log_tail)
+    return _list_lines(failure.log_tail)
 
 
-def _lines(text: str) -> list[str]:
+def _list_lines(text: str) -> list[str]:
     """Return the lines that aren't empty; of a progress bar's line what is after the last carriage return."""
     lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
     return [line if len(line) <= _LINE else line[: _LINE - 3] + "..." for line in lines if line]
@@ -435,7 +437,7 @@ def restart_line(record: RestartRecord) -> str:
     took = f"; {record.lost_seconds:.0f} s until the workers ran again" if record.lost_seconds is not None else ""
     sizes = (record.world_size_before, record.world_size_after)
     resized = f"; {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
-    return one_line(f"{_restarted(record)}: {record.headline}: restarted, {record.reason}{took}{resized}", _FACT)
+    return one_line(f"{_describe_restart(record)}: {record.headline}: restarted, {record.reason}{took}{resized}", _FACT)
 
 
 def list_stalls(job: JobErrors) -> list[RestartRecord]:
@@ -457,5 +459,5 @@ def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) ->
     return "; ".join([f"{sum(seconds):.0f} s in all, {hours:.2f} hours of all ranks", *shorten_list(told, _STALLED)])
 
 
-def _restarted(record: RestartRecord) -> str:
+def _describe_restart(record: RestartRecord) -> str:
     return f"{'round' if record.kind is RestartKind.ROUND else 'in-process restart'} {record.number}"

@@ -104,7 +104,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
         else f"{name} {limit if name in _COUNTS else size(limit)}"
         for name, limit in root.system.limits
     ]
-    for name, texts in (("memory", list(_memory(root))), ("disk", disks), ("limits", limits)):
+    for name, texts in (("memory", list(_list_memory_facts(root))), ("disk", disks), ("limits", limits)):
         if texts:
             yield Fact(name, ", ".join(texts))
     collectives = []
@@ -115,7 +115,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
     yield from (Fact("last collective", text) for text in shorten_list(collectives, MAX_LISTED_ITEMS))
 
 
-def _memory(root: WorkerError) -> Iterator[str]:
+def _list_memory_facts(root: WorkerError) -> Iterator[str]:
     found = root.resources
     limit = f" of {size(found.memory_limit_bytes)}" if found.memory_limit_bytes is not None else ""
     if found.memory_peak_bytes is not None:

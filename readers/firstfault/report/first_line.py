@@ -38,11 +38,11 @@ _CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)
 def first_line(verdict: Verdict, decision: Decision) -> str:
     """Return a line of less than 90 characters; the first 51 have the fault, the rank, the pod, and retry or not."""
     fate = "retry" if is_retried(decision) else "retry spent" if decision.is_spent else "no retry"
-    subject = _subject(verdict)
-    node = _spaced(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
+    subject = _describe_subject(verdict)
+    node = _to_one_line(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
     name, text = split_fault(verdict)
     what = one_line(
-        _spaced(_what(verdict, name)),
+        _to_one_line(_describe_fault(verdict, name)),
         _MAX_ANSWER_CHARACTERS - len(subject) - min(len(node), _MIN_NODE_CHARACTERS) - len(fate) - 3,
     )
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
@@ -50,7 +50,9 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     if len(node) > room:  # the end is kept, because pods' names differ there
         node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less wouldn't identify it
     answer = " ".join(part for part in (answer, node, fate) if part)
-    detail = one_line(_spaced(_detail(verdict, name, text)), max(_MAX_LINE_CHARACTERS - len(answer) - 2, 0))
+    detail = one_line(
+        _to_one_line(_describe_detail(verdict, name, text)), max(_MAX_LINE_CHARACTERS - len(answer) - 2, 0)
+    )
     return f"{answer}: {detail}" if detail else answer
 
 
@@ -60,7 +62,7 @@ def shorten_pod_name(name: str) -> str:
     return match["pod"] if match is not None else name
 
 
-def _subject(verdict: Verdict) -> str:
+def _describe_subject(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return "undetermined"
     count = len(verdict.ranks)
@@ -73,7 +75,7 @@ def _subject(verdict: Verdict) -> str:
     return f"rank {verdict.ranks[0]}" if verdict.ranks else ""
 
 
-def _what(verdict: Verdict, name: str) -> str:
+def _describe_fault(verdict: Verdict, name: str) -> str:
     """Return what happened, in the words of the field."""
     if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
         return name
@@ -85,7 +87,7 @@ def _what(verdict: Verdict, name: str) -> str:
     return about.get("short") or _PLAIN_NAMES.get(name, name)
 
 
-def _detail(verdict: Verdict, name: str, text: str) -> str:
+def _describe_detail(verdict: Verdict, name: str, text: str) -> str:
     """Return what there is room for behind the answer, without the words that it has already."""
     root = verdict.root
     if root is None or verdict.scope is Scope.UNDETERMINED or name == "OOM-killed":
@@ -102,6 +104,6 @@ def _detail(verdict: Verdict, name: str, text: str) -> str:
     return text.removeprefix("terminated ").strip("()") if verdict.category == "preemption" else text
 
 
-def _spaced(text: str) -> str:
+def _to_one_line(text: str) -> str:
     """Return one line of printable ASCII, its words one space apart."""
     return " ".join(printable(text.encode("ascii", "backslashreplace").decode("ascii")).split())

@@ -57,7 +57,7 @@ class JobIdentity:
         found = _COMMIT.search(self.source_url)
         return found[0] if found else ""
 
-    def _size(self, engine: EngineWords) -> str:
+    def _describe_size(self, engine: EngineWords) -> str:
         ranks = counted(self.ranks, "rank") if self.ranks else ""
         return " on ".join(filter(None, [ranks, counted(self.nodes, engine.node) if self.nodes else ""]))
 
@@ -74,7 +74,7 @@ class JobIdentity:
     def brief(self, engine: EngineWords) -> str:
         """Return what ran in few words; the rest is the same for every attempt of it."""
         gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
-        parts = (self.task or self.execution, self._size(engine), gpus, self._after, self.trained)
+        parts = (self.task or self.execution, self._describe_size(engine), gpus, self._after, self.trained)
         return ", ".join(filter(None, parts))
 
     def parts(self, engine: EngineWords) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class JobIdentity:
             self.image,
             f"commit {self.commit[:7]}" if self.commit else "",
             ", ".join(filter(None, [start, self._after])),
-            self._size(engine),
+            self._describe_size(engine),
             ": ".join(filter(None, [counted(self.gpus, "GPU") if self.gpus and self.all_gpus else "", self.gpu_model])),
             ", ".join(f"{name} {version}" for name, version in self.versions),
         )

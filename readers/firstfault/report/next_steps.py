@@ -34,7 +34,7 @@ class Step:
 def find_next_steps(case: Case, code: str) -> Iterator[Step]:
     """Yield the advice, then commands that show more; `code` is the place in the program, "train.py:41 in step"."""
     job, verdict, engine = case.job, case.verdict, case.engine
-    advice = _advice(case, code)
+    advice = _give_advice(case, code)
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
     # the pods of a job share their namespace
     places = [*([verdict.root.place] if verdict.root is not None else []), *job.places]
@@ -57,7 +57,7 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
         yield Step("more", f"firstfault show {shlex.quote(case.uri)}")
 
 
-def _advice(case: Case, code: str) -> str:
+def _give_advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = describe_fault_owner(verdict.category, case.engine)
     if verdict.is_at_time_limit:
@@ -67,7 +67,11 @@ def _advice(case: Case, code: str) -> str:
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
-        return f"{_UNDETERMINED_ADVICE}; all were at" if code else "; ".join([_UNDETERMINED_ADVICE, *_stood(case.job)])
+        return (
+            f"{_UNDETERMINED_ADVICE}; all were at"
+            if code
+            else "; ".join([_UNDETERMINED_ADVICE, *_list_positions(case.job)])
+        )
     if root is not None and locate_main_thread(root).exit_stage:
         return "find out why it made fewer steps than the others, such as fewer batches or an early return"
     if verdict.category == "hang" and not code:
@@ -77,7 +81,7 @@ def _advice(case: Case, code: str) -> str:
     return advice
 
 
-def _stood(job: JobErrors) -> list[str]:
+def _list_positions(job: JobErrors) -> list[str]:
     """Return where ranks stood outside of collectives: "rank 0 was at train.py:12 in load"."""
     stood = ((failure.rank, locate_main_thread(failure)) for failure in job.failures if failure.rank is not None)
     away = [(rank, where.description) for rank, where in stood if where.kind is PositionKind.ELSEWHERE and where.frame]

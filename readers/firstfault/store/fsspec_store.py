@@ -113,7 +113,7 @@ class FsspecStore(Store):
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`."""
-        full = self._path(path)
+        full = self._build_path(path)
         if limit is not None:
             info = await self._send_request("info", full)
             self.check_size(path, int(info["size"] or 0), limit)
@@ -121,7 +121,7 @@ class FsspecStore(Store):
 
     async def put_once(self, path: str, data: bytes) -> None:
         """See `Store.put`."""
-        full = self._path(path)
+        full = self._build_path(path)
         if isinstance(self._fs, AsyncFileSystem):
             await self._send_request("pipe_file", full, data)
             return
@@ -143,12 +143,12 @@ class FsspecStore(Store):
 
     async def exists_once(self, path: str) -> bool:
         """See `Store.exists`."""
-        info = await self._send_request("info", self._path(path))
+        info = await self._send_request("info", self._build_path(path))
         return bool(info["type"] == "file")
 
     async def _list_files(self, call: str, folder: str) -> Sequence[ObjectInfo]:
         """Return the files that fsspec's `call` (ls or find) lists; none for a missing folder."""
-        path = self._path(folder)
+        path = self._build_path(folder)
         try:
             found = await self._call_filesystem(call, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -157,7 +157,7 @@ class FsspecStore(Store):
 
     async def _list_s3_page(self, folder: str, after: str = "", **request: str) -> tuple[list[ObjectInfo], str]:
         """Return one page of S3's listing and its continuation token; s3fs's own methods fetch all pages."""
-        bucket, _, key = self._path(folder).partition("/")
+        bucket, _, key = self._build_path(folder).partition("/")
         prefix = f"{key}/" if key else ""
         if after:
             request["StartAfter"] = prefix + after
@@ -240,7 +240,7 @@ class FsspecStore(Store):
             return StorageErrorKind.OTHER, f"{name}: {line}"
         return None
 
-    def _path(self, relative: str) -> str:
+    def _build_path(self, relative: str) -> str:
         return join(self._root, relative) if relative else self._root
 
 

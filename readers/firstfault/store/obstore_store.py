@@ -77,7 +77,7 @@ class ObstoreStore(Store):
 
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002 - see below
         """See `Store.list_once`; obstore fetches all pages itself."""
-        root = self._path(folder)
+        root = self._build_path(folder)
         found = await obstore.list_with_delimiter_async(self._client, root or None)
         return _to_object_infos(found["objects"], root), ""
 
@@ -96,17 +96,17 @@ class ObstoreStore(Store):
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`; the response has the size, so a limit costs no extra request."""
-        found = await obstore.get_async(self._client, self._path(path))
+        found = await obstore.get_async(self._client, self._build_path(path))
         self.check_size(path, int(found.meta["size"]), limit)
         return bytes(await found.bytes_async())
 
     async def put_once(self, path: str, data: bytes) -> None:
         """See `Store.put`."""
-        await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
+        await obstore.put_async(self._client, self._build_path(path), data, use_multipart=False)
 
     async def exists_once(self, path: str) -> bool:
         """See `Store.exists`; obstore raises for a missing object."""
-        await obstore.head_async(self._client, self._path(path))
+        await obstore.head_async(self._client, self._build_path(path))
         return True
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
@@ -160,7 +160,7 @@ class ObstoreStore(Store):
             return StorageErrorKind.OTHER, detail
         return StorageErrorKind.NO_ANSWER, detail
 
-    def _path(self, relative: str) -> str:
+    def _build_path(self, relative: str) -> str:
         return join(self._root, relative) if self._root and relative else self._root or relative
 
 

@@ -22,7 +22,7 @@ _PHRASES_BY_CLASS = {
     FailureClass.CONSEQUENCE: ("other failed", "others failed", " because of it: stopped, or without its peer"),
     FailureClass.UNCLEAR: ("other", "others", " may be cause or consequence"),
 }
-"""How a reason counts all further failures of a class: singular, plural, and the rest of the sentence."""
+"""Phrases of a reason that counts the remaining failures of a class: singular, plural, rest of the sentence."""
 
 
 def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
@@ -33,7 +33,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     read_count = sum(item.failure.fingerprint == first.failure.fingerprint for item in classified)
     unread_count = len(diagnosis.job.unopened_like(first.failure.fingerprint)) if read_count == len(fault.same) else 0
     # A rank that was stopped while it raised the same exception has the fault, too. A rank that was in a finalizer
-    # where the exception passes by probably has it; one that was just near the line may have been about to fail.
+    # that the exception passes through probably has it; a rank near that line may have been about to fail.
     raising = faults.find_ranks_stopped_raising(first, classified)
     accounted = set(map(id, raising))
     unwinding = [item for item in faults.find_ranks_stopped_unwinding(first, classified) if id(item) not in accounted]

@@ -71,7 +71,7 @@ def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
 
 
 def _describe_common_failure(job: JobErrors) -> str:
-    """Return the one exception that all ranks raised: "all 4 ranks: RuntimeError: Timed out"; empty: they differ."""
+    """Return the exception that all ranks raised: "all 4 ranks: RuntimeError: Timed out"; empty: exceptions differ."""
     ranks = {failure.rank for failure in job.failures if failure.rank is not None}
     world_size = max((failure.place.world_size for failure in job.failures), default=0)
     if len(ranks) < 2 or job.unopened or len({failure.fingerprint for failure in job.failures}) > 1:  # noqa: PLR2004
@@ -85,7 +85,7 @@ def _describe_common_failure(job: JobErrors) -> str:
 
 
 def _describe_expired_deadline(job: JobErrors) -> str:
-    """Return which deadline of the watchdog ranks missed while they waited for each other."""
+    """Return the watchdog deadline that ranks missed while they waited for each other."""
     expired = [failure for failure in job.failures if failure.expired is not None]
     if not expired or expired[0].expired is None:
         return "no rank shows a fault of its own"
@@ -95,7 +95,7 @@ def _describe_expired_deadline(job: JobErrors) -> str:
 
 
 def _describe_unreported_nodes(job: JobErrors) -> str:
-    """Return which nodes left no trace, such as nodes without firstfault: "no report from node 1; "."""
+    """Return the nodes without any report, such as nodes without firstfault: "no report from node 1; "."""
     places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
     expected = job.coverage.expected or 0
     reported = {place.group_rank for place in places if place.group_rank is not None and place.group_rank < expected}

@@ -172,12 +172,12 @@ class StrategyTests:
 
     def test_does_not_depend_on_the_order_of_failures(self, job: model.JobErrors) -> None:
         """The verdict is the same for any order of failures, and when it is asked for twice."""
-        expected = self._said(job)
+        expected = self._without_root(job)
         shuffler = random.Random(20_170_228)  # noqa: S311 - an order, not a secret
         for _ in range(_SHUFFLES):
             failures = list(job.failures)
             shuffler.shuffle(failures)
-            assert self._said(replace(job, failures=tuple(failures))) == expected
+            assert self._without_root(replace(job, failures=tuple(failures))) == expected
         assert self._under_test()(job) == self._under_test()(job)
 
     def test_names_only_what_is_in_the_job(self, job: model.JobErrors) -> None:
@@ -217,6 +217,6 @@ class StrategyTests:
         found = inspect.getattr_static(type(self), "strategy")
         return get_strategy(found.__func__ if isinstance(found, staticmethod) else found)
 
-    def _said(self, job: model.JobErrors) -> object:
+    def _without_root(self, job: model.JobErrors) -> object:
         """Return the verdict without its root, which may be either of two equal failures."""
         return verdict_to_dict(self._under_test()(job))

@@ -97,7 +97,7 @@ def _check_range(limit: float, value: Any) -> Any:
     return value
 
 
-def _nullable(json_type: JsonType) -> JsonType:
+def _make_nullable(json_type: JsonType) -> JsonType:
     return JsonType(
         {**json_type.schema, "type": [json_type.schema["type"], "null"]},
         lambda value: None if value is None else json_type.read(value),
@@ -167,7 +167,7 @@ def _suspect_to_dict(suspect: Suspect) -> dict[str, Any]:
 
 def _suspect_from_dict(json_value: dict[str, Any]) -> Suspect:
     rank, node = (
-        _nullable(json_type).read(json_value.get(key)) for key, json_type in (("rank", COUNT), ("node", TEXT))
+        _make_nullable(json_type).read(json_value.get(key)) for key, json_type in (("rank", COUNT), ("node", TEXT))
     )
     return Suspect(TEXT.read(json_value["why"]), rank, node)
 
@@ -188,7 +188,7 @@ VICTIM_LINES = JsonType(
 )
 COVERAGE = JsonObject(
     model.Coverage,
-    JsonField("expected", _nullable(COUNT)),
+    JsonField("expected", _make_nullable(COUNT)),
     JsonField("reported", COUNT),
     JsonField("unreadable", COUNT),
     JsonField("complete", FLAG),
@@ -198,7 +198,7 @@ VERDICT = JsonObject(
     Verdict,
     JsonField("scope", _enum_type(model.Scope)),
     JsonField("ranks", _list_type(COUNT, MAX_RANKS), meaning="Global ranks of the root cause."),
-    JsonField("node", _nullable(TEXT), meaning="Its pod, or its machine without Kubernetes."),
+    JsonField("node", _make_nullable(TEXT), meaning="Its pod, or its machine without Kubernetes."),
     JsonField("code", TEXT, meaning="The error code that Flyte shows."),
     JsonField("category", TEXT),
     JsonField("fingerprint", TEXT, meaning="Equal for the same fault elsewhere."),
@@ -228,7 +228,7 @@ DECISION = JsonObject(
     JsonField("origin", _enum_type(model.Origin)),
     JsonField("enforced", FLAG),
     JsonField("reason", TEXT),
-    JsonField("retries_left", _nullable(COUNT)),
+    JsonField("retries_left", _make_nullable(COUNT)),
 )
 
 
@@ -272,8 +272,8 @@ LOST_SECONDS_MEANING = (
 )
 WORLD_SIZES = JsonObject(
     dict,
-    JsonField("before", _nullable(COUNT), "world_size_before"),
-    JsonField("after", _nullable(COUNT), "world_size_after"),
+    JsonField("before", _make_nullable(COUNT), "world_size_before"),
+    JsonField("after", _make_nullable(COUNT), "world_size_after"),
 )
 RESTART = JsonObject(
     RestartRecord,
@@ -283,12 +283,12 @@ RESTART = JsonObject(
     JsonField("restart", FLAG, meaning="whether the workers restart; `false`: the attempt ended, or it is a stall"),
     JsonField("reason", LINE, meaning="of this decision"),
     JsonField("agreed", FLAG, "is_agreed", "`false`: the agents reached no decision, and torch elastic restarted"),
-    JsonField("rank", _nullable(COUNT), meaning="of the root cause; `null`: not known"),
+    JsonField("rank", _make_nullable(COUNT), meaning="of the root cause; `null`: not known"),
     JsonField("node", LINE, meaning="of the root cause; empty: not known"),
     JsonField("fingerprint", LINE, meaning="of the root cause; empty: not known"),
     JsonField("category", LINE, meaning="of the root cause; empty: not known"),
     JsonField("timestamp", TIME, "timestamp_ns", "when the root cause failed, RFC 3339 in UTC"),
-    JsonField("lost_seconds", _nullable(SECONDS), meaning=LOST_SECONDS_MEANING),
+    JsonField("lost_seconds", _make_nullable(SECONDS), meaning=LOST_SECONDS_MEANING),
     JsonField("world_size", WORLD_SIZES, meaning='`{"before", "after"}`: ranks', is_flat=True),
 )
 

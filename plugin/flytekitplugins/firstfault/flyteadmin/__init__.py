@@ -103,7 +103,7 @@ class _Admin:
         self, execution: WorkflowExecutionIdentifier, parent: str = "", depth: int = 0
     ) -> NodeExecutionIdentifier | None:
         """Return the first node that failed and ran a task, in the order of their failures."""
-        failed = [node for node in self._nodes(execution, parent) if node.closure.phase in _FAILED]
+        failed = [node for node in self._list_nodes(execution, parent) if node.closure.phase in _FAILED]
         for node in sorted(failed, key=lambda node: node.closure.updated_at.ToNanoseconds()):
             launched = node.closure.workflow_node_metadata.executionId
             deeper = None
@@ -113,14 +113,14 @@ class _Admin:
                 deeper = self._failed_node(launched, "", depth + 1)
             if deeper is not None:
                 return deeper
-            if not launched.name and next(self._tasks(node.id), None) is not None:
+            if not launched.name and next(self._list_tasks(node.id), None) is not None:
                 identifier: NodeExecutionIdentifier = node.id
                 return identifier
         return None
 
     def _of_node(self, uri: str, node: NodeExecutionIdentifier, attempt: int | None) -> str:
         """Return the output prefix of an attempt of a node; by default the last one that failed, else the last one."""
-        tasks = [task for task in self._tasks(node) if attempt in {None, task.id.retry_attempt}]
+        tasks = [task for task in self._list_tasks(node) if attempt in {None, task.id.retry_attempt}]
         if not tasks:
             which = "has run no task" if attempt is None else f"has no attempt {attempt}"
             raise ObjectNotFoundError(f"node {node.node_id!r} of {uri!r} {which}")
@@ -136,21 +136,21 @@ class _Admin:
             )
         return f"{folder}/{task.id.retry_attempt}"
 
-    def _nodes(self, execution: WorkflowExecutionIdentifier, parent: str) -> Iterator[NodeExecution]:
+    def _list_nodes(self, execution: WorkflowExecutionIdentifier, parent: str) -> Iterator[NodeExecution]:
         request = partial(
             node_execution_pb2.NodeExecutionListRequest, workflow_execution_id=execution, unique_parent_id=parent
         )
-        for page in _pages(self._client.list_node_executions_paginated, request):
+        for page in _list_pages(self._client.list_node_executions_paginated, request):
             yield from page.node_executions
 
-    def _tasks(self, node: NodeExecutionIdentifier) -> Iterator[TaskExecution]:
+    def _list_tasks(self, node: NodeExecutionIdentifier) -> Iterator[TaskExecution]:
         by_age = common_pb2.Sort(key="created_at", direction=common_pb2.Sort.ASCENDING)
         request = partial(task_execution_pb2.TaskExecutionListRequest, node_execution_id=node, sort_by=by_age)
-        for page in _pages(self._client.list_task_executions_paginated, request):
+        for page in _list_pages(self._client.list_task_executions_paginated, request):
             yield from page.task_executions
 
 
-def _pages(ask: Callable[[Any], Any], request: Callable[..., Any]) -> Iterator[Any]:
+def _list_pages(ask: Callable[[Any], Any], request: Callable[..., Any]) -> Iterator[Any]:
     """Yield flyteadmin's answers to a request, page by page."""
     token = ""
     while True:

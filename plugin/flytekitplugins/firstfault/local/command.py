@@ -33,7 +33,7 @@ for _package in ("flytekit", "torch", "cloudpickle"):
 SCHEMA = "firstfault.run/v1"
 
 
-def _environment(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_environment(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     del context, parameter
     pairs = {}
     for value in values:
@@ -61,7 +61,7 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
     "--env",
     "environment",
     multiple=True,
-    callback=_environment,
+    callback=_parse_environment,
     metavar="K=V",
     help="An environment variable for every pod.",
 )
@@ -104,7 +104,7 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
     from flytekitplugins.firstfault.local.runner import RunSettings, run_task  # noqa: PLC0415 - as above
 
     settings = RunSettings(timeout_seconds=timeout, **options)
-    with _interruptible(), _progress() as (tell, look):
+    with _handle_signals(), _show_progress() as (tell, look):
         result = run_task(settings, tell, look)
     if not as_json:
         for attempt in result.attempts:
@@ -131,7 +131,7 @@ def _exit_code(result: RunResult) -> EXIT:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def _handle_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the pods as Ctrl-C does."""
     from flytekitplugins.firstfault.local.pods import STOP_SIGNALS  # noqa: PLC0415 - as above
 
@@ -151,7 +151,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[tuple[Tell, Look]]:
+def _show_progress() -> Iterator[tuple[Tell, Look]]:
     """Yield a function that prints a line about a step, and one that shows an attempt's nodes on a terminal."""
     if sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 - only on a terminal
@@ -175,10 +175,10 @@ def _report(result: RunResult, attempt: LocalAttempt) -> Report | None:
         return None
     logs = {log.stem: shown(log) for log in attempt.logs}
     report = report_conclusion(conclusion, uri=shown(attempt.prefix), logs=logs)
-    return with_attempts(report, [_summary(other) for other in result.attempts])
+    return with_attempts(report, [_summarize(other) for other in result.attempts])
 
 
-def _summary(attempt: LocalAttempt) -> AttemptSummary:
+def _summarize(attempt: LocalAttempt) -> AttemptSummary:
     from firstfault.report.data import AttemptSummary, summarize_attempt  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion

@@ -39,7 +39,7 @@ _RUNNING = (".", "running")
 _STYLES = {State.ROOT.mark: "bold red", State.SUSPECT.mark: "yellow", State.UNCLEAR.mark: "yellow"}
 
 
-def _row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, Text]:
+def _build_row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, Text]:
     """Return whether a node runs or has finished, and its row: name, process and ranks with their states.
 
     If the terminal is too narrow, the ranks are on a second line.
@@ -90,7 +90,7 @@ class AttemptView:
 
     def __enter__(self) -> Self:
         stderr = sys.stderr
-        with _looking():
+        with _catch_errors():
             self._live.start(refresh=True)
             for handler in logging.getLogger().handlers:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
@@ -101,7 +101,7 @@ class AttemptView:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        with _looking():
+        with _catch_errors():
             self._live.stop()
             if self._ticker.is_alive():
                 self._ticker.join(_JOIN_S)
@@ -110,7 +110,7 @@ class AttemptView:
 
     def tell(self, line: str) -> None:
         """Print a line about a step, and show it below the nodes."""
-        with _looking():
+        with _catch_errors():
             text = Text(printable(line))
             self._spinner.update(text=text)
             self._console.print(text, soft_wrap=True)
@@ -123,18 +123,18 @@ class AttemptView:
         following = loop.create_task(self._follow(running.reader))
 
         def follow() -> None:
-            with _looking(), contextlib.suppress(asyncio.CancelledError):
+            with _catch_errors(), contextlib.suppress(asyncio.CancelledError):
                 loop.run_until_complete(following)
             loop.close()
 
         thread = threading.Thread(target=follow, name="firstfault-follow", daemon=True)
-        with _looking():
+        with _catch_errors():
             thread.start()
         try:
             yield
         finally:
             self._running = None
-            with _looking():
+            with _catch_errors():
                 with contextlib.suppress(RuntimeError):  # the loop has already ended
                     loop.call_soon_threadsafe(following.cancel)
                 thread.join(_JOIN_S)
@@ -142,8 +142,8 @@ class AttemptView:
     def __rich__(self) -> RenderableType:
         if not self._is_broken:
             self._is_broken = True
-            with _looking():
-                drawn = self._drawn()
+            with _catch_errors():
+                drawn = self._draw()
                 self._is_broken = False
                 return drawn
         return self._spinner
@@ -157,22 +157,22 @@ class AttemptView:
                 self._cascade = build_cascade(job, build_undetermined_verdict(job, DEFAULT_STRATEGY), diagnose(job))
 
     def _tick(self) -> None:
-        with _looking():
+        with _catch_errors():
             while not self._ended.wait(_PAUSE_S):
                 self._live.refresh()
 
-    def _drawn(self) -> RenderableType:
+    def _draw(self) -> RenderableType:
         running = self._running
         if running is None:
             return self._spinner
         ranks = self._cascade.ranks if self._cascade is not None else ()
         width = self._console.width
-        rows = [_row(pod, [item for item in ranks if item.node == pod.name], width) for pod in running.pods]
+        rows = [_build_row(pod, [item for item in ranks if item.node == pod.name], width) for pod in running.pods]
         alive = sum(pod.exit_code is None for pod in running.pods)
         seconds = time.monotonic() - running.started
         head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(rows)} pods running"
         return Group(Text(head, style="bold"), *shown_rows(rows), self._spinner)
 
 
-def _looking() -> contextlib.AbstractContextManager[None]:
+def _catch_errors() -> contextlib.AbstractContextManager[None]:
     return suppress_internal_errors("showing the run", through=(KeyboardInterrupt, SystemExit))

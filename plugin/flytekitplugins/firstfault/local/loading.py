@@ -131,7 +131,7 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
     context = FlyteContextManager.current_context()
     native = dict(defaults)
     for name, value in given.items():
-        native[name] = _native(name, value, types[name], task.interface.inputs[name].type)
+        native[name] = _to_native(name, value, types[name], task.interface.inputs[name].type)
     try:
         literals = TypeEngine.dict_to_literal_map(context, native, types)
     except Exception as error:
@@ -147,10 +147,10 @@ def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
     values = TypeEngine.literal_map_to_kwargs(
         context, LiteralMap.from_flyte_idl(outputs), task.python_interface.outputs
     )
-    return {name: _showable(value) for name, value in values.items()}
+    return {name: _to_showable(value) for name, value in values.items()}
 
 
-def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:
+def _to_native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:
     """Return the task's value for a JSON value; flytekit's converter handles types that JSON doesn't have."""
     if python_type is Any:
         return value
@@ -165,13 +165,13 @@ def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -
         except OverflowError as error:
             raise UsageError(f"input {name} is too large for {python_type.__name__}") from error
     if python_type in {dt.datetime, dt.date} and isinstance(value, str):
-        return _moment(name, value, python_type)
+        return _to_moment(name, value, python_type)
     arguments = typing.get_args(python_type)
     if arguments and typing.get_origin(python_type) is list and isinstance(value, list):
-        return [_native(f"{name}[{index}]", item, arguments[0]) for index, item in enumerate(value)]
+        return [_to_native(f"{name}[{index}]", item, arguments[0]) for index, item in enumerate(value)]
     if arguments and typing.get_origin(python_type) is dict and isinstance(value, dict):
-        return {key: _native(f"{name}[{key!r}]", item, arguments[1]) for key, item in value.items()}
-    return _converted(name, value, python_type, literal_type)
+        return {key: _to_native(f"{name}[{key!r}]", item, arguments[1]) for key, item in value.items()}
+    return _convert(name, value, python_type, literal_type)
 
 
 def _parse_union(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
@@ -179,11 +179,11 @@ def _parse_union(name: str, value: Any, python_type: Any, literal_type: Any) -> 
     if value is None and len(members) < len(typing.get_args(python_type)):
         return None
     if len(members) == 1:
-        return _native(name, value, members[0])
-    return _converted(name, value, python_type, literal_type)
+        return _to_native(name, value, members[0])
+    return _convert(name, value, python_type, literal_type)
 
 
-def _moment(name: str, value: str, python_type: type) -> dt.datetime | dt.date:
+def _to_moment(name: str, value: str, python_type: type) -> dt.datetime | dt.date:
     try:
         # Python 3.10 doesn't parse Z
         moment = dt.datetime.fromisoformat(value.replace("Z", "+00:00"))
@@ -192,7 +192,7 @@ def _moment(name: str, value: str, python_type: type) -> dt.datetime | dt.date:
     return moment if python_type is dt.datetime else moment.date()
 
 
-def _converted(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
+def _convert(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
     context = click.get_current_context(silent=True) or click.Context(click.Command("run"), obj=None)
     try:
         literal_type = literal_type or TypeEngine.to_literal_type(python_type)
@@ -205,7 +205,7 @@ def _converted(name: str, value: Any, python_type: Any, literal_type: Any) -> An
         raise UsageError(f"input {name} cannot be converted to {python_type}: {error}") from error
 
 
-def _showable(value: Any) -> Any:
+def _to_showable(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -106,7 +106,7 @@ def end_all(pods: Iterable[Pod]) -> None:
 
     Ctrl-C or SIGTERM doesn't interrupt this: it counts when all have ended.
     """
-    with _deferred(STOP_SIGNALS):
+    with _defer_signals(STOP_SIGNALS):
         left = [pod for pod in pods if pod.has_processes()]
         for pod in left:
             pod.signal(signal.SIGTERM)
@@ -122,7 +122,7 @@ def end_all(pods: Iterable[Pod]) -> None:
 
 
 @contextlib.contextmanager
-def _deferred(numbers: Collection[signal.Signals]) -> Iterator[None]:
+def _defer_signals(numbers: Collection[signal.Signals]) -> Iterator[None]:
     """Let the signals that have a handler arrive only after the block; other threads than the main one defer none."""
     arrived: list[int] = []
     before = {number: signal.getsignal(number) for number in numbers}

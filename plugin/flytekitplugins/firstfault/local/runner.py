@@ -152,13 +152,13 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
         UsageError: the settings aren't valid.
         StoreError: the store can't be written or read.
     """
-    plan = _plan(settings)
+    plan = _make_plan(settings)
     mark = begin_run(plan.folder)
     tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
     attempts: list[LocalAttempt] = []
     used = {Origin.USER: 0, Origin.SYSTEM: 0}
     while True:
-        attempt = _attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
+        attempt = _run_attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
         attempts.append(attempt)
         if attempt.status != "failed" or attempt.conclusion is None:
             break
@@ -174,7 +174,7 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
     last = attempts[-1]
     outputs = {}
     if last.status == "succeeded":
-        values, error = _reader(plan, last.number).read()
+        values, error = _make_reader(plan, last.number).read()
         if values is None:
             raise UsageError(error.message if error else "the task left no outputs")
         outputs = loading.show_outputs(plan.task, values)
@@ -184,7 +184,7 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
 # --- the plan -------------------------------------------------------------------------------------------------------
 
 
-def _plan(settings: RunSettings) -> _Plan:
+def _make_plan(settings: RunSettings) -> _Plan:
     if settings.strategy is not None:
         get_strategy(settings.strategy)
     task, root = loading.load_task(settings.file, settings.task)
@@ -210,13 +210,15 @@ def _plan(settings: RunSettings) -> _Plan:
 # --- one attempt ----------------------------------------------------------------------------------------------------
 
 
-def _attempt(plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tell: Tell, look: Look) -> LocalAttempt:
+def _run_attempt(
+    plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tell: Tell, look: Look
+) -> LocalAttempt:
     started = time.monotonic()
     number = len(before)
     prefix, limit = plan.prefix(number), plan.settings.timeout_seconds
     tell(f"attempt {number}: starting {plan.pods} pods")
     pods_ended_ns, seen, killed = None, None, dict[str, str]()
-    with _pods(plan, number) as pods, look(Running(number, tuple(pods), _reader(plan, number), started)):
+    with _run_pods(plan, number) as pods, look(Running(number, tuple(pods), _make_reader(plan, number), started)):
         _wait(lambda: job_state(pods) is not None, float("inf") if limit is None else limit)
         state = job_state(pods)
         if state is not None:
@@ -226,7 +228,7 @@ def _attempt(plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tel
         if state is not None:
             tell(f"attempt {number}: ended after {ended:.1f} s")
             pods_ended_ns = _linger(pods, plan)
-            killed = _killed(pods)  # before this process itself kills what still runs
+            killed = _describe_killed_pods(pods)  # before this process itself kills what still runs
             for text in killed.values():
                 tell(f"attempt {number}: {text}")
         else:
@@ -234,7 +236,7 @@ def _attempt(plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tel
             # the pods report it
             plan.time_limit_file(number).write_text(str(limit), encoding="ascii")
     sealed_ns = seen.timestamp_ns if isinstance(seen, Seal) else None
-    reader = _reader(plan, number)
+    reader = _make_reader(plan, number)
     previous = before[-1].conclusion if before else None
     context = RetryContext(
         attempt=number,
@@ -246,7 +248,7 @@ def _attempt(plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tel
     conclusion = _with_end_of_pod(_conclude(reader, prefix, context, tell), killed)
     return LocalAttempt(
         number=number,
-        status=_status(plan, reader, state, conclusion),
+        status=_describe_status(plan, reader, state, conclusion),
         prefix=prefix,
         errors_uri=reader.errors_uri,
         conclusion=conclusion,
@@ -274,7 +276,7 @@ def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContex
 
 
 @contextlib.contextmanager
-def _pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
+def _run_pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
     """Start an attempt's pods, and end them when the block ends."""
     pods: list[Pod] = []
     port = free_port()
@@ -373,7 +375,7 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
     return ended_ns
 
 
-def _killed(pods: Sequence[Pod]) -> dict[str, str]:
+def _describe_killed_pods(pods: Sequence[Pod]) -> dict[str, str]:
     """Return a sentence for each pod that a signal ended, by the pod's name: it may have left no report."""
     ended = ((pod.name, pod.exit_code) for pod in pods)
     return {name: f"{name} was killed by {signal_name(-code)}" for name, code in ended if code is not None and code < 0}
@@ -390,7 +392,7 @@ def _with_end_of_pod(conclusion: Conclusion | None, killed: Mapping[str, str]) -
 # --- after ----------------------------------------------------------------------------------------------------------
 
 
-def _reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
+def _make_reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
     return MultiErrorFileOutputReader(
         plan.prefix(number),
         strategy=plan.settings.strategy or plan.task.task_config.strategy,
@@ -398,7 +400,7 @@ def _reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
     )
 
 
-def _status(
+def _describe_status(
     plan: _Plan, reader: MultiErrorFileOutputReader, state: JobState | None, conclusion: Conclusion | None
 ) -> str:
     if state is None:
