@@ -132,6 +132,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
     """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.worker_monitor.recorded`)."""
     node_context = build_node_context(engine, options)
     with (
+        # The signal handlers first: a signal while the recorder starts must also end in a verdict.
         SignalWatch(parse_signals(job.signals)) as signals,
         node_recorder(node_context, options.terminated_stop_seconds or options.stop_seconds) as node_context,
     ):
@@ -147,6 +148,8 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
                     results = options.in_process_restart.by_last_rank(results)
                 engine.await_exit(has_rank_0=0 in results, shutdown_requested=signals.shutdown_requested)
                 return results
+            # The workers are dead or stopped by now. The verdict is public before leftovers are killed, because that
+            # may take `stop_seconds`.
             sealed = reach_verdict(end, exit_settings)
             _report(sealed, engine)
             seconds = options.stop_seconds
@@ -162,6 +165,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         finally:
             with suppress_internal_errors("passing on the rest of the workers' stderr"):
                 flush_relays(signals.shutdown_requested)
+            # A second signal must not end the process before its caller has written the result.
             if node_context.identity.owns_process:
                 signals.ignore_signals_until_exit()
 
@@ -186,6 +190,8 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
     if peers is None:
         return None
     for step in peers.settle(end.report.copies, settings.options.settle_seconds):
+        # A follower gets one verdict. The leader gets the reports; if it takes too long and another agent takes over,
+        # a verdict follows them.
         if isinstance(step, ElectedVerdict):
             return _adopt_verdict(step, end, settings)
         sealed = _conclude_and_seal(
@@ -194,12 +200,16 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
             settings,
             Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested),
         )
+        # False: concluding took so long that another agent leads now. Publishing would make a second verdict; the
+        # next step has the other one.
         if sealed is not None and peers.settlement.announce_publishing():
+            # Into the storage before it goes to the peers: they may exit as soon as they have it.
             sealed = _publish(_share_with_all_nodes(sealed, step.copies), settings)
             is_shared = end.node_context.identity.is_folder_shared
             settled = peers.settlement.publish(
                 sealed.document, durable=is_shared and sealed.durable, bundle=b"" if is_shared else sealed.bundle
             )
+            # Another leader was faster after all: its verdict counts on all nodes.
             return sealed if settled.document == sealed.document else _adopt_verdict(settled, end, settings)
     return None
 
@@ -217,6 +227,7 @@ def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) ->
 
 def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
+    # `durable` is False if the leader could not write to the storage: then each node tries.
     taken = adopt_sealed_verdict(settled.document, end.node_context, durable=settled.durable)
     return _publish(replace(taken, bundle=settled.bundle), settings)
 
@@ -224,6 +235,8 @@ def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSetting
 def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
     """Conclude from what this node can read, and publish; take the verdict of a node that had its turn earlier."""
     is_shared = end.node_context.identity.is_folder_shared
+    # Without the round's store the nodes can't elect a leader. They take turns by time: each looks whether a node
+    # before it has published.
     if end.group_rank and is_shared:
         found = wait_for_peer_verdict(
             partial(_find_published_verdict, end, settings),
@@ -241,7 +254,9 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | No
     )
     if not is_shared:
         copies = {**copies, **_synthesize_first_node_entry(end)}
+        # No other node can write into this node's folder, so there is nothing to wait for.
         wait = Wait(0.0, complete=False, shutdown_requested=settings.shutdown_requested)
+    # If concluding failed with what the storage has, conclude from this node's own documents at once.
     sealed = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(end, copies, settings, Wait(0.0))
     return _publish(sealed, settings) if sealed is not None else None
 
@@ -269,6 +284,7 @@ def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerd
     if document is None:
         return None
     found = adopt_sealed_verdict(document, end.node_context, durable=True)
+    # An older verdict is another failure's: of an earlier agent on this attempt, or of a round that was restarted.
     earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
     return found if found.seal.timestamp_ns >= earliest_ns else None
 
@@ -305,6 +321,7 @@ def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
     ended = [start_in_thread(call, "leaving files for the next attempt and for readers") for call in others]
     with suppress_internal_errors("publishing the verdict"):
         sealed = settings.engine.publish(sealed, shutdown_requested=settings.shutdown_requested)
+    # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
         event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
     return sealed
@@ -355,6 +372,8 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
         if sealed is not None:
             settings.engine.announce(sealed)
             settings.engine.publish(sealed, leaving_now=True)
+    # No grace: the pod's own SIGKILL may follow within seconds.
     kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)
+    # The main thread is inside C++ and can't unwind: sys.exit here would end this thread only.
     os._exit(end.node_context.identity.failed_exit_code)

@@ -89,6 +89,7 @@ class _Deadline(contextlib.ContextDecorator):
     def __enter__(self) -> None:
         client = _client()
         if client is not None:
+            # A list: one decorated or reused object may be entered again before it is left.
             self._begun.append((client, client.begin(self._after, self._scope, self._since)))
 
     def __exit__(
@@ -210,8 +211,10 @@ class _Client:
         with self._lock:
             self.begun += 1
             number = str(self.begun)
+            # The outermost block of the thread that pings: its heartbeat rests, because the block's deadline counts.
             if self._heart == thread and thread not in self._open.values():
                 self._put(Timer(self.owner, _HEART, "", None, heartbeat=True))
+            # Known before it is sent: if an exception from outside hits now, `release_since` still ends the block.
             self._open[number], self._names[number] = thread, scope
             self._put(Timer(self.owner, number, scope, time.monotonic() + after, after, since))
             self._send()
@@ -229,6 +232,7 @@ class _Client:
             thread = self._open.get(number)
             if thread is None:
                 return  # the task function has ended
+            # If its beginning was never sent, the agent needn't know of its end.
             if self._unsent.pop(number, None) is None:
                 self._put(Timer(self.owner, number, "", None))
             if self._heart == thread and list(self._open.values()).count(thread) == 1:
@@ -241,6 +245,7 @@ class _Client:
         """Move the heartbeat's deadline."""
         now, thread = time.monotonic(), threading.get_ident()
         with self._lock:
+            # Only one thread has the heartbeat, the one that pinged last.
             begins = self._heart != thread
             self._heart = thread
             if thread in self._open.values() or (not begins and now - self._pinged < self._spared):
@@ -273,6 +278,8 @@ class _Client:
         self._put(Timer(self.owner, _HEART, "", deadline, self.timeout, self._since, heartbeat=True))
 
     def _put(self, timer: Timer) -> None:
+        # Only the newest state of a timer is sent. Removed first, because a dict keeps the place of a key that is set
+        # again, and the order of the lines matters.
         self._unsent.pop(timer.number, None)
         self._unsent[timer.number] = timer_line(timer)
 
@@ -299,6 +306,7 @@ class _Client:
         if self._descriptor is None:
             # fails if no agent reads it
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # A write of at most PIPE_BUF bytes to a FIFO is atomic: the agent gets the whole line, or none (pipe(7)).
         try:
             os.write(self._descriptor, line)
         except BlockingIOError:
@@ -306,6 +314,8 @@ class _Client:
                 raise
             poll = select.poll()
             poll.register(self._descriptor, select.POLLOUT)
+            # The FIFO is full: its agent is slow or frozen. Wait once for a short time; the training must not stop
+            # for it.
             poll.poll(DEADLINE_SEND_TIMEOUT_SECONDS * 1000)
             os.write(self._descriptor, line)
 
@@ -320,6 +330,8 @@ def _client() -> _Client | None:
     path = os.environ.get(TIMERS_VARIABLE)
     if not path:
         return None
+    # A forked child has a copy of the parent's client, possibly with its lock held by a thread that doesn't exist
+    # there.
     if _current is None or _current.owner != os.getpid() or _current.path != path:
         _current = _Client(path, float(os.environ.get(HEARTBEAT_VARIABLE) or 0))
     return _current

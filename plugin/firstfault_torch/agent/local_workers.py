@@ -171,7 +171,7 @@ class LocalWorkers:
 
     def discard_exits(self, local_ranks: frozenset[int]) -> None:
         """Take workers as ended without a failure: the remaining ranks had continued without them."""
-        # Called again at each look with the same ranks: a document is withdrawn once.
+        # A failure leads here more than once with the same ranks: a document is withdrawn once.
         for rank in local_ranks - self._forgotten:
             self._reporter.withdraw(rank)
         self._forgotten |= local_ranks
@@ -271,9 +271,9 @@ class LocalWorkers:
                 timer = timers[pid]
                 deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
                 self.expired[rank] = ExpiredWorker(deadline, observations.get(rank, WorkerSnapshot()))
+        # After the lock: from the entry in `expired` on, a stop counts the worker as failed, whether or not the signal
+        # has arrived.
         for rank, pid in asked.items():
-            # After the lock: from the entry in `expired` on, a stop counts the worker as failed, whether or not the
-            # signal has arrived.
             logger.warning("local rank %d (pid %d) is killed: %s", rank, pid, self.expired[rank].deadline.text)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -191,7 +191,7 @@ class SignalWatch:
 
     def _answer(self, received: SignalReceived) -> None:
         """Report the signal, and end the pod if the main thread doesn't handle it."""
-        # The report comes first: it is bounded, and the main thread has already raised and is stopping the workers.
+        # The report comes first: it is bounded, and by then the main thread has had time to handle the signal.
         with suppress_internal_errors("reporting that this pod is terminated"):
             if self.on_received is not None:
                 self.on_received(received)

@@ -128,7 +128,6 @@ class TimerServer:
 
     def forget(self) -> None:
         """Close a forked child's copies: a FIFO must not have a reader when the agent is gone."""
-        # No lock, here as in the thread: only one thread exists in a forked child.
         for descriptor in (self._fifo, self._stop_reader, self._stop_writer):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

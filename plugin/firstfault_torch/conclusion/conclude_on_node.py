@@ -104,6 +104,8 @@ def _first_conclusion(
     )
     logged = ""
     for name, chosen in tried:
+        # In a thread that stays behind after the timeout, perhaps for ever: it has its own result, and nothing waits
+        # for it.
         call = partial(try_call, partial(_conclude, job, name, chosen, context), Exception)
         hurried = time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
         found = call_with_timeout(
@@ -123,6 +125,7 @@ def _first_conclusion(
         logged = str(error)
         if isinstance(error, _TooLateError):
             break  # it isn't known which of the two takes so long
+    # The defaults last, without a thread and without a limit: they are this project's code, and need no storage.
     return _conclude(job, *last, context)
 
 
@@ -139,6 +142,7 @@ def _conclude(job: JobErrors, strategy: str, policy: RetryPolicy | None, context
 def _build_retry_context(
     job: JobErrors, node_context: NodeContext, engine: Engine, options: Options, wait: Wait
 ) -> RetryContext:
+    # The event may be set later than `wait` was made: a signal that arrived during the reading hurries this, too.
     hurried = wait.is_hurried or (wait.shutdown_requested is not None and wait.shutdown_requested.is_set())
     seconds = (
         time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
@@ -187,6 +191,7 @@ def _read_job(
     job = call_with_timeout(
         read, seconds, doing, wait.shutdown_requested, shutdown_seconds=time_limits.TERMINATED_READ_TIMEOUT_SECONDS
     )
+    # The reading thread may still run, blocked in the storage. The copies are in memory: reading them needs no request.
     if job is None:
         alone = reader.read_copies("only the documents at hand were read; the storage did not answer in time")
         return alone, reader.read_files
@@ -200,6 +205,7 @@ def _all_but_one(began: float, roster: Sequence[NodePresence]) -> bool:
     """
     if time.monotonic() - began < time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS:
         return False
+    # The roster keeps entries of earlier rounds. A node that failed there and restarted has not reported in this one.
     last = max((entry.place.round for entry in roster), default=0)
     current = [entry for entry in roster if entry.place.round == last]
     nodes = max((entry.place.group_world_size for entry in current), default=0)

@@ -37,6 +37,7 @@ def notify(about: Report | Mapping[str, Any]) -> None:
         if error is not None:
             logger.warning("the notifier %s failed (%s: %s)", point.name, type(error).__name__, error)
 
+    # One deadline for the lookup and all notifiers: the pod is about to exit.
     deadline = time.monotonic() + time_limits.NOTIFIERS_TIMEOUT_SECONDS
     # the lookup reads the metadata of every installed package, from a disk that may be slow
     found = call_with_timeout(
@@ -48,6 +49,8 @@ def notify(about: Report | Mapping[str, Any]) -> None:
         logger.warning(
             "installed notifiers are not called: they were not found within %g s", time_limits.NOTIFIERS_TIMEOUT_SECONDS
         )
+    # All are started before the first is waited for, so a slow notifier takes no time from another. The threads are
+    # daemons: one that doesn't end in time doesn't keep the process alive.
     told = [(point.name, start_in_thread(partial(tell, point), "calling a notifier")) for point in found or ()]
     for name, ended in told:
         if not ended.wait(max(deadline - time.monotonic(), 0)):

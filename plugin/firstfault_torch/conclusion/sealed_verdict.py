@@ -89,6 +89,8 @@ def get_conclusion_delay(group_rank: int) -> float:
         return 0.0
     if position < _SINGLE:
         return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (position - 1)
+    # Each group is twice as large as the one before. Hundreds of nodes can't all have a turn of their own, and within a
+    # group the random moment makes it likely that one publishes before the others look.
     group = (position // _SINGLE).bit_length()
     later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311 - no secret
     return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (_SINGLE - 1) + later
@@ -98,6 +100,7 @@ def wait_for_peer_verdict(
     find: Callable[[], SealedVerdict | None], seconds: float, shutdown_requested: threading.Event
 ) -> SealedVerdict | None:
     """Look for another node's verdict until this node's turn has come; None if there is none."""
+    # Nodes lose the store at the same time. The random first pause keeps them from reading the storage in step.
     deadline = time.monotonic() + seconds
     pause = time_limits.VERDICT_POLL_SECONDS * (1 + random.random())  # noqa: S311 - as above
     while True:
@@ -110,6 +113,8 @@ def wait_for_peer_verdict(
             return found
         if error is not None:
             logger.debug("no verdict of another node can be read: %s", error)
+        # The last pause ends at the deadline, so there is one more look right before this node concludes itself:
+        # another one may just have published.
         left = deadline - time.monotonic()
         if left <= 0 or shutdown_requested.wait(min(pause, left)):
             return None

@@ -46,9 +46,11 @@ class LiveProgress:
         peers = self._node.peers
         self._state = self._now(now)
         if peers is not None:
+            # A peer's question is answered in the thread of the liveness connections, between two polls.
             peers.liveness.state = self.line
         if self._node.places.of().group_rank or not self._is_watched():
             return
+        # The answers to the last poll's request: this poll doesn't wait for peers, one of which may be frozen.
         others = dict(peers.liveness.states) if peers is not None else {}
         if peers is not None:
             peers.liveness.request_states()  # answers arrive before the next poll

@@ -32,6 +32,7 @@ def measure_usage(pid: int) -> Usage:
     for each in (pid, *_list_descendants(pid)):
         fields = _read_stat(each)
         cpu += sum(map(int, fields[11:13])) if len(fields) > 12 else 0  # noqa: PLR2004 - proc(5): utime, stime
+        # proc(5): rchar and wchar count the bytes of all read and write calls, pipes and cached files included.
         read += sum(int(line.split()[1]) for line in _read_lines(each, "io") if line[:6] in {b"rchar:", b"wchar:"})
     return Usage(cpu / CLOCK_TICKS_PER_SECOND, read)
 
@@ -39,6 +40,7 @@ def measure_usage(pid: int) -> Usage:
 def read_kernel_state(pid: int) -> list[str]:
     """Return findings about a worker that is stopped or blocked, and about its descendants."""
     found = [_read_state(pid)]
+    # A traced process runs or sleeps between its stops, so its state alone doesn't show the debugger.
     tracer = next((line.split()[1] for line in _read_lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")
     found += ["is held by a debugger"] if tracer != b"0" and not found[0] else []
     for child in _list_descendants(pid):
@@ -55,6 +57,7 @@ def _read_state(pid: int) -> str:
         )  # a short time in the kernel is normal: only a state that lasts is a finding
         fields = _read_stat(pid)
     state = KERNEL_STATES.get(fields[0], "") if fields else ""
+    # The kernel function that blocks; "0" where the kernel doesn't reveal it.
     channel = b"".join(_read_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
     return f"{state} ({channel})" if channel.strip("0") else state
 
@@ -66,6 +69,7 @@ def _read_name(pid: int) -> str:
 def _list_descendants(pid: int) -> list[int]:
     found: list[int] = []
     try:
+        # Linux lists a child under the thread that forked it, such as a data loader's.
         tasks = [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
@@ -76,6 +80,7 @@ def _list_descendants(pid: int) -> list[int]:
 
 
 def _read_stat(pid: int) -> list[bytes]:
+    # proc(5): the name in parentheses may contain spaces and parentheses; the state follows the last one.
     return b" ".join(_read_lines(pid, "stat")).rpartition(b")")[2].split()
 
 

@@ -39,6 +39,7 @@ class ProgressTracker:
         for rank, answer in answers.items():
             counts = int(answer.get("begun", -1)), int(answer.get("ended", -1))
             if counts[0] >= 0 and self._counts.get(rank) != counts:  # below 0: its recorder didn't answer
+                # The first answer of a rank counts as progress only if it has called a collective.
                 self.has_moved |= self._counts.get(rank, (0, 0)) != counts
                 self._counts[rank], self.moved[rank] = counts, now
             self._answered[rank] = now

@@ -82,6 +82,7 @@ def _describe_answer(answer: str, pids: Collection[int]) -> str:
 
 def _list_findings(communicators: list[dict[str, Any]]) -> Iterator[str]:
     known: set[tuple[str, str]] = set()
+    # The largest communicator first: a process that stands out there isn't repeated for the smaller ones.
     for group in sorted(communicators, key=lambda each: -each["size"]):
         found: dict[str, list[str]] = {}
         for what, rank in _find_outliers(group):
@@ -102,6 +103,7 @@ def _find_outliers(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
             yield f"NCCL error {code} on", rank
     calls = [(call, count, rank) for rank in group["ranks"] for call, count in rank["collective_counts"].items()]
     by_number = Counter((call, count) for call, count, _ in calls).most_common()
+    # The most frequent count of a call is the usual one: reversed, so that it is written last and stays.
     usual = {call: count for (call, count), _ in reversed(by_number)}
     for call, count, rank in calls:
         if count != usual[call]:

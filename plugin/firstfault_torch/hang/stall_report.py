@@ -102,12 +102,14 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
     accused = [rank for rank in ranks if rank in facts]
+    # If all ranks are accused, none stands out. A job of one rank may still accuse that one.
     accused = accused if len(accused) < max(len(failures), 2) else []
     ranks = tuple(accused[:MAX_LISTED_RANKS])
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
     waiting = [
         failure for failure in failures if failure.rank not in accused and _is_waiting(failure, at_gpu=bool(ranks))
     ]
+    # No rank waits and some are busy: an evaluation or a save without collectives, not a stall.
     if not waiting and any(each.is_busy for each in facts.values()):
         return StallReport(())
     calls = Counter(call for failure in waiting for call in _list_outstanding(failure)[:1])
@@ -147,6 +149,7 @@ def _decide_end(  # noqa: PLR0913 - keywords
     """Add the workers to kill, or the reason why the attempt continues."""
     ranks = report.ranks
     working = [rank for rank in ranks or facts if _is_busy(by_rank[rank], facts[rank], seconds)]
+    # A rank that was paused on purpose is spared even after `busy_seconds`: a person or the program will resume it.
     spared = (working if spare_busy_ranks else []) or [
         rank for rank, each in facts.items() if each.is_paused_on_purpose
     ]
@@ -154,6 +157,7 @@ def _decide_end(  # noqa: PLR0913 - keywords
         first_spared = facts[spared[0]]
         why = "; ".join(first_spared.findings) or f"was elsewhere {first_spared.unchanged_seconds or 0:.0f} s ago"
         return _append_line(report, f"not ended: rank {spared[0]} {why}")
+    # Without a straggler the agent that concludes ends one worker of its own: any death ends the attempt.
     killed = [facts[rank] for rank in ranks] or [each for each in facts.values() if each.group_rank == own][:1]
     return _append_line(
         report, "the attempt is ended for it", tuple((each.group_rank, each.local_rank) for each in killed)

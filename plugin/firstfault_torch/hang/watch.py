@@ -119,8 +119,11 @@ class StallWatch:
     def end(self) -> None:
         """Stop watching and join the thread: the next round may fork."""
         self._stopped.set()
+        # Copies: the watching thread may unset both at the same time.
         settlement, connections = self._settlement, self._connections
         if settlement is not None:
+            # The thread may be waiting for peers' observations: `interrupt` wakes it, `cancel` lets the peers
+            # continue without this node.
             settlement.interrupt("the round ends")
             if connections is not None:
                 call_with_timeout(
@@ -128,6 +131,7 @@ class StallWatch:
                     STORE_TIMEOUT_SECONDS,
                     "ending the comparison of a stall",
                 )
+        # With a limit: the thread may be in a call to a store whose host is frozen.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STORE_TIMEOUT_SECONDS)
 
@@ -140,6 +144,8 @@ class StallWatch:
             last = time.monotonic()
             while not self._stopped.wait(self._every_s):
                 now = time.monotonic()
+                # CLOCK_MONOTONIC goes on while a cgroup is frozen or the agent is stopped. The workers may have stood
+                # still, too: that time isn't a stall.
                 if now - last > FROZEN_AGENT_FACTOR * self._every_s + WORKER_QUERY_TIMEOUT_SECONDS:
                     self._tracker.skip_frozen_time(now - last)
                 last = now
@@ -149,8 +155,11 @@ class StallWatch:
                 self._live.publish(now)
                 if self._tracker.has_moved:
                     self._handle_progress(now)
+                # Checked again: the workers had up to WORKER_QUERY_TIMEOUT_SECONDS to answer, and the round may have
+                # ended.
                 elif not self._stopped.is_set():
                     self._handle_stall(alive, now)
+                # Not `now`: an investigation takes seconds, in which the agent wasn't frozen.
                 last = time.monotonic()
 
     # --- stalls -----------------------------------------------------------------------------------------
@@ -164,7 +173,10 @@ class StallWatch:
             self._investigate(alive, now, ends_attempt=ends_attempt)
             self._next_s = 2 * seconds if warns else self._next_s
             if ends_attempt:
+                # A busy straggler is spared only until `busy_seconds`, so look again by then at the latest.
                 self._end_s = 2 * seconds if busy_at is None or seconds >= busy_at else min(2 * seconds, busy_at)
+        # The baseline for the next poll's investigation, which compares the use of CPU and disk with it. It isn't
+        # needed earlier in a stall.
         nearest = min(filter(None, (warn_at, end_at)))
         if seconds >= nearest / 2:
             self._used = {rank: measure_usage(pid) for rank, pid in alive.items()}
@@ -174,6 +186,7 @@ class StallWatch:
         stall, self._stall = self._stall, None
         self._next_s, self._end_s = self._hang.warn_seconds or 0.0, 0.0
         if stall is not None:
+            # Ranks and position come from the shared report, so all nodes count alike and print the same stalls.
             self._resumed_stalls[stall.report.ranks, stall.report.place] += 1
             record = self._store_record(stall, now - stall.began)
             if stall.is_shown:
@@ -205,10 +218,12 @@ class StallWatch:
         number = self._get_stall_number()
         if number is None:
             others = sorted(set(range(self._node.places.nodes)) - {group_rank})
+            # With nodes missing no worker is killed: the straggler may be theirs.
             report = conclude(files, missing=others)
             stall: _Stall | None = _Stall(report, self._resumed_stalls.total(), began, is_mine=True)
         else:
             stall = self._share_report(number, files, conclude)
+        # Checked again: the round may have ended during the election.
         if stall is None or not stall.report.lines or self._stopped.is_set():
             return
         report, before = stall.report, self._stall
@@ -220,10 +235,12 @@ class StallWatch:
         )
         if before is not None and before.report.ranks and not report.ranks:
             stall = before  # a node didn't report, because its ranks had just resumed
+        # A stall keeps the number of its first warning, so it has one record.
         self._stall = stall = stall._replace(is_shown=is_shown, number=(before or stall).number)
         for line in report.lines if is_shown else ():
             logger.warning("%s", line)
         record = self._store_record(stall)
+        # All agents get the same report; each kills only its own workers.
         if mine := [local for its_group_rank, local in report.workers_to_kill if its_group_rank == group_rank]:
             # the election took seconds, and the job may have resumed since
             self._tracker.look(time.monotonic(), self._node.workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
@@ -236,6 +253,8 @@ class StallWatch:
         """Return the number of the next stall; None: there is only one node, or the store's host is frozen."""
         peers = self._node.peers
         if self._connections is None and peers is not None:
+            # Two connections: the election waits on the second, and a wait blocks its connection. They are kept for
+            # the next stall.
             connect = partial(map, lambda _: peers.connect(), range(2))
             self._connections = call_with_timeout(
                 lambda: tuple(connect()), STORE_TIMEOUT_SECONDS, "connecting to compare a stall"
@@ -243,6 +262,8 @@ class StallWatch:
         if (connections := self._connections) is None:
             return None
         return call_with_timeout(
+            # Adding 0 reads the counter. The number names the election: nodes that notice the stall at different
+            # times meet under the same keys, until the election is over and its leader adds 1.
             lambda: int(connections[0].add(STALL_COUNT_KEY, 0)),
             STORE_TIMEOUT_SECONDS,
             "asking for the number of a stall",
@@ -254,6 +275,7 @@ class StallWatch:
         if connections is None:
             return None
         store = connections[0]
+        # A node with progress takes no part: the arrivals are closed without it, after `_wait_s` at the latest.
         self._settlement = settlement = VerdictElection(places.of().group_rank or 0, places.nodes, f"stall-{number}")
         found: _Stall | None = None
         for step in settlement.settle(connections, files, self._wait_s, self._stopped):
@@ -263,11 +285,14 @@ class StallWatch:
                 isinstance(step, CollectedReports) and settlement.announce_publishing()
             ):  # first: of thousands of ranks it may take seconds
                 own = json.dumps(asdict(self._conclude(conclude, step))).encode()
+                # If this leader took too long, another one may have published: that document counts on all nodes.
                 document = settlement.publish(own, durable=True).document
                 call_with_timeout(lambda: store.add(STALL_COUNT_KEY, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
             if document:
                 found = _Stall(_parse_report(document), number, self._tracker.since, is_mine=document == own)
                 break
+        # No verdict in time. If a leader has published just now, `cancel` returns its document. Otherwise the
+        # election is closed, so that no node waits, and the next one needs a new number.
         if found is None and (settled := settlement.cancel(store)) is not None:  # it also ends the thread that waits
             if settled.document:
                 found = _Stall(_parse_report(settled.document), number, self._tracker.since, is_mine=False)
@@ -278,6 +303,8 @@ class StallWatch:
 
     def _conclude(self, conclude: partial[StallReport], reports: CollectedReports) -> StallReport:
         """Return the report on all nodes' observations; no lines: most nodes make progress, or their ranks are busy."""
+        # A node without observations makes progress, or its agent is down. With most nodes missing, no common report
+        # is possible.
         there = {json.loads(data)["group_rank"] for name, data in reports.copies.items() if name.endswith(".json")}
         missing = sorted(set(range(self._node.places.nodes)) - there)
         return conclude(reports.copies, missing=missing) if len(missing) <= len(there) else StallReport(())
@@ -286,6 +313,8 @@ class StallWatch:
 
     def _observe_workers(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, WorkerObservation]]:
         workers, places = self._node.workers, self._node.places
+        # The channel first: it also returns the collectives. Only a worker that has been silent for long is sent the
+        # signal for stacks, which may crash a worker that runs (`LocalWorkers.stacks`).
         answers = workers.ask(SNAPSHOT, alive, SNAPSHOT_TIMEOUT_SECONDS)
         # one that hasn't answered for long: a thread holds Python's lock, or the process doesn't run
         half = (now - self._tracker.since) / 2
@@ -300,6 +329,7 @@ class StallWatch:
         for rank, pid in alive.items():
             answer, place = answers.get(rank, {}), places.of(rank)
             collectives, threads, _ = from_message(answer)
+            # The source may be on a file system that doesn't answer: then the stack is reported without its lines.
             stack = call_with_timeout(
                 partial(add_source_lines, stacks.get(rank, ""), linecache.getline),
                 SOURCE_LINES_TIMEOUT_SECONDS,
@@ -326,6 +356,7 @@ class StallWatch:
     def _observe_worker(self, local_rank: int, pid: int, block: str, now: float, *, answers: bool) -> WorkerObservation:
         kernel, seconds_at_position = read_kernel_state(pid), self._tracker.seconds_at_position(local_rank, now)
         uses = measure_usage(pid)
+        # Without a baseline the worker doesn't count as busy.
         before = self._used.get(local_rank, uses)
         computes = uses.cpu_seconds - before.cpu_seconds > BUSY_CPU_SHARE * self._every_s
         reads = uses.io_bytes - before.io_bytes > BUSY_IO_BYTES
@@ -355,6 +386,7 @@ class StallWatch:
 
     def _store_record(self, stall: _Stall, lost: float | None = None) -> RestartRecord | None:
         """Write and return the record of a stall, or complete it with how long it took; None: it has none."""
+        # Only the leader writes, so the roster has one record per stall.
         if not stall.is_mine or stall.number >= (STALLS_OF_ROUND if stall.is_shown else MAX_UNPRINTED_STALLS):
             return None
         node_context, place, report = self._node.reporter.node_context, self._node.places.of(0), stall.report

@@ -13,7 +13,8 @@ from firstfault_torch.inprocess.hooks import AbortTorchDistributed, Compose
 from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks, State
 
 # Each step needs time to act before the next one does. A rank is interrupted before it is killed; a killed or lost
-# rank is reported before its peers give up at the barrier; and whoever measures looks more often than the limit.
+# rank is reported before its peers time out at the barrier; and each interval is shorter than the limits that are
+# checked in it.
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),

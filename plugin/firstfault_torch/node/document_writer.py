@@ -177,7 +177,7 @@ def _upload(target: Target, file: Path | None, data: bytes, node_context: NodeCo
     files, receipt = _get_folder(node_context), None
     if files is not None and file is not None:
         try:
-            # It may report a timeout and still finish later: the recorder then replaces its receipt in the spool.
+            # It may report a timeout and still finish later: the recorder then writes the receipt into the spool.
             receipt = Recorder(files).put(target, file, max(deadline - time.monotonic(), 0.0))
         except RecorderUnavailableError as error:
             logger.debug("no recorder on this node; this process uploads: %s", error)

@@ -54,12 +54,15 @@ def stand_in() -> None:
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
 
+    # torch's WorkerSpec has no node counts. The launcher makes the rendezvous handler just before the agent, so the
+    # counts noted here are those of the same job.
     def noting(parameters: RendezvousParameters) -> RendezvousHandler:
         TorchrunAgent.min_nodes, TorchrunAgent.max_nodes = parameters.min_nodes, parameters.max_nodes
         handler: RendezvousHandler = create(parameters)
         return handler
 
     registry.create_handler = noting
+    # The launcher looks the name up in its module when it makes the agent, so replacing it here is enough.
     launcher.LocalElasticAgent = TorchrunAgent
 
 
@@ -87,6 +90,8 @@ class TorchrunAgent(LocalElasticAgent):
             drop_invalid()
             engine = self._engine(TorchrunEngine if is_program else PlainEngine, spec.rdzv_handler)
         if engine is None:
+            # firstfault's own preparation failed, for instance because no folder can be written: the job must run
+            # anyway.
             return super().run(role)
         if callable(spec.entrypoint):
             function: Any = partial(run_recorded, engine, spec.entrypoint)
@@ -94,6 +99,8 @@ class TorchrunAgent(LocalElasticAgent):
             function.__name__ = function.__qualname__ = getattr(spec.entrypoint, "__qualname__", str(spec.entrypoint))
             spec.entrypoint = function
         handler: Any = spec.rdzv_handler
+        # Our agent closes the rendezvous itself, within a limit; torch's launcher calls `shutdown` again in its
+        # `finally`.
         prepared = Prepared(self._arguments, run_agent, handler.shutdown)
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
@@ -106,15 +113,19 @@ class TorchrunAgent(LocalElasticAgent):
         except NodeFailedError as failed:
             if is_program and failed.verdict is not None:
                 if not failed.verdict.durable:
+                    # os._exit skips Python's flush at the end; `announce` has flushed stderr.
                     sys.stdout.flush()
                     os._exit(_FAILED)  # Python's end would wait for a thread that waits for the folder
+                # No worker of this node failed, and torch has no exception for that: the exit code is torchrun's.
                 if isinstance(failed.error, PeerFailedError):
                     raise SystemExit(_FAILED) from None
                 _silence_log_of_error(failed.error)
+            # A failed result: the launcher makes a new ChildFailedError of the same failures (see `is_told`).
             if isinstance(failed.error, ChildFailedError):
                 return RunResult(WorkerState.FAILED, failures=failed.error.failures)
             raise failed.error from None
         finally:
+            # Last: until here the lock shows to cleanups that the run is active.
             if self._mark is not None:
                 os.close(self._mark)
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
@@ -142,6 +153,7 @@ def is_told(error: BaseException) -> bool:
 def _silence_log_of_error(error: Exception) -> None:
     """Let neither Python nor torch print an error that firstfault's lines have reported."""
     _told.append(getattr(error, "failures", error))
+    # Once per process: it may run several jobs.
     if len(_told) == 1:
         logging.getLogger(_ERROR_FILES).addFilter(lambda record: _NO_ERROR_FILE not in str(record.msg))
         hook = sys.excepthook
@@ -154,6 +166,7 @@ class TorchrunEngine(PlainEngine):
     def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
         """Write the verdict into the attempt's folder, or, if that can't be written, into one for temporary files."""
         published = PlainEngine.publish(self, verdict, **how)
+        # The folder may hang: a copy for readers goes into the temporary folder of this node.
         if not published.durable:
             call_with_timeout(
                 partial(_leave, verdict, self._on_node), HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node"
@@ -182,6 +195,7 @@ class TorchrunEngine(PlainEngine):
 
 def _leave(verdict: SealedVerdict, folder: Path) -> None:
     """Write a verdict and the documents that it rests on."""
+    # The mark makes it a run for readers; without a lock, because nothing runs there.
     os.close(begin_run(folder.parent))
     (folder / ROSTER).mkdir(parents=True, exist_ok=True)
     if verdict.bundle:

@@ -45,6 +45,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     add_options(parser)
     given = parser.parse_args(arguments)
     set_variables(given)
+    # torch's `record` writes the error file for an outer agent, as its own torchrun does.
     _, error = try_call(partial(record(run), given), Exception)
     if error is not None and not is_told(error):
         traceback.print_exception(error)

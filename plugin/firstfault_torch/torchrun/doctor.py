@@ -170,6 +170,7 @@ def _missing_in_torch() -> list[str]:
 
 def _check_workers() -> _Check:
     """Look whether the Python of the workers reads firstfault.pth."""
+    # torchrun starts workers with PYTHON_EXEC, which may be another Python than this one.
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]
     environment = {**os.environ, WORKER_VARIABLE: "doctor"}
@@ -199,6 +200,7 @@ def _check_storage() -> _Check:
 
 
 def _try_local(folder: str) -> None:
+    # The job makes missing folders itself; the doctor leaves none behind, so it tries the nearest one that exists.
     place = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
     with tempfile.NamedTemporaryFile(dir=place, prefix=_PROBE) as file:
         file.write(_TEXT)
@@ -210,6 +212,7 @@ def _try_local(folder: str) -> None:
 
 def _try_remote(folder: str) -> None:
     async def look() -> None:
+        # One attempt: repeated ones could take longer than the doctor waits, and hide the error.
         async with open_store(folder, attempts=1) as store:
             await store.put(f"{_PROBE}/probe", _TEXT)
             if not await store.list(_PROBE) or await store.get(f"{_PROBE}/probe") != _TEXT:

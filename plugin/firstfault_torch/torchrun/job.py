@@ -102,6 +102,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def set_variables(arguments: Namespace) -> None:
     """Set the variables of the options that were given; the agent and its workers read them."""
+    # As variables and not as arguments: the agent, its workers and their children read the same ones.
     for setting in _SETTINGS:
         value = getattr(arguments, setting.option.lstrip("-").replace("-", "_"))
         if value is not None:
@@ -209,6 +210,7 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
     known = {**environment, HOST: socket.gethostname()}
     if _RANDOM.fullmatch(run_id) is None:
         known[RENDEZVOUS_ID] = run_id
+    # torchrun reads PET_RDZV_ID only as the default of --rdzv-id.
     if known.get("PET_RDZV_ID") != known.get(RENDEZVOUS_ID):
         known.pop("PET_RDZV_ID", None)  # an argument of torchrun comes before it
     names: dict[str, Name] = {}
@@ -216,6 +218,8 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
         values = [known.get(name, "") for name in source.variables]
         if source is _INDEXED_JOB:
             host, index = values
+            # An indexed Job has the index at the end of each pod's host name: without it, all pods have the same
+            # name.
             values = [host.removesuffix(f"-{index}")] if index and host.endswith(f"-{index}") else [""]
         value = _FOREIGN.sub("-", source.value or "_".join(values)).strip("-.")[-_LONGEST:]
         if all(values) and value and (source.of != "attempt" or value.isdecimal()):
@@ -271,18 +275,24 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     """
     root, name = root_folder(), None
     claim, store = partial(_claim_name, root, who), meet() if meet is not None else None
+    # Each node could take a name by itself, but two nodes may start in different seconds, or see an older run's
+    # folder at different times. So one node takes it, and the others read it from the store.
     if store is not None:
         name = call_with_timeout(
             partial(_agree_on_name, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name"
         )
+    # No common store: only names that are complete without the clock or a look at the folder are equal on all nodes.
     elif meet is not None:  # the variables alone may be the same on all nodes
         name = f"{who.job.value}/{who.number}" if who.job.value and who.attempt.value else None
     if name is None and meet is not None and given_folder():
         logger.warning(_NO_COMMON_NAME, root)
     is_common = bool(given_folder()) and (name is not None or meet is None)
+    # Remote folders have no locks, so no mark either.
     if is_remote(root):
         return Chosen(join(root, name or claim()), None, is_common)
     why = ""
+    # A dict removes the second if both are the same. A folder may hang (NFS) instead of failing, so each has a limit;
+    # the thread of a hanging one stays behind.
     for parent in dict.fromkeys((root, fallback_folder())):
         make = partial(_make_folder, parent, name or partial(_claim_name, parent, who))
         made, error = call_with_timeout(
@@ -291,6 +301,7 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
         if made is not None:
             if why and given_folder():
                 logger.warning(_ELSEWHERE, root, why, made[0])
+            # In the fallback this node records alone, even if its peers can write to `root`.
             return Chosen(*made, is_common and not why)
         why = why or (
             f"cannot be written ({error})" if error else f"did not answer within {RUN_FOLDER_TIMEOUT_SECONDS:g} s"
@@ -300,7 +311,9 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
 
 def _make_folder(parent: str, name: str | Callable[[], str]) -> tuple[str, int]:
     folder = Path(parent) / (name if isinstance(name, str) else name())
+    # Without the mark, readers and cleanups don't take the folder for a run (`run_folder.runs_in`).
     mark = begin_run(folder.parent)
+    # It exists if `_claim_name` took the name, or if another node on a shared file system was faster.
     folder.mkdir(exist_ok=True)
     return str(folder), mark
 
@@ -321,6 +334,7 @@ def _claim_name(root: str, who: Who) -> str:
     if not who.job.value or (is_remote(root) and not who.attempt.value):
         return _make_new_name(who)
     try:
+        # mkdir() is the test and the claim in one step: of two jobs with this name, only one makes the folder.
         Path(fallback_folder() if is_remote(root) else root, name).mkdir(parents=True)
     except FileExistsError:
         return _make_new_name(who)
@@ -332,7 +346,10 @@ def _claim_name(root: str, who: Who) -> str:
 def _agree_on_name(store: Any, who: Who, claim: Callable[[], str]) -> str:
     """Return the name that the first node to ask claims."""
     key = f"firstfault/run/{who.run_id}"
+    # The counter picks one node. If it dies before set(), the wait of the others times out, and each records in a
+    # folder of its own.
     if store.add(f"{key}/asked", 1) == 1:
+        # With a limit: a folder that hangs must not keep the peers waiting for the name.
         store.set(key, call_with_timeout(claim, RUN_FOLDER_TIMEOUT_SECONDS, "naming the run") or _make_new_name(who))
     store.wait([key], dt.timedelta(seconds=RUN_NAME_TIMEOUT_SECONDS))
     return bytes(store.get(key)).decode()

@@ -45,8 +45,10 @@ def fails(error: BaseException) -> None:
     with suppress_internal_errors("recording an exception"), ignore_worker_signals(handled_only=True):
         monitor = _start_monitor()
         if monitor is not None and monitor.node_context is not None:
+            # Only now: the program may have formed its process group with other numbers than the launcher's.
             monitor.place = _in_group(monitor.place)
             monitor.fails(error)
+            # The exception's document is durable, so the one about a SIGKILL is withdrawn.
             setup = read_node_setup(monitor.node_context.identity)
             _leave(monitor.node_context, replace(_build_presence(Phase.FAILED, monitor.place), setup=setup))
 
@@ -56,6 +58,7 @@ def exits() -> None:
     with suppress_internal_errors("recording an exit"):
         monitor = current_monitor()
         if monitor is not None and monitor.node_context is not None:
+            # Exceptions that the program has handled are no failures.
             monitor.in_flight.reconcile(None)
             _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
@@ -67,6 +70,8 @@ def _start_monitor() -> WorkerMonitor | None:
         return known
     identity = replace(engine.identity(), engine="alone")
     node_context = NodeContext(DEFAULT_STRATEGY, identity, incarnation=time.time_ns() // 1_000_000)
+    # Its own session: a launcher that kills the rank's process group must not kill the recorder, which still has to
+    # upload.
     process = start_recorder(
         node_context.output_prefix, deadline_seconds=node_context.upload_deadline_seconds, own_session=True
     )
@@ -74,7 +79,10 @@ def _start_monitor() -> WorkerMonitor | None:
     node_context = replace(node_context, node_folder=str(process.folder.path))
     place = _build_place(node_context)
     monitor = open_monitor(engine, is_program=True, alone=(node_context, place))
+    # No agent can ask this rank for its stacks: the launcher's SIGTERM is the last chance to write them.
     write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
+    # A process can't write after SIGKILL. So the document about it is written now, and uploaded by the recorder if
+    # the process ends without replacing it.
     killed = failure_record(
         ErrorClass.WORKER_FAILURE,
         place,
@@ -86,6 +94,7 @@ def _start_monitor() -> WorkerMonitor | None:
     )
     process.folder.last_words.add(DOCUMENT, encode(killed))
     process.folder.last_words.add(PRESENCE, encode_presence(_build_presence(Phase.FAILED, place)))
+    # In the background: the storage or the name service may be slow, and the program must start.
     start_in_thread(partial(_join, node_context, place), "announcing this rank")
     return monitor
 
@@ -131,5 +140,6 @@ def _leave(node_context: NodeContext, presence: NodePresence) -> None:
     """Let the recorder write this roster entry when the process has ended, and no document about a death."""
     if node_context.files is not None:
         words = node_context.files.last_words
+        # If the process is killed between these steps, the document about a SIGKILL is still uploaded.
         words.add(PRESENCE, encode_presence(presence))
         (words.folder / DOCUMENT).unlink(missing_ok=True)

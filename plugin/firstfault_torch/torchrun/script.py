@@ -40,9 +40,12 @@ class _Exit:
     def __reduce__(self) -> str:
         return self.__name__  # of its module's global
 
+    # A property: for a call Python first gets this attribute, in the caller's frame, and then calls the result, the
+    # real sys.exit. This method has returned by then, so it isn't in the traceback.
     @property
     def __call__(self) -> Any:
         with suppress_internal_errors("noting an exit"):
+            # A forked child and other threads don't end this program by sys.exit.
             is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
             if _outermost and is_main and has_process_group():
                 _note(sys._getframe(1), sys.exc_info()[1])  # noqa: SLF001 - documented
@@ -53,6 +56,8 @@ def watch() -> None:
     """Begin to watch this process: its agent may ask it for its state."""
     with suppress_internal_errors("preparing to record"):
         _monitor()
+        # The import that calls this may be deep in the program. Its outermost frame is kept: after the program's end,
+        # `f_lasti` shows the last instruction.
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - as above
         while frame is not None:
             _outermost[:], frame = [frame], frame.f_back
@@ -70,6 +75,7 @@ def fails(error: BaseException) -> None:
 def exits() -> None:
     """Record that this process is about to exit: if it still has a process group, its peers may wait for it."""
     with suppress_internal_errors("recording an exit"):
+        # pop() also drops the frame, which holds the program's globals and objects.
         error = _find_end(_outermost.pop()) if _outermost else SystemExit()
         if has_process_group():
             _monitor().exits(error, is_kept=False)
@@ -82,14 +88,18 @@ def _note(frame: FrameType, handled: BaseException | None) -> None:
         error.__context__ = handled
         read = partial(capture, error, in_flight=True)
         noted = call_with_timeout(read, node_context.upload_deadline_seconds / 2, "noting an exit", local=True)
+        # Only the last call: an earlier one was caught, or this one wouldn't run.
         _called[:] = [(_outermost[0].f_lasti, noted)]
 
 
 def _find_end(frame: FrameType) -> SystemExit:
     """Return the exit of a program, given its outermost frame."""
+    # `co_code` has the original instructions: CPython 3.11 specializes them in another copy.
     if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
         return SystemExit("its program reached its end")
     error = _exit_at(frame)
+    # A handler may have caught an earlier SystemExit: the note counts only if the outermost frame is still at the
+    # same instruction.
     vars(error)[NOTED] = next((noted for at, noted in _called if at == frame.f_lasti), None)
     return error
 

@@ -80,7 +80,7 @@ class InFlight:
         recorded -> `reconcile` -> withdrawn      neither in flight any more, nor held
         recorded -> the task function ends        stays; `WorkerMonitor.fails` adds the final document
 
-    The main thread calls all but `ask`, which the channel's thread calls while the main thread goes on.
+    `ask` runs in the channel's thread while the main thread raises and handles exceptions.
     """
 
     def __init__(self, record: Callable[[BaseException], str], withdraw: Callable[[str], None]) -> None:
@@ -121,8 +121,8 @@ class InFlight:
         left = self.left
         error = handled_exception(self._main) if left is None else left
         self.reconcile(error)
-        # The agent may ask twice, before an abort and before a stop. What is in flight at the second time may already
-        # be an answer to the signal.
+        # The agent may ask more than once: before torch's abort, at a deadline, before a stop. Later questions only
+        # withdraw.
         if self._asked:
             return
         try:

@@ -71,9 +71,11 @@ def watch_threads() -> Callable[[], None]:
                 _failures.append(ThreadFailure(name, time.time_ns(), capture(args.exc_value)))
         before(args)
 
+    # Any thread may append to the list while another reads it: `thread_failures` copies it in one call.
     threading.excepthook = record
 
     def undo() -> None:
+        # the program may have set its own hook since, which may call this one
         if threading.excepthook is record:
             threading.excepthook = before
 
@@ -91,6 +93,7 @@ def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tup
     A dump may block while a CUDA call is stuck, so it is read in another thread, for at most `seconds`.
     """
     recorders = flight_recorders()
+    # The thread stays behind if the dump blocks. It touches nothing but its own list.
     read = partial(_read_traces, recorders)
     traces = call_with_timeout(read, seconds, "reading torch's flight recorders") if recorders else []
     with suppress_internal_errors("looking for collectives that no recorder has"):
@@ -164,6 +167,8 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     found: list[FileSystem] = []
     is_write = any(match and match["write"] for _, match in links)
     measure = partial(_measure, iter_chain(error), found, is_write=is_write)
+    # A network file system may block its `statvfs` without end. The list is shared with that thread on purpose: after
+    # the timeout it has what was measured so far, and the tuple below is a copy.
     call_with_timeout(measure, FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
     open_files, _ = try_call(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
     return SystemState(tuple(found), tuple(_list_limits()), open_files)

@@ -30,8 +30,11 @@ def pulse() -> dict[str, Any]:
 
     The counts are those of all groups together; -1: not known. ``at`` is equal if the main thread is at the same place.
     """
+    # A thread that is blocked in the recorder stays behind, and the next question doesn't start another one.
     begun, ended = _counts()
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented, for debuggers
+    # The main thread may go on while this one walks its frames. A mixture of two moments is harmless: it differs from
+    # the place before, which is progress.
     at: list[tuple[int, int]] = []
     while frame is not None:
         at.append((id(frame.f_code), frame.f_lasti))

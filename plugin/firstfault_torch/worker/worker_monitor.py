@@ -131,11 +131,13 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
 class WorkerMonitor:
     """Reports a worker process's failure, and answers its agent, while the task function runs; see `open_monitor`.
 
-        open       siblings are forked; watch process groups and threads, redirect stderr; last, listen to the agent
-        answer     in the channel's thread: the agent asks; _asked -> record what is in flight -> _answered
+        open       siblings are forked -> watch process groups and threads, redirect stderr -> listen to the agent
+        answer     the agent asks, in the channel's thread: _asked -> record what is in flight -> _answered
         fails      an exception left the task function: before _answered its own failure, afterwards an answer
         exits      a clean exit: a document on the node, uploaded only if the node fails
-        close      undo all; the channel stays open
+        close      undo the hooks; the channel stays open
+
+    The main thread calls all but `answer`, which may run at the same time as any of them.
     """
 
     def __init__(self, engine: Engine, alone: tuple[NodeContext, Place] | None = None) -> None:
@@ -194,7 +196,6 @@ class WorkerMonitor:
 
     def close(self) -> None:
         """Stop watching. The channel to the agent stays open: the agent may ask a process that ends slowly."""
-        # In reverse order: a replaced hook is only put back if it is still the one that was set.
         for undo in reversed(self._undo):
             with suppress_internal_errors("ending the recording"):
                 undo()
