@@ -132,7 +132,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
     """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.worker_monitor.recorded`)."""
     node_context = build_node_context(engine, options)
     with (
-        # The signal handlers first: a signal while the recorder starts must also end in a verdict.
+        # The recorder ends before the signal handlers do: its last uploads must not be cut off by a signal.
         SignalWatch(parse_signals(job.signals)) as signals,
         node_recorder(node_context, options.terminated_stop_seconds or options.stop_seconds) as node_context,
     ):
@@ -148,8 +148,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
                     results = options.in_process_restart.by_last_rank(results)
                 engine.await_exit(has_rank_0=0 in results, shutdown_requested=signals.shutdown_requested)
                 return results
-            # The workers are dead or stopped by now. The verdict is public before leftovers are killed, because that
-            # may take `stop_seconds`.
+            # Verdict and report come before leftovers are killed, because that may take `stop_seconds`.
             sealed = reach_verdict(end, exit_settings)
             _report(sealed, engine)
             seconds = options.stop_seconds
@@ -256,7 +255,6 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | No
         copies = {**copies, **_synthesize_first_node_entry(end)}
         # No other node can write into this node's folder, so there is nothing to wait for.
         wait = Wait(0.0, complete=False, shutdown_requested=settings.shutdown_requested)
-    # If concluding failed with what the storage has, conclude from this node's own documents at once.
     sealed = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(end, copies, settings, Wait(0.0))
     return _publish(sealed, settings) if sealed is not None else None
 
@@ -284,7 +282,7 @@ def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerd
     if document is None:
         return None
     found = adopt_sealed_verdict(document, end.node_context, durable=True)
-    # An older verdict is another failure's: of an earlier agent on this attempt, or of a round that was restarted.
+    # Sealed before this agent started, or long before its failure: then it is about another failure.
     earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
     return found if found.seal.timestamp_ns >= earliest_ns else None
 

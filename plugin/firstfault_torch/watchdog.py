@@ -278,8 +278,8 @@ class _Client:
         self._put(Timer(self.owner, _HEART, "", deadline, self.timeout, self._since, heartbeat=True))
 
     def _put(self, timer: Timer) -> None:
-        # Only the newest state of a timer is sent. Removed first, because a dict keeps the place of a key that is set
-        # again, and the order of the lines matters.
+        # Only the newest state of a timer is sent. Removed first: a dict keeps the place of a key that is set again,
+        # and lines are sent in the order of the calls.
         self._unsent.pop(timer.number, None)
         self._unsent[timer.number] = timer_line(timer)
 

@@ -386,7 +386,7 @@ class StallWatch:
 
     def _store_record(self, stall: _Stall, lost: float | None = None) -> RestartRecord | None:
         """Write and return the record of a stall, or complete it with how long it took; None: it has none."""
-        # Only the leader writes, so the roster has one record per stall.
+        # Only the leader writes: an election leaves one record.
         if not stall.is_mine or stall.number >= (STALLS_OF_ROUND if stall.is_shown else MAX_UNPRINTED_STALLS):
             return None
         node_context, place, report = self._node.reporter.node_context, self._node.places.of(0), stall.report

@@ -295,8 +295,8 @@ class Watcher:
             # all had arrived: it counts as a fault of the next iteration, in which it has its new rank
             fault = self._fault(FaultKind.TERMINATED, "between two iterations", rank)
             following = Iteration(self._connection, self._prefix, iteration.number + 1, iteration.world_size)
-            # The next rank's monitor process leaves and arrives there for the dead rank, once its heartbeats are
-            # missed.
+            # The preceding rank's monitor process leaves and arrives there for the dead rank, once it misses the
+            # heartbeats.
             following.interrupt(fault)
             return
         if iteration.outcome() is Outcome.COMPLETED:
@@ -462,10 +462,10 @@ class MonitorThread:
 
     def stop_raising(self) -> None:
         """Raise nothing in the main thread from now on; call it there, until it returns."""
-        # Without the lock first: from here at most one more exception is set, by a thread that has already read the
-        # flag.
+        # First without the lock: from here the monitor thread sets at most one more exception, if it has already read
+        # the flag.
         self._may_raise = False
-        # With the lock: that thread has finished. One exception may still be pending in this thread. Python may raise
+        # With the lock: it has left its block. One exception may still be pending in this thread. Python may raise
         # it in any line of this method, so the caller catches it and calls again.
         with self._lock:
             self._may_raise = False

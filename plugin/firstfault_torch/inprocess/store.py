@@ -147,7 +147,7 @@ class Iteration:
         INTERRUPTED   each rank arrives once; the last arrival writes who is gone -> agreed
         agreed        all ranks read the same list; they meet again in the next iteration
 
-    A monitor process acts for a dead rank, and the next rank's monitor process for a lost machine:
+    A monitor process acts for its dead rank; if it is gone, too, the preceding rank's monitor process does:
 
         outcome, ended   by the last rank that completes, or the first that reports a fault
         faults           appended by a rank that raised, or by the monitor process of one that hangs or died
