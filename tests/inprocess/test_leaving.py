@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess import wrap as call_module
+from firstfault_torch.inprocess.detached import DetachedProcess
 from firstfault_torch.inprocess.exception import RankLost
 from firstfault_torch.inprocess.job import find_root_fault
 from firstfault_torch.inprocess.monitor import RankPhase, SharedProgress, Watcher, find_position
@@ -167,3 +169,10 @@ def test_where_a_thread_stands() -> None:
     assert position.text == f"test_leaving.py:{line} in waiting, which calls threading.wait"
     assert (position.waits, position.begun) == (False, 3)
     assert find_position(2**40) is None
+
+
+def test_a_process_that_ended_before_it_was_looked_up() -> None:
+    """It counts as dead at once: a monitor process whose worker is gone already doesn't wait for it without end."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    assert DetachedProcess(ended.pid).has_died(0.01)

@@ -111,7 +111,9 @@ class DetachedProcess:
             self._descriptor = os.pidfd_open(number)
 
     def has_died(self, seconds: float) -> bool:
-        """Wait at most so long for its end."""
+        """Wait at most this many seconds for its end."""
+        if not self._started:
+            return True  # it had ended before it could be looked up, so there is nothing to wait for
         # The kernel makes a pidfd readable when the process ends, even before its parent has reaped it.
         if self._descriptor is not None:
             return bool(select.select([self._descriptor], [], [], seconds)[0])
