@@ -177,7 +177,7 @@ def test_ranks_that_work_by_themselves() -> None:
     assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
     watch, reports = watching(), CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
     assert watch._conclude(partial(build_stall_report, seconds=61.0), reports).lines
-    watch._node.places.nodes = 3  # type: ignore[misc]
+    watch._places.nodes = 3  # type: ignore[misc]
     assert watch._conclude(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), "most nodes go on"
     assert (
         build_stall_report(to_files([(worker(0, of=2), WorkerObservation(0, 0))]), 61.0)
@@ -256,7 +256,7 @@ def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) ->
     """Return the watch of a job of one node whose rank 5 stands in a loader."""
     reporter = SimpleNamespace(node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=put)
     places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, world_size=8))
-    watch = StallWatch(Hang(None, None), cast("Any", SimpleNamespace(reporter=reporter, places=places, peers=None)))
+    watch = StallWatch(Hang(None, None), *cast("Any", (None, reporter, places)), peers=None)
     watch._hang = Hang(60)
     workers = [worker(rank, **how) for rank in range(8)]  # type: ignore[arg-type]
     workers[5] = worker(5, begun=40, stack=READS)

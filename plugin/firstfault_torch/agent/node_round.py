@@ -103,7 +103,9 @@ class NodeRound:
         """Look from now on whether the workers make progress, unless the option is off or its folder isn't there."""
         points = entry_points(group=HANG_GROUP) if self._settings.options.hang is not None else ()
         for point in points:
-            self._stalls = point.load()(self._settings.options.hang, self)
+            self._stalls = point.load()(
+                self._settings.options.hang, self.workers, self.reporter, self.places, self.peers
+            )
             self.reporter.progress = self._stalls.progress
 
     def end(self, *, is_last: bool) -> None:

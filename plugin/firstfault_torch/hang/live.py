@@ -22,49 +22,55 @@ from firstfault_torch.time_limits import WORKER_QUERY_TIMEOUT_SECONDS
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from firstfault_torch.agent.node_round import NodeRound
+    from firstfault_torch.agent.place_factory import PlaceFactory
+    from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.hang.progress import ProgressTracker
+    from firstfault_torch.rounds.peers import Peers
 
 
 class LiveProgress:
     """Publishes this node's progress, and as the first agent that of all nodes.
 
     Args:
-        node: this node's part in the round.
-        still: progress of its workers, updated before each `publish`.
+        reporter: writes the view.
+        places: this node's ranks.
+        peers: the agents of all other nodes; None: this is the only node.
+        tracker: progress of this node's workers, updated before each `publish`.
     """
 
-    def __init__(self, node: NodeRound, still: ProgressTracker) -> None:
-        self._node = node
-        self._tracker = still
+    def __init__(self, reporter: Reporter, places: PlaceFactory, peers: Peers | None, tracker: ProgressTracker) -> None:
+        self._reporter = reporter
+        self._places = places
+        self._peers = peers
+        self._tracker = tracker
         self._before: tuple[float, int] | None = None
         self._state: dict[str, Any] = {}
         self._put: Future[Any] | None = None
 
     def publish(self, now: float) -> None:
         """Update this node's state; as the first agent write all nodes' states if somebody watches."""
-        peers = self._node.peers
+        peers = self._peers
         self._state = self._now(now)
         if peers is not None:
             # A peer's question is answered in the thread of the liveness connections, between two polls.
             peers.liveness.state = self.line
-        if self._node.places.of().group_rank or not self._is_watched():
+        if self._places.of().group_rank or not self._is_watched():
             return
         # The answers to the last poll's request: this poll doesn't wait for peers, one of which may be frozen.
         others = dict(peers.liveness.states) if peers is not None else {}
         if peers is not None:
             peers.liveness.request_states()  # answers arrive before the next poll
         nodes = [self._state, *(parsed for _, line in sorted(others.items()) if (parsed := _parse(line)))]
-        view = {"round": self._node.reporter.node_context.round, "time": time.time(), "nodes": nodes}
+        view = {"round": self._reporter.node_context.round, "time": time.time(), "nodes": nodes}
         if self._put is None or self._put.done():  # otherwise the storage is slow: skip this poll
-            self._put = self._node.reporter.put(LIVE, json.dumps(view).encode())
+            self._put = self._reporter.put(LIVE, json.dumps(view).encode())
 
     def line(self) -> bytes:
         """Return this node's state, for the first agent."""
         return json.dumps(self._state).encode()
 
     def _now(self, now: float) -> dict[str, Any]:
-        places = self._node.places
+        places = self._places
         begun = self._tracker.enqueued
         most = max(begun.values(), default=0)
         before, self._before = self._before, (now, most)
@@ -84,7 +90,7 @@ class LiveProgress:
 
     def _is_watched(self) -> bool:
         """Whether somebody watches: a file in the roster's folder, by the last poll's listing or on this machine."""
-        peers, node_context = self._node.peers, self._node.reporter.node_context
+        peers, node_context = self._peers, self._reporter.node_context
         names: list[str] | None = []
         if peers is not None and peers.roster is not None:
             names = peers.roster.names

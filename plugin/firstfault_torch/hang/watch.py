@@ -44,8 +44,11 @@ from firstfault_torch.time_limits import (
 
 if TYPE_CHECKING:
     from firstfault.model import Collective, CollectiveProgress, Progress, WorkerError
-    from firstfault_torch.agent.node_round import NodeRound
+    from firstfault_torch.agent.local_workers import LocalWorkers
+    from firstfault_torch.agent.place_factory import PlaceFactory
+    from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.options import Hang
+    from firstfault_torch.rounds.peers import Peers
 
 POLLS_PER_WARNING = 6
 """Polls in the shortest time until a warning or an end."""
@@ -88,18 +91,26 @@ class StallWatch:
 
     Args:
         hang: the user's option.
-        node: this node's part in the round.
+        workers: the round's workers on this node; the watch asks them for their state, and may kill the straggler.
+        reporter: stores the record of each stall, and the live view.
+        places: this node's ranks, and the number of nodes.
+        peers: the agents of all other nodes; None: this is the only node.
     """
 
-    def __init__(self, hang: Hang, node: NodeRound) -> None:
+    def __init__(
+        self, hang: Hang, workers: LocalWorkers, reporter: Reporter, places: PlaceFactory, peers: Peers | None
+    ) -> None:
         self._hang = hang
-        self._node = node
+        self._workers = workers
+        self._reporter = reporter
+        self._places = places
+        self._peers = peers
         given = [seconds for seconds in (hang.warn_seconds, hang.end_seconds) if seconds is not None]
         self._every_s = min([PROGRESS_POLL_SECONDS, *(seconds / POLLS_PER_WARNING for seconds in given)])
         self._wait_s = STALL_REPORTS_TIMEOUT_SECONDS * self._every_s / PROGRESS_POLL_SECONDS + STORE_TIMEOUT_SECONDS
         self._stopped = threading.Event()
         self._tracker = ProgressTracker(time.monotonic())
-        self._live = LiveProgress(node, self._tracker)
+        self._live = LiveProgress(reporter, places, peers, self._tracker)
         self._next_s = hang.warn_seconds or 0.0
         """Seconds without progress until the next warning, doubled by each warning."""
         self._resumed_stalls: Counter[tuple[tuple[int, ...], str]] = Counter()
@@ -149,9 +160,9 @@ class StallWatch:
                 if now - last > FROZEN_AGENT_FACTOR * self._every_s + WORKER_QUERY_TIMEOUT_SECONDS:
                     self._tracker.skip_frozen_time(now - last)
                 last = now
-                if not (alive := self._node.workers.alive):
+                if not (alive := self._workers.alive):
                     continue
-                self._tracker.look(now, self._node.workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
+                self._tracker.look(now, self._workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
                 self._live.publish(now)
                 if self._tracker.has_moved:
                     self._handle_progress(now)
@@ -195,7 +206,7 @@ class StallWatch:
 
     def _investigate(self, alive: dict[int, int], now: float, *, ends_attempt: bool) -> None:
         """Observe the workers, compare with other nodes, print the report, and end the attempt if it has to."""
-        began, group_rank = self._tracker.since, self._node.places.of().group_rank or 0
+        began, group_rank = self._tracker.since, self._places.of().group_rank or 0
         seen = self._observe_workers(alive, now)
         stacks = [dump.text for failure, _ in seen for dump in failure.stack_dumps]
         if not any(self._tracker.enqueued.values()) and not any(PROCESS_GROUPS_FILE in text for text in stacks):
@@ -217,7 +228,7 @@ class StallWatch:
             conclude = partial(add_ras_line, conclude, alive.values())
         number = self._get_stall_number()
         if number is None:
-            others = sorted(set(range(self._node.places.nodes)) - {group_rank})
+            others = sorted(set(range(self._places.nodes)) - {group_rank})
             # With nodes missing no worker is killed: the straggler may be theirs.
             report = conclude(files, missing=others)
             stall: _Stall | None = _Stall(report, self._resumed_stalls.total(), began, is_mine=True)
@@ -243,15 +254,15 @@ class StallWatch:
         # All agents get the same report; each kills only its own workers.
         if mine := [local for its_group_rank, local in report.workers_to_kill if its_group_rank == group_rank]:
             # the election took seconds, and the job may have resumed since
-            self._tracker.look(time.monotonic(), self._node.workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
+            self._tracker.look(time.monotonic(), self._workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
             if not self._tracker.has_moved:
-                self._node.workers.kill_hung_workers(mine, round(now - began))
+                self._workers.kill_hung_workers(mine, round(now - began))
         if is_shown and not (before is not None and before.is_shown):
             self._notify(record)
 
     def _get_stall_number(self) -> int | None:
         """Return the number of the next stall; None: there is only one node, or the store's host is frozen."""
-        peers = self._node.peers
+        peers = self._peers
         if self._connections is None and peers is not None:
             # Two connections: the election waits on the second, and a wait blocks its connection. They are kept for
             # the next stall.
@@ -271,7 +282,7 @@ class StallWatch:
 
     def _share_report(self, number: int, files: dict[str, bytes], conclude: partial[StallReport]) -> _Stall | None:
         """Share the observations, and return the report of the leader; None: no leader concluded."""
-        connections, places = self._connections, self._node.places
+        connections, places = self._connections, self._places
         if connections is None:
             return None
         store = connections[0]
@@ -306,13 +317,13 @@ class StallWatch:
         # A node without observations makes progress, or its agent is down. With most nodes missing, no common report
         # is possible.
         there = {json.loads(data)["group_rank"] for name, data in reports.copies.items() if name.endswith(".json")}
-        missing = sorted(set(range(self._node.places.nodes)) - there)
+        missing = sorted(set(range(self._places.nodes)) - there)
         return conclude(reports.copies, missing=missing) if len(missing) <= len(there) else StallReport(())
 
     # --- what this node sees ------------------------------------------------------------------------------------
 
     def _observe_workers(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, WorkerObservation]]:
-        workers, places = self._node.workers, self._node.places
+        workers, places = self._workers, self._places
         # The channel first: it also returns the collectives. Only a worker that has been silent for long is sent the
         # signal for stacks, which may crash a worker that runs (`LocalWorkers.stacks`).
         answers = workers.ask(SNAPSHOT, alive, SNAPSHOT_TIMEOUT_SECONDS)
@@ -370,7 +381,7 @@ class StallWatch:
         }
         is_paused_on_purpose = bool(block) or any("SIGSTOP" in one or "debugger" in one for one in kernel)
         findings = (*kernel, *(text for text, is_so in report.items() if is_so))
-        group_rank, is_busy = self._node.places.of().group_rank or 0, moves or computes or reads
+        group_rank, is_busy = self._places.of().group_rank or 0, moves or computes or reads
         return WorkerObservation(
             group_rank, local_rank, seconds_at_position if answers else None, findings, is_busy, is_paused_on_purpose
         )
@@ -379,7 +390,7 @@ class StallWatch:
 
     def _notify(self, record: RestartRecord | None) -> None:
         if record is not None and os.environ.get(NOTIFY_STALLS_VARIABLE) != "0":
-            over, uri = record.lost_seconds, self._node.reporter.node_context.output_prefix
+            over, uri = record.lost_seconds, self._reporter.node_context.output_prefix
             line = record.reason if over is None else f"progress again after {over:.0f} s: {record.headline}"
             report = {"uri": uri, "first_line": line, **json.loads(restart_to_json(record))}
             notify(report)
@@ -389,7 +400,7 @@ class StallWatch:
         # Only the leader writes: an election leaves one record.
         if not stall.is_mine or stall.number >= (STALLS_OF_ROUND if stall.is_shown else MAX_UNPRINTED_STALLS):
             return None
-        node_context, place, report = self._node.reporter.node_context, self._node.places.of(0), stall.report
+        node_context, place, report = self._reporter.node_context, self._places.of(0), stall.report
         waited = f"rank {report.ranks[0]}" if report.ranks else "no rank stands out"
         record = RestartRecord(
             RestartKind.STALL,
@@ -404,7 +415,7 @@ class StallWatch:
             world_size_before=place.world_size or None,
         )
         name = restart_record_name(record.kind.value, record.number, place.group_rank or 0)
-        self._node.reporter.put(f"{ROSTER}/{name}", restart_to_json(record))
+        self._reporter.put(f"{ROSTER}/{name}", restart_to_json(record))
         return record
 
 
