@@ -53,6 +53,9 @@ class SealedVerdict:
     bundle: bytes = b""
     """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if another node concluded,
     if each has a separate folder."""
+    writes_deck: bool | None = None
+    """Set by an engine's `publish`: whether the program that called this node is to write the page with the report.
+    None: the verdict wasn't published, or the caller gets an exception instead."""
 
 
 class Engine(Protocol):

@@ -23,7 +23,7 @@ _AT_ONCE = 32
 _WHOLE_AT_ONCE = 4
 """Of these, attempts without a sealed verdict: each opens many documents at the same time."""
 _ERROR_FILES = 16
-"""Flyte's own error files of one attempt that are opened, at most."""
+"""Maximum number of Flyte's own error files to open for one attempt."""
 _LINE = 160
 _HOUR_NS = 3600 * 10**9
 _CUTS = "048cgkosw"
@@ -92,7 +92,7 @@ class FaultGroup:
     attempts: int
     executions: int
     rank_hours: float | None
-    """Of those attempts for which it is known; None: of none."""
+    """Sum over the attempts with known rank-hours; None: no attempt has any."""
     last: FailedAttempt
     """The newest."""
 
@@ -112,7 +112,7 @@ def failed_attempts(
 
 
 def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
-    """Return the groups of readable attempts, those that cost most first: by rank-hours, then by number.
+    """Return the groups of readable attempts, the most expensive first: by rank-hours, then by number.
 
     `attempts` are newest first; `by` is fingerprint, category, pod or machine.
     """

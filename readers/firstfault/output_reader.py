@@ -71,7 +71,7 @@ class MultiErrorFileOutputReader:
             reader adds those that aren't in the storage, and uses them alone if it can't list the storage.
         fresh: whether to open every document itself, although the pods left copies of what they concluded from.
         enough: called with the roster after each listing; True ends the wait as if every node had reported.
-        give_up: once set, ends the wait.
+        shutdown_requested: once set, ends the wait.
     """
 
     def __init__(  # noqa: PLR0913 - keyword options with defaults

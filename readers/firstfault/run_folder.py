@@ -29,12 +29,14 @@ def begin_run(folder: Path) -> int:
     ignore = folder.parent.parent / ".gitignore"
     if ignore.parent.name == ".firstfault" and not ignore.exists():
         ignore.write_text("*\n", encoding="ascii")
+    # Nodes on a shared file system each append a line to the same file.
     mark = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         os.write(mark, f"{socket.gethostname()}\n".encode())
     except OSError:
         os.close(mark)
         raise
+    # All nodes of the run hold a shared lock. The kernel releases it when the process ends, also after SIGKILL.
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return mark
@@ -55,8 +57,10 @@ def began(run: Path) -> float:
 
 
 def may_go_on(run: Path) -> bool:
-    """Whether a process may still run, here or on another host: this one may not see that host's locks."""
+    """Return whether the run may still be active, here or on another host with locks that aren't visible here."""
     with (run / MARK).open("rb") as mark:
+        # An exclusive lock is refused while a node of the run holds its shared one. Another host's lock may be
+        # invisible here, so the names of the hosts decide below.
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import click
@@ -30,7 +31,6 @@ from firstfault_torch.node_context import NodeContext
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.elastic import pickled
-from flytekitplugins.firstfault.flyte_engine import Published
 from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
 
 ELASTIC = Elastic(increase_shared_mem=False)
@@ -155,7 +155,9 @@ def _executing(monkeypatch: pytest.MonkeyPatch, outcome: object, config: Any = E
 
 
 def _sealed(*, durable: bool, writes_deck: bool) -> VerdictSealedError:
-    return VerdictSealedError("one line", Published(b"the sealed bytes", durable, writes_deck))
+    verdict = SimpleNamespace(headline="one line")
+    sealed = SimpleNamespace(verdict=verdict, document=b"the sealed bytes", durable=durable, writes_deck=writes_deck)
+    return VerdictSealedError(cast("Any", sealed))
 
 
 @pytest.mark.usefixtures("raw")

@@ -123,12 +123,13 @@ def forget_shared_store(handler: Any) -> None:
 def job_store(handler: Any) -> Any:
     """Return the store that the nodes of a job share before their first round; None if this rendezvous has none.
 
-    A static one meets other nodes here; if that fails, its first round fails with the same error.
+    A static rendezvous has a store only after all nodes have met, so they meet here. If that fails, the first round
+    raises the same error.
     """
     backend = handler.get_backend()
     if backend == "static":
         errors: list[BaseException | None] = []
-        # in a thread: a signal then ends the wait
+        # In a thread: torch waits in C++, where Python runs no signal handlers, and SIGTERM must end the wait.
         start_in_thread(
             lambda: errors.append(try_call(handler.next_rendezvous)[1]), "waiting for all nodes at torch's rendezvous"
         ).wait()
@@ -155,7 +156,7 @@ def worker_processes(context: Any) -> Sequence[Any]:
 
 
 def traceback_files(context: Any) -> dict[int, str]:
-    """Return local rank to the file in which torch.multiprocessing keeps a traceback; a binary has none."""
+    """Map local ranks to the files in which torch.multiprocessing keeps tracebacks; a binary has none."""
     if hasattr(context, "subprocess_handlers"):
         return {}
     files = getattr(getattr(context, "_pc", None), "error_files", None)
@@ -167,8 +168,8 @@ def traceback_files(context: Any) -> dict[int, str]:
 def unfinished(context: Any) -> frozenset[int]:
     """Return the local ranks that haven't handed over a result yet.
 
-    A worker hands over its result before it may end: one that has ended without it never will. A worker that runs a
-    binary hands over nothing; its exit code decides.
+    A worker hands over its result before it may exit, so a worker that exited without a result never delivers one. A
+    worker that runs a binary has no result; its exit code decides.
     """
     if hasattr(context, "subprocess_handlers"):
         return frozenset()
@@ -177,7 +178,10 @@ def unfinished(context: Any) -> frozenset[int]:
 
 
 def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
-    """Return what these workers have handed over so far, by local rank; one that died while it wrote would block."""
+    """Return the results that these workers have handed over so far, by local rank.
+
+    Leave out workers that may have died while they wrote: reading half a result blocks forever.
+    """
     taken, queues = _get_results(context, "the workers of a node cannot continue after one of them has ended")
     for rank, queue in queues.items():
         if rank in local_ranks and rank not in taken and not queue.empty():
@@ -195,7 +199,7 @@ def _get_results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[i
 
 
 def let_workers_end(context: Any) -> None:
-    """Inform workers which have handed over their results that they may end."""
+    """Let workers exit that have handed over their results."""
     finished = getattr(context, "_worker_finished_event", None)
     if finished is not None:
         finished.set()

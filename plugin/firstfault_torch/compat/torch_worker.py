@@ -39,8 +39,8 @@ def flight_recorders() -> list[Callable[..., Any]]:
     """Return the functions that dump torch's flight recorders as JSON, NCCL's first and gloo's last.
 
     ProcessGroupNCCL has a separate recorder, in builds with NCCL since torch 2.5. All other backends share one since
-    2.8; since 2.15 each has its own. A torch built without distributed support, or before it had a recorder, lacks it:
-    no warning is printed. Nor does a program have it that hasn't imported torch.
+    2.8; since 2.15 each has its own. Return nothing, without a warning, if the program hasn't imported torch, or if
+    torch was built without distributed support or is too old to have a recorder.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     of_nccl, of_others = (getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("nccl", "fr"))
@@ -113,7 +113,7 @@ def _list_backends() -> dict[str, list[Any]]:
 
 
 def group_teardown() -> types.FunctionType | None:
-    """Return ``torch.distributed.destroy_process_group`` after its code was replaced; None if that isn't possible."""
+    """Return ``torch.distributed.destroy_process_group``; None if its code can't be replaced."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return None  # a program that has no group
@@ -139,7 +139,7 @@ def rank_in_group() -> tuple[int, int] | None:
 
 
 def backends_that_abort() -> list[Callable[[], None]]:
-    """Return the functions that abort the communicators of this process's groups; that of gloo doesn't work."""
+    """Return the functions that abort the communicators of this process's groups, except gloo's, which don't work."""
     found = []
     for name, backends in _list_backends().items():
         for backend in backends if name != _GLOO else ():
@@ -150,7 +150,7 @@ def backends_that_abort() -> list[Callable[[], None]]:
 
 
 def forget_process_groups() -> None:
-    """Forget half-created groups: they count in the names of later groups, on some ranks only."""
+    """Forget half-created groups, which exist on some ranks only and would shift the names of later groups there."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - as above
 
     world = getattr(c10d, "_world", None)
@@ -168,7 +168,7 @@ def forget_process_groups() -> None:
 
 
 def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callable[[], None]:
-    """Let `meet` answer ``init_process_group`` without an address, ``env://``, instead of torch; return what undoes it.
+    """Serve the ``env://`` rendezvous of ``init_process_group`` by `meet`; return a function that restores torch's.
 
     `meet` takes the process group's timeout, and returns a store, the rank and the world size.
     """
@@ -245,6 +245,8 @@ def _waited_for(task: Path) -> int | None:
 
 def _shut_down(number: int, inode: int) -> bool:
     """Shut down a connected socket, if the file descriptor still refers to it."""
+    # The program's threads may close the socket and reuse its number at any moment: keep a duplicate, then check that
+    # it is still the socket that gloo watched.
     try:
         mine = os.dup(number)
     except OSError:

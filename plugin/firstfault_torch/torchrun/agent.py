@@ -67,7 +67,7 @@ def stand_in() -> None:
 
 
 class TorchrunAgent(LocalElasticAgent):
-    """torch's agent for its launcher, which makes it, calls `run`, and records its events.
+    """Replaces the agent of torch's launcher, which creates it, calls `run` and records its events.
 
     A job fails as under torch's agent: the launcher raises the same exception. If firstfault's lines have reported it,
     nothing prints it again: torch's box would follow them.
@@ -142,16 +142,16 @@ class TorchrunAgent(LocalElasticAgent):
 
 
 _told: list[Any] = []
-"""What firstfault's lines have reported: errors, or the failures of a ChildFailedError: torch makes a new one."""
+"""Errors that firstfault has printed; for a ChildFailedError its failures, because torch raises another instance."""
 
 
 def is_told(error: BaseException) -> bool:
-    """Return whether firstfault's lines have reported an error that torch's launcher raises."""
+    """Return whether firstfault has already printed an error that torch's launcher raises."""
     return getattr(error, "failures", error) in _told
 
 
 def _silence_log_of_error(error: Exception) -> None:
-    """Let neither Python nor torch print an error that firstfault's lines have reported."""
+    """Keep Python and torch from printing an error again that firstfault has printed."""
     _told.append(getattr(error, "failures", error))
     # Once per process: it may run several jobs.
     if len(_told) == 1:

@@ -22,7 +22,7 @@ from firstfault_start import without_collections
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
-    """Run torchrun with these ARGUMENTS, and say which worker failed, why, and whether to run the job again.
+    """Run torchrun with these ARGUMENTS, and print which worker failed, why, and whether to run the job again.
 
     `--help` lists firstfault's own options, which begin with `--ff-`, after torchrun's.
 

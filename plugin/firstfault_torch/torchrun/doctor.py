@@ -51,7 +51,7 @@ _Check = tuple[bool | None, str, str]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.doctor/v1).")
 @debug_option
 def doctor(as_json: bool) -> None:
-    """Tell whether torchrun's jobs are recorded in this environment, and as what.
+    """Check whether torchrun's jobs would be recorded in this environment, and under which names.
 
     Run it where the job will run: in its image, with its variables, in its working folder. It writes a small file into
     the folder of the documents, lists the folder, and reads the file.

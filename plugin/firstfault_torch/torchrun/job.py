@@ -134,7 +134,7 @@ def read_options(environment: Any = os.environ, **others: Any) -> Options:
 RENDEZVOUS_ID = "--rdzv-id"
 HOST = "the host's name"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
-"""What a folder's name and an object's key had better not contain, such as the slashes of ``TORCHX_JOB_ID``."""
+"""Characters to replace in names of folders and keys of objects, such as the slashes of ``TORCHX_JOB_ID``."""
 _RANDOM = re.compile(r"none|[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}|\d{36,39}")
 """torchrun's default, and the ids that launchers draw for a job on one node."""
 _LONGEST = 120
@@ -172,7 +172,7 @@ SOURCES = (
     Source("namespace", ("FIRSTFAULT_NAMESPACE",), "all"),
     Source("namespace", ("POD_NAMESPACE",), "Kubernetes, if the pod's template sets it"),
 )
-"""In this order: the first source with all variables set is taken; `HOST` isn't HOSTNAME, which a shell may export."""
+"""By priority: the first source with all variables set wins. `HOST` isn't HOSTNAME, which a shell may export."""
 
 
 class Name(NamedTuple):
@@ -275,8 +275,8 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     """
     root, name = root_folder(), None
     claim, store = partial(_claim_name, root, who), meet() if meet is not None else None
-    # Each node could take a name by itself, but two nodes may start in different seconds, or see an older run's
-    # folder at different times. So one node takes it, and the others read it from the store.
+    # Nodes can't choose the name independently: they start in different seconds, and may see an older run's folder at
+    # different times. So one node claims a name, and its peers read it from the store.
     if store is not None:
         name = call_with_timeout(
             partial(_agree_on_name, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name"
@@ -338,7 +338,7 @@ def _claim_name(root: str, who: Who) -> str:
         Path(fallback_folder() if is_remote(root) else root, name).mkdir(parents=True)
     except FileExistsError:
         return _make_new_name(who)
-    except OSError:  # each node finds that for itself
+    except OSError:  # not writable here; each node finds out when it makes its own folder
         pass
     return name
 
@@ -346,8 +346,8 @@ def _claim_name(root: str, who: Who) -> str:
 def _agree_on_name(store: Any, who: Who, claim: Callable[[], str]) -> str:
     """Return the name that the first node to ask claims."""
     key = f"firstfault/run/{who.run_id}"
-    # The counter picks one node. If it dies before set(), the wait of the others times out, and each records in a
-    # folder of its own.
+    # The counter elects one node. If that node dies before set(), its peers time out in wait(), and each of them
+    # records in a separate folder.
     if store.add(f"{key}/asked", 1) == 1:
         # With a limit: a folder that hangs must not keep the peers waiting for the name.
         store.set(key, call_with_timeout(claim, RUN_FOLDER_TIMEOUT_SECONDS, "naming the run") or _make_new_name(who))

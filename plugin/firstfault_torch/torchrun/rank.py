@@ -58,7 +58,7 @@ def exits() -> None:
     with suppress_internal_errors("recording an exit"):
         monitor = current_monitor()
         if monitor is not None and monitor.node_context is not None:
-            # Exceptions that the program has handled are no failures.
+            # The program exits normally: exceptions that it has handled aren't failures.
             monitor.in_flight.reconcile(None)
             _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
@@ -137,7 +137,7 @@ def _join(node_context: NodeContext, place: Place) -> None:
 
 
 def _leave(node_context: NodeContext, presence: NodePresence) -> None:
-    """Let the recorder write this roster entry when the process has ended, and no document about a death."""
+    """Replace the last words: the recorder uploads this roster entry after the exit, but no document about a death."""
     if node_context.files is not None:
         words = node_context.files.last_words
         # If the process is killed between these steps, the document about a SIGKILL is still uploaded.

@@ -94,7 +94,7 @@ def _note(frame: FrameType, handled: BaseException | None) -> None:
 
 def _find_end(frame: FrameType) -> SystemExit:
     """Return the exit of a program, given its outermost frame."""
-    # `co_code` returns the original instructions; CPython 3.11 specializes a copy of its own.
+    # `co_code` returns the original instructions: CPython 3.11 specializes a separate copy.
     if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
         return SystemExit("its program reached its end")
     error = _exit_at(frame)

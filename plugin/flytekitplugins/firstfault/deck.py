@@ -70,6 +70,7 @@ class DeckKeeper:
 
     def look_now(self, seconds: float) -> None:
         """Check now, because this process is about to be stopped; wait at most `seconds` for it."""
+        # If a check is running right now, it may end the wait early, with decks that are a moment old.
         self._looked.clear()
         self._wake.set()
         self._looked.wait(seconds)
@@ -93,6 +94,7 @@ class DeckKeeper:
                 pause = max(DECKS_POLL_SECONDS, _LOOK_SHARE * (time.monotonic() - began))
 
     def _look(self) -> None:
+        # `end` starts a check in another thread while the keeper's thread may be in the middle of one.
         with self._lock:
             # unchanged texts are the same objects, so comparing them costs nothing
             found = [(deck.name, deck.html) for deck in list(self._decks) if not isinstance(deck, TimeLineDeck)]
@@ -159,7 +161,7 @@ def leave_deck(
             )
             call_with_timeout(wait, DECK_TIMEOUT_SECONDS, "waiting for the deck", shutdown_requested)
             return False
-        # flytekit's context is a context variable of this thread
+        # flytekit's context is a context variable of this thread, but `call_with_timeout` writes in another thread.
         write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
         return call_with_timeout(write, DECK_TIMEOUT_SECONDS, "writing the deck", shutdown_requested) is None
     return True
@@ -174,8 +176,8 @@ def is_elected(node_context: NodeContext, job: JobErrors, staying: Collection[Ph
 def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:
     """Return the node that writes the deck: rank 0's, which has its decks, else the first one that failed.
 
-    All nodes that have read the same roster elect the same node. None: no node can still write. The pods of nodes whose
-    last phase is in `staying` can.
+    Nodes that have read the same roster elect the same node. Only a node with a last phase in `staying` has a pod that
+    still runs and can write. None: no such node exists.
     """
     # a worker or the recorder wrote the document of an agent that died, and perhaps its roster entry
     lost = {

@@ -78,8 +78,8 @@ def run_training(
         try:
             results = run_node(build_job(launch, entrypoint, args), engine=engine, options=options)
         except NodeFailedError as failed:
-            if failed.verdict is not None and engine.published is not None:
-                raise verdict_error(failed.verdict, engine.published) from failed.error
+            if failed.verdict is not None and failed.verdict.writes_deck is not None:
+                raise verdict_error(failed.verdict) from failed.error
             raise _local_error(failed) from failed.error
     return _hand_over(results)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from firstfault.errors import (
     AccessDeniedError,
@@ -40,17 +39,6 @@ _PLAIN_CODE = "USER:RuntimeError"
 """flytekit's code for an exception without an ``error_code``."""
 
 
-class Published(NamedTuple):
-    """What the stock entrypoint of this pod uploads."""
-
-    document: bytes
-    """The ``error.pb``."""
-    durable: bool
-    """Whether it is in the storage already."""
-    writes_deck: bool
-    """Whether the entrypoint is to write the deck; False: there is none, it is written, or another pod writes it."""
-
-
 class FlyteEngine:
     """Flyte 1.x: a pod that the stock entrypoint runs, or a local call of the task.
 
@@ -60,8 +48,8 @@ class FlyteEngine:
         strategy: value of `STRATEGY_VARIABLE` in the workers.
         raw_prefix: this attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown.
         previous_raw_prefix: the previous attempt's; empty: there was none, or it isn't known.
-        leave_deck: writes the deck of a failed attempt, or waits for the pod that does; returns
-            `Published.writes_deck`.
+        leave_deck: writes the deck of a failed attempt, or waits for the pod that does. Returns whether the entrypoint
+            is to write the deck; False: there is none, it is written, or another pod writes it.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
@@ -75,8 +63,6 @@ class FlyteEngine:
         leave_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: False,
     ) -> None:
         self.in_pod = in_pod
-        self.published: Published | None = None
-        """Set by `publish`."""
         self._output_prefix = output_prefix
         self._strategy = strategy
         self._raw_prefix = raw_prefix
@@ -138,8 +124,7 @@ class FlyteEngine:
                 verdict,
                 time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else time_limits.PUBLISH_TIMEOUT_SECONDS,
             )
-        self.published = Published(verdict.document, verdict.durable, writes_deck)
-        return verdict
+        return replace(verdict, writes_deck=writes_deck)
 
     def _upload(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
         name = sealed_name(self._output_prefix)
@@ -203,9 +188,8 @@ def newest_seal(
 ) -> bytes:
     """Return the ``error.pb`` to keep: another pod's, unless this pod's was concluded from more documents.
 
-    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
-    `shutdown_requested`, once
-    set, shortens the look for another pod's.
+    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer. Once
+    `shutdown_requested` is set, the lookup gets less time.
     """
     name = sealed_name(output_prefix)
     look = partial(get_file, output_prefix, name)
@@ -248,6 +232,7 @@ def outputs_are_there(output_prefix: str) -> bool:
                 # reading may be allowed without listing
                 for name in (OUTPUTS, sealed_name(output_prefix)):
                     with contextlib.suppress(AccessDeniedError, ObjectNotFoundError):
+                        # Too large also means that it exists; its content isn't needed.
                         with contextlib.suppress(ObjectTooLargeError):
                             await store.get(name, limit=1)
                         return True

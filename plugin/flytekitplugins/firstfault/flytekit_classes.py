@@ -14,29 +14,27 @@ from firstfault_torch.guard import logger, suppress_internal_errors
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import SealedVerdict
-    from flytekitplugins.firstfault.flyte_engine import Published
 
 
 class VerdictSealedError(Exception):
     """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`, which leaves it to the entrypoint."""
 
-    def __init__(self, headline: str, published: Published) -> None:
-        super().__init__(headline)
-        self.published = published
+    def __init__(self, sealed: SealedVerdict) -> None:
+        super().__init__(sealed.verdict.headline)
+        self.sealed = sealed
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
     """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a FlyteRecoverableException."""
 
 
-def verdict_error(verdict: SealedVerdict, published: Published) -> VerdictSealedError:
+def verdict_error(sealed: SealedVerdict) -> VerdictSealedError:
     """Return the exception that a pod raises after it has published a verdict."""
-    kind = RecoverableVerdictSealedError if verdict.decision.retry else VerdictSealedError
-    return kind(verdict.verdict.headline, published)
+    return (RecoverableVerdictSealedError if sealed.decision.retry else VerdictSealedError)(sealed)
 
 
 class _MayBeMissing(SyncCheckpoint):
-    """flytekit's checkpoint; without one of the attempt before, it answers as in a first attempt.
+    """flytekit's checkpoint, but a missing checkpoint of the previous attempt isn't an error.
 
     flytekit gives each retry the path of that checkpoint, and raises FlyteDataNotFoundException if nothing is there:
     a job that failed in its first epoch would fail in its retry because of it.
@@ -63,12 +61,13 @@ class _MayBeMissing(SyncCheckpoint):
 
 
 def expect_missing_checkpoint() -> None:
-    """Let this process's checkpoint return None where the attempt before saved none; another class's stays as it is."""
+    """Let this process's checkpoint return None if the previous attempt saved none; don't change other classes."""
     with suppress_internal_errors("preparing Flyte's checkpoint"):
         try:
             checkpoint = flytekit.current_context().checkpoint
         except NotImplementedError:
             return  # no checkpoints in this execution
         if type(checkpoint) is SyncCheckpoint:
-            # a copy's end would remove the folder into which a fork's siblings download
+            # Change the class in place: a finalized copy would remove the temporary folder into which other forked
+            # workers may be downloading.
             checkpoint.__class__ = _MayBeMissing

@@ -1,7 +1,7 @@
 """Lets firstfault run the tasks of ``flytekitplugins.kfpytorch``: import this module, and leave the tasks as they are.
 
-The import takes the place of kfpytorch's task types in this process. It may come before, while or after the tasks'
-modules import kfpytorch, but before they define a task. It does nothing if kfpytorch isn't installed.
+The import replaces kfpytorch's task types in this process. It may come before, during or after the import of
+kfpytorch, but must come before a task is defined. It does nothing if kfpytorch isn't installed.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
         if verdict is not None:
             with suppress_internal_errors("notifying others"):
                 _tell(verdict)
-        if verdict is not None and engine.published is not None and isinstance(error, Exception):
-            raise verdict_error(verdict, engine.published) from error
+        if verdict is not None and verdict.writes_deck is not None and isinstance(error, Exception):
+            raise verdict_error(verdict) from error
         raise
     # if the pod ended now, a first entry that is still being uploaded would be lost
     joined.wait(node_context.upload_deadline_seconds)

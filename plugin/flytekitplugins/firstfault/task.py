@@ -119,13 +119,13 @@ class _ReportingTask(PythonFunctionTask[Any]):
         except FlyteUserRuntimeException as error:
             if not isinstance(error.value, VerdictSealedError):
                 raise
-            published = error.value.published
-            if published.durable and not published.writes_deck:
+            sealed = error.value.sealed
+            if sealed.durable and not sealed.writes_deck:
                 raise FlyteUserRuntimeException(IgnoreOutputs(str(error.value))) from error
-            self._leaves_deck = not published.writes_deck
+            self._leaves_deck = not sealed.writes_deck
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / sealed_name(_output_prefix())).write_bytes(published.document)
+            (folder / sealed_name(_output_prefix())).write_bytes(sealed.document)
             return LiteralMap(literals={})
 
     @property

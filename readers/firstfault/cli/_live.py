@@ -43,9 +43,10 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
     seconds, before = _FIRST_REQUEST_SECONDS, ""
     heard = until = time.time()
     async with open_store(layout.root) as store:
-        last, _ = await _read_view(store, name)  # of an earlier command
+        last, _ = await _read_view(store, name)  # left by an earlier command
         while True:
             if time.time() + _POLL_SECONDS > until:
+                # The name of the request contains its expiry, so renew the request shortly before that.
                 until, seconds = time.time() + seconds, 2 * seconds
                 await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
             moment, told = await _read_view(store, name)
@@ -70,9 +71,9 @@ async def _read_view(store: ReadableStore, name: str) -> tuple[float, str]:
 
 
 def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line about how far the nodes are, how fast they advance, and once all stand still who is behind.
+    """Return a line with the nodes' progress and rates; if no node advances, also with the ranks that are behind.
 
-    While they advance, the numbers of two nodes aren't of one moment.
+    While nodes advance, their counts aren't compared: each node counted at a different moment.
     """
     rates = {printable(str(node["node"])): float(node["per_second"]) for node in nodes}
     by_rate = sorted(rates, key=lambda name: rates[name])

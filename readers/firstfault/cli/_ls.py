@@ -48,7 +48,7 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
     aren't listed. With --group the group that cost the most rank-hours comes first.
 
     \b
-    Exit codes: 0 listed, 3 there is no attempt below the folder, 2 usage, 1 the tool failed.
+    Exit codes: 0 listed, 3 no attempt found below the folder, 2 usage, 1 the tool failed.
 
     \b
     Examples:

@@ -91,7 +91,7 @@ def _load_command(point: EntryPoint) -> click.Command:
 @debug_option
 @click.pass_context
 def group(context: click.Context) -> None:
-    """Tell which worker killed a distributed training job, why, and whether to run it again.
+    """Find out which worker killed a distributed training job, why, and whether to run it again.
 
     \b
     Examples:
@@ -211,8 +211,9 @@ _OWN = {"firstfault.run", "inputs.pb", "logs", "raw", "report.html"}
 def prune(folder: Path, keep: int) -> int:
     """Remove old runs below FOLDER, by default the current one.
 
-    These are the runs of `firstfault run` and of torchrun's jobs below .firstfault, and those directly in FOLDER, as
-    FIRSTFAULT_FOLDER names it. The last N of each are kept, and runs that may still go on or have foreign files.
+    This covers the runs of `firstfault run` and of torchrun's jobs below .firstfault, and runs directly in FOLDER, for
+    a FOLDER that FIRSTFAULT_FOLDER names. It keeps the last N of each, runs that may still be active, and runs with
+    foreign files.
 
     \b
     Examples:

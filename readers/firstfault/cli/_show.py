@@ -156,6 +156,7 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttem
         raise click.UsageError("stdin is neither a document nor a log; pipe one into it: firstfault show - < error.pb")
     buffer = sys.stdin.buffer
     stdin = buffer if isinstance(buffer, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", buffer))
+    # peek() keeps the bytes: the reader that is chosen by them reads from the beginning.
     begin = stdin.peek(1)
     if not begin:
         raise BadDocumentError("stdin is empty; did the command before the pipe fail?")

@@ -44,7 +44,7 @@ def fail(message: str) -> None:
 
 
 def missing_package(what: str, error: ImportError) -> str:
-    """Return a sentence that says what `what` needs, and how to install it."""
+    """Return an error message with the package that `what` needs, and how to install it."""
     missing = getattr(error, "name", None) or str(error)
     how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
     return f"{what} needs {missing}, which is not installed; {how}"
@@ -235,6 +235,7 @@ def write_file(path: str | Path, text: str) -> None:
             return
         whole = target.resolve()
         beside = whole.with_name(f".firstfault-{uuid.uuid4().hex}")
+        # Write a temporary file and rename it: a reader, or a kill halfway, never sees half a report.
         try:
             with beside.open("xb") as file:
                 file.write(data)

@@ -68,9 +68,9 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
 ) -> int:
     """Follow a running attempt and print its root cause as soon as it is known.
 
-    URI is the attempt's output prefix or its errors/ folder. While documents may still arrive, each new answer is one
-    line that says that it isn't decided yet. When every node has reported, or at the timeout, the command prints what
-    show prints, and ends.
+    URI is the attempt's output prefix or its errors/ folder. While documents may still arrive, each new answer is
+    printed in one line, marked as not decided yet. When every node has reported, or at the timeout, the command prints
+    the same report as show, and ends.
 
     \b
     Exit codes: those of show for the last answer; 0 also if the attempt recovered,
@@ -132,6 +132,8 @@ async def _show_until_decided(
     progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None, *, is_live: bool = False
 ) -> None:
     """Show each change of an attempt until it is decided or the next one has begun."""
+    # The first of these ends the wait. A retry may begin before this attempt is decided, for instance after the last
+    # pod was killed without a report; the caller's timeout cancels all tasks.
     followed = asyncio.ensure_future(_follow_attempt(progress, interval))
     live = asyncio.ensure_future(_show_progress(progress) if is_live else asyncio.sleep(0))
     begins = asyncio.ensure_future(_wait_for_begin(successor, _NEXT_LOOKS * interval))
@@ -181,7 +183,7 @@ async def _wait_for_change(jobs: AsyncIterator[JobErrors], seconds: float | None
 
 
 async def _wait_for_begin(reader: MultiErrorFileOutputReader | None, interval: float) -> None:
-    """Wait until an attempt has left anything; for ever if there is none to wait for."""
+    """Wait until an attempt has left a document; forever without a `reader`."""
     while True:
         await asyncio.sleep(interval)
         job = await _read_job(reader) if reader is not None else None

@@ -77,6 +77,7 @@ class Spool:
             OSError: the file could not be written.
         """
         self.folder.mkdir(exist_ok=True)
+        # A rename is atomic: if this process is killed while it writes, the recorder finds no partial document.
         part = self.folder / f"{name}.part"
         part.write_bytes(data)
         return part.replace(self.folder / name)
@@ -89,7 +90,7 @@ class Spool:
         """
         before = self._read_receipt(receipt.name)
         if before is not None and before.durable and not receipt.durable:
-            return  # a slow first try that failed after a second one
+            return  # of two concurrent uploads, the slower one failed after the faster one had succeeded
         self.add(f"{receipt.name}{_RECEIPT}", json.dumps(asdict(receipt)).encode())
 
     def withdraw(self, name: str) -> None:
@@ -162,17 +163,18 @@ class NodeFolder:
         found = []
         for path in self.path.glob("stderr-*.fifo"):
             with contextlib.suppress(OSError):
+                # Without O_NONBLOCK, open() waits for a writer; the worker may be dead.
                 found.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
         return found
 
     def remove(self) -> None:
         """Remove the folder and its contents. Late writers find no folder, and don't recreate it."""
-        # rename first: a file that is added during the removal would keep the folder
+        # Rename first: late writers use the old path, so they can't add files to the folder that is being removed.
         gone = self.path.with_name(f"{self.path.name}.gone")
         with contextlib.suppress(OSError):
             self.path.rename(gone)
         for path in (gone, self.path):
-            # a writer that had found the folder before may add a file during the removal
+            # A writer that looked up the folder just before the rename may add a file during the removal.
             for _ in range(_REMOVALS):
                 shutil.rmtree(path, ignore_errors=True)
                 if not path.exists():
@@ -256,8 +258,9 @@ class WorkerFiles:
 
 # --- the client of the recorder ---------------------------------------------------------------------------------------
 
-# One connection, a line of JSON, two lines as the answer. The first line comes at once. Without it the recorder is
-# frozen, and the caller uploads without it; with it and no second line the storage is slow.
+# Protocol: one connection for each request. The client sends a line of JSON, the recorder answers with two lines. The
+# first one, `RECEIVED`, comes at once; without it the recorder is frozen, and the caller uploads the file itself. If
+# only the second line is missing, the storage is slow, and the recorder continues the upload.
 
 
 RECEIVED = b"received\n"
@@ -346,6 +349,7 @@ class Recorder:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
         """
         deadline = time.monotonic() + seconds
+        # A frozen recorder may use at most half of the time: the caller needs the rest to upload the file itself.
         first = min(time_limits.REQUEST_RECEIPT_TIMEOUT_SECONDS, seconds / 2)
         received = line = b""
         try:

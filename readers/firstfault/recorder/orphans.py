@@ -1,10 +1,10 @@
-"""Ends the processes that workers of a training leave behind, and passes on what they still write to stderr.
+"""Kills the orphans of a training's workers, and relays what surviving processes write to stderr.
 
-A worker that SIGKILL or ``os._exit`` ends can't end its own data loaders, pools and programs. They hold memory, GPUs
-and ports that the next round needs, and outlive the job where no container ends with it. A process that began a session
-(a daemon, for example) was started to outlive its worker, and stays. It has the worker's stderr: if that FIFO
-lost its reader, SIGPIPE would end the process. So this module is also a script that reads it in its own session,
-``python left_behind.py [-]FD ...``. The script uses the standard library only.
+A worker that ends by SIGKILL or ``os._exit`` can't stop its data loaders, pools and programs. These orphans hold
+memory, GPUs and ports that the next round needs, and outlive the job unless its container ends. A process that started
+a new session, such as a daemon, is meant to outlive its worker and isn't killed. Its stderr is the worker's FIFO, so it
+would get SIGPIPE once nobody reads the FIFO. Therefore this module is also a script that reads FIFOs in a separate
+session, ``python orphans.py [-]FD ...``. The script uses the standard library only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def find_orphans(folder: Path, sessions: frozenset[int] = frozenset()) -> set[in
 
 
 def _is_started_by_worker(process: Path, folder: Path) -> bool:
-    """Whether it is a program with a worker's variables; a fork has the environment with which its agent began."""
+    """Return whether a program was started with a worker's variables.
+
+    ``/proc/<pid>/environ`` is the environment at the last exec, so a forked worker shows its agent's.
+    """
     variables = (process / "environ").read_bytes().split(b"\0")
     recordings = [item for item in variables if item.startswith(_RECORDING)]
     of_this_node = b'"%s"' % os.fsencode(folder)
@@ -61,7 +64,7 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
 
 
 def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
-    """End what workers have left by SIGTERM, and by SIGKILL what still runs after `seconds`; the workers have ended."""
+    """Send SIGTERM to the orphans of ended workers, and SIGKILL to those still running after `seconds`."""
     from firstfault.recorder.time_limits import (  # noqa: PLC0415 - as above
         KILLED_PROCESS_TIMEOUT_SECONDS,
         MAX_ORPHANS_POLL_SECONDS,
@@ -75,6 +78,7 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
     ):
         sent: set[int] = set()
         pause: float = ORPHANS_POLL_SECONDS
+        # Search /proc again each time: an orphan may fork before it ends. Each process gets each signal once.
         while left := find_orphans(folder, sessions):
             for pid in left - sent:
                 with contextlib.suppress(ProcessLookupError):
@@ -85,7 +89,7 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
             time.sleep(min(pause, max(until - time.monotonic(), 0)))
             pause = min(1.5 * pause, MAX_ORPHANS_POLL_SECONDS)
         for pid in sent:
-            # those that were handed to this process because it is its container's first one; it started none itself
+            # As PID 1 of a container this process adopts orphans and must reap them; elsewhere it isn't their parent.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -94,9 +98,9 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
 
 
 def relay_late_stderr(shown: dict[int, bool]) -> None:
-    """Let a separate process pass on what is still written; this process may close its copies then.
+    """Start a process that reads the workers' stderr from now on; the caller may then close the FIFOs.
 
-    `shown` has the FIFOs' descriptors, and whether their content is passed on or dropped.
+    `shown` maps the descriptor of each FIFO to whether its content is relayed to stderr (True) or dropped.
 
     Raises:
         OSError, subprocess.SubprocessError: that process could not be started.
@@ -117,12 +121,14 @@ def relay_late_stderr(shown: dict[int, bool]) -> None:
 
 
 def _pass_on(shown: dict[int, bool]) -> None:
-    """Read the descriptors until none has a writer; write what comes from those that are shown to stderr."""
+    """Read the descriptors until none has a writer; write the content of shown ones to stderr."""
     poll = select.poll()
     for descriptor in shown:
         os.set_blocking(descriptor, False)
         poll.register(descriptor, select.POLLIN)
-    ready = list(shown)  # a FIFO without a writer becomes ready only when one has come and gone
+    # Read each FIFO once before polling: if its last writer closed it before it was opened for reading, poll() never
+    # reports it.
+    ready = list(shown)
     while shown:
         for descriptor in ready:
             try:
@@ -146,7 +152,8 @@ def write_stderr(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    # the caller waits for the first process only
+    # `relay_late_stderr` waits for this process only. The child reads until the last orphan ends, in a new session, so
+    # that a signal to the job's process group doesn't end it.
     if os.fork():
         os._exit(0)
     os.setsid()

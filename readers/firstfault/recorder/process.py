@@ -111,8 +111,8 @@ class RecorderProcess:
         return self._process.poll() is None
 
     def leave(self) -> None:
-        """Let the recorder end with this process, which will not wait for it."""
-        self._process.returncode = 0  # else Python warns of it at its end
+        """Leave the recorder running until this process ends; nothing waits for it."""
+        self._process.returncode = 0  # otherwise Popen.__del__ warns about a running child at exit
 
     def end(self, timeout_seconds: float = RECORDER_EXIT_GRACE_SECONDS) -> None:
         """Let the recorder finish its uploads, kill it after `timeout_seconds`, and remove the folder.
@@ -125,6 +125,7 @@ class RecorderProcess:
                 Recorder(self.folder).end(timeout_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(deadline - time.monotonic(), 0))
+        # Frozen, or still waiting for the storage: uploads that aren't finished are lost, but the job can exit.
         if self.alive():
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -73,7 +73,7 @@ async def _run(folder: NodeFolder, settings: Settings) -> None:
     if error:
         log_line(f"ended by {error}")
     folder.remove()
-    # inside the loop, because ending the loop would wait for threads that wait for the storage
+    # Exit inside the loop: asyncio.run() would join executor threads, which may hang in a storage request.
     os._exit(0)
 
 
@@ -98,7 +98,7 @@ class _Server:
         preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it isn't garbage-collected
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._ended.is_set():
-            return
+            return  # the request "end" has already waited for the uploads
         if agent.done():
             await self._outlive_agent()
         else:
@@ -125,12 +125,13 @@ class _Server:
         try:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 request = dict(parse_json(await reader.readline()))
-                writer.write(RECEIVED)  # a client that has gone still wants its upload
+                # The client may be killed, or time out, before it reads an answer: its document is uploaded anyway.
+                writer.write(RECEIVED)
                 answer = await self._answer(request)
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         finally:
-            # after any error: a dead agent's recorder waits for the connections that are left
+            # Also after an error: once the agent is dead, the recorder stays until no connection is left.
             writer.close()
             self._connections -= 1
         if request.get("op") == "end":
@@ -154,11 +155,14 @@ class _Server:
     # --- the agent's death --------------------------------------------------------------------------------------
 
     async def _outlive_agent(self) -> None:
+        # The dead agent was the only reader of the workers' stderr: open the FIFOs before anything slow, because a
+        # worker that writes without a reader gets SIGPIPE.
         stderr = self._folder.open_stderr()
         reading = asyncio.create_task(asyncio.to_thread(_read_on, stderr)) if stderr else None
         _, error = await attempted(self._report_death())
         if error:
             log_line(f"the agent's death was not recorded: {error}")
+        # Surviving workers may still send documents: stay until no request is open and none has come for a while.
         deadline = time.monotonic() + self._settings.deadline_seconds
         while time.monotonic() < deadline:
             if not self._connections and time.monotonic() - self._last_request > QUIET_PERIOD_SECONDS:
@@ -184,6 +188,8 @@ class _Server:
                 log_line(f"a document of the dead agent was not uploaded: {type(outcome).__name__}: {outcome}")
             else:
                 uploaded.append(outcome)
+        # The roster entry lists the receipts, so it comes last. If this process is killed first, readers find documents
+        # without an entry.
         if (data := _read(words / PRESENCE)) is None:
             return
         from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - heavy, seldom needed
@@ -255,7 +261,7 @@ async def _agent_gone(pid: int) -> None:
 
 
 def _read_on(stderr: list[int]) -> None:
-    """Let another process read what processes that outlive the agent write; SIGPIPE would end them."""
+    """Let a separate process read the stderr of orphans, which would get SIGPIPE without a reader."""
     try:
         relay_late_stderr(dict.fromkeys(stderr, True))
     except (OSError, subprocess.SubprocessError) as error:
@@ -274,10 +280,10 @@ def _decode_failure(document: SpooledDocument) -> model.WorkerError | None:
 
 
 def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.WorkerError:
-    """Return the failure of a rank that no agent started, and that left no exception, with the signal that ended it.
+    """Add the signal that ended a rank without an agent, if the rank left no exception.
 
-    No process that firstfault runs is its parent. The stacks identify two signals: a fatal one (SIGSEGV, SIGABRT) and
-    SIGTERM each write them to a separate file. Without stacks it stays a SIGKILL.
+    The rank's parent is a launcher, so its exit code is unknown here. A fatal signal (SIGSEGV, SIGABRT) and SIGTERM
+    each leave stacks in a separate file. Without such a file the failure stays a SIGKILL, which leaves no trace.
     """
     from firstfault.exceptions.fingerprint import compute_fingerprint  # noqa: PLC0415 - heavy, seldom needed
 
@@ -301,9 +307,9 @@ def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.Worke
 
 
 class Uploads:
-    """Several uploads at a time below an output prefix, one for each path, through one store that stays open.
+    """Runs uploads below an output prefix concurrently, through one store that stays open.
 
-    Belongs to one event loop; each call waits until `warm` has ended.
+    Belongs to one event loop. Each call waits until `warm` has ended.
     """
 
     def __init__(self, output_prefix: str) -> None:
@@ -346,7 +352,9 @@ class Uploads:
     async def _upload_once(
         self, path: str, upload: Callable[[], Coroutine[None, None, model.Receipt]]
     ) -> model.Receipt:
-        """Run an upload, or join the path's latest one while that is young; it continues if the caller leaves."""
+        """Start an upload, or join the one in progress for this path; start a second one if that one is slow."""
+        # A document may be requested twice: by its worker, and again after the worker or the agent has died. The first
+        # request may hang in the storage, so it is awaited only while it is young.
         while (running := self._in_progress.get(path)) is not None:
             young_for = self._began[path] + SLOW_UPLOAD_SECONDS - time.monotonic()
             if young_for <= 0:
@@ -357,9 +365,11 @@ class Uploads:
         task = asyncio.create_task(upload() if running is None else _first_durable(running, upload()))
         self._in_progress[path], self._began[path] = task, time.monotonic()
         task.add_done_callback(lambda ended: self._forget(path, ended))
+        # Cancelling a caller (`_in_time`) must not cancel the upload, which other callers may have joined.
         return await asyncio.shield(task)
 
     def _forget(self, path: str, ended: asyncio.Task[model.Receipt]) -> None:
+        # A second upload may have replaced this one.
         if self._in_progress.get(path) is ended:
             del self._in_progress[path], self._began[path]
 

@@ -14,11 +14,11 @@ from firstfault.utils.text import duration
 
 _MS = 1_000_000
 _LANES = 32
-"""Of more failures a histogram is drawn."""
+"""More failures than this are drawn as a histogram."""
 _BARS = 48
 _BARS_HEIGHT = 150.0
 _LEAST = 2.0
-"""Height of what is few beside many."""
+"""Minimum height of a bar, so that a few failures among many stay visible."""
 _LABEL = 26
 _TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
 _LEFT, _RIGHT = 222.0, 622.0
@@ -211,7 +211,7 @@ def _shorten(name: str, room: int) -> str:
 # --- the map of nodes -------------------------------------------------------------------------------------------------
 
 _FROM = 17
-"""Fewer nodes have no map: their ranks are seen at once."""
+"""Fewer nodes have no map: the table of their ranks fits on the page."""
 _MAP_WIDTH = 760
 _SIZES = (14, 9, 6)
 """Widths of a cell; a smaller one where the map would have too many rows."""
@@ -270,7 +270,7 @@ def node_map(cascade: Cascade) -> NodeMap | None:
 
 
 def _worst_states(cascade: Cascade) -> dict[str, State]:
-    """Return for each node what a person should see first: its own state, else the first in order of its ranks'."""
+    """Return the state to show for each node: its own, else the worst state of its ranks, in the order of `_ORDER`."""
     found: dict[str, State] = {}
     for item in cascade.ranks:
         before = found.get(item.node)

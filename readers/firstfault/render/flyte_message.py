@@ -26,7 +26,7 @@ _FRAMES = 12
 _FRAME = 200
 _COMMAND = 2_000
 _LEAST = 200
-"""Characters that a quoted text has room for in any case."""
+"""Minimum number of characters for a quoted text."""
 
 
 def flyte_message(report: Report) -> str:

@@ -46,9 +46,9 @@ PAGE_SIZE = 100
 _ROWS = 50
 """Groups, events and documents on one page of their table."""
 _EXAMPLES = 8
-"""This many groups have their first failure quoted."""
+"""Maximum number of groups with a quoted first failure."""
 _OTHERS = 16
-"""This many processes have their stack or log shown."""
+"""Maximum number of processes with a stack, or with a log."""
 _TEXT = 64_000
 _QUOTE = 16_000
 _LOG_LINES = 200

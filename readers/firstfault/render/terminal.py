@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROWS = 23
 """Rows of one screen, without the shell's prompt."""
 _COLUMNS = 80
-"""A narrower terminal has more rows instead."""
+"""The width for which `_ROWS` counts; a report on a narrower terminal may have more rows."""
 _ALL = {"Why": 2, "Code": 3, "Failed": 4, "Unknown": 3, "Attempts": 3, "Job": 1, "Victims": 1, "commands": 99}
 """How many lines of each part one screen has."""
 _ROWS_OF_TEXT = "rows of a text"
@@ -49,15 +49,15 @@ _STEPS = (
     ("Code", 0),
     ("Failed", 1),
 )
-"""What is left out, one step after another, until the report fits: what a person misses least comes first."""
+"""Steps that shorten the report until it fits one screen; the least important lines go first."""
 _COUNTED = "and {} more (-v)"
 _LOG_LINES = 3
 _RANKS = 40
 """Characters."""
 _TEXT_LINES = 400
-"""Lines of one text that are shown."""
+"""Maximum number of lines of a quoted text."""
 _TEXT_LINE = 2_000
-"""Characters of one of them."""
+"""Maximum number of characters of such a line."""
 _TO_SEE_ALL = "a pipe (| less) shows all"
 _SHOW = "firstfault show "
 _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
@@ -72,7 +72,7 @@ _WIDTH = 80
 
 
 def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print a report, folded to the terminal's width, in one screen unless `verbose`; quoted texts can't steer it."""
+    """Print a report, folded to the terminal's width, in one screen unless `verbose`; escape sequences are removed."""
     printer = _Printer(console)
     parts = build_sections(report)
     if verbose:
@@ -81,6 +81,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
         return
     room = _ROWS * _COLUMNS // min(printer.width, _COLUMNS)
     _print_screen(printer, report, parts, _ALL)
+    # Lay out the whole report after each step: how many rows a line takes is known only after it is folded.
     for step in range(1, len(_STEPS) + 1):
         if len(printer.rows) <= room:
             break

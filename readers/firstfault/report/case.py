@@ -1,4 +1,4 @@
-"""What a report is about, and what several of its parts derive from it."""
+"""The input of a report, and values that several of its parts derive from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_ONCE_NS = 10_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a report is about."""
+    """The input of a report."""
 
     job: JobErrors
     verdict: Verdict

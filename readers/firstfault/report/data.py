@@ -59,7 +59,7 @@ class AttemptSummary:
 
     @property
     def line(self) -> str:
-        """How it ended, whether it was worth another one, and how long it took."""
+        """Outcome, retry decision and duration, in a line."""
         retry = "" if self.decision is None else ", retry" if is_retried(self.decision) else ", no retry"
         took = f", {self.seconds:.1f} s" if self.seconds is not None else ""
         return f"attempt {self.number}: {self.outcome}{retry}{took}"
@@ -73,7 +73,7 @@ class Report(Case):
     facts: tuple[Fact, ...]
     """About the root cause: rank, pod, machine, exit code, time, memory."""
     raw: tuple[Fact, ...]
-    """What few people need: process ids, exact times, digests."""
+    """Rarely needed values: process ids, exact times, digests."""
     identity: JobIdentity
     followers: str
     """The victims and how much later they failed: "2 lost a peer, 5 stopped by their agents; ..."; empty: none."""
@@ -137,7 +137,7 @@ def build_report(  # noqa: PLR0913 - keywords
 
 
 def report_conclusion(conclusion: Conclusion, *, uri: str, logs: Mapping[str, str] | None = None) -> Report:
-    """Return `build_report` what was concluded."""
+    """Return the report on a conclusion."""
     job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
     return build_report(job, verdict, decision, uri=uri, logs=logs, diagnosis=conclusion.diagnosis)
 
@@ -146,7 +146,7 @@ def report_conclusion(conclusion: Conclusion, *, uri: str, logs: Mapping[str, st
 
 
 def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
-    """Return a report that is compared with all `attempts` of its task, its own included; none changes nothing."""
+    """Add a comparison of all `attempts` of the task, including the report's own; without attempts add nothing."""
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     answers = report.answers
     if ordered and report.number is not None and (last := ordered[-1]).number > report.number:
@@ -224,7 +224,7 @@ _SUSPECTS = 5
 _VICTIM = 160
 """Characters."""
 _SHOWN = 8
-"""Victims that are listed; all further ones are counted."""
+"""Maximum number of listed victims; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class Sections:
     """Its text; for a hang without the stack at its end."""
     log: Section
     details: tuple[Fact, ...]
-    """What fewer people need: the job, victims, coverage, category, confidence."""
+    """Less important facts: the job, victims, coverage, category, confidence."""
     evidence: Section
     suspects: Section
     attempts: Section

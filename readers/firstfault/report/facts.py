@@ -129,7 +129,7 @@ def _list_memory_facts(root: WorkerError) -> Iterator[str]:
 
 
 def list_raw_facts(verdict: Verdict) -> Iterator[Fact]:
-    """Yield what few people need: process ids, exact times, digests."""
+    """Yield rarely needed values: process ids, exact times, digests."""
     found = [("time", format_timestamp(verdict.timestamp_ns))]
     if (root := verdict.root) is not None:
         found += [("pid", str(root.place.pid or "")), ("address", root.place.ip)]

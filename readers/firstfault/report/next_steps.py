@@ -14,7 +14,7 @@ from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
 
 _LOGS = 4
-"""This many nodes have their logs named if the root cause isn't known."""
+"""Maximum number of nodes with a command for their logs, if the root cause is unknown."""
 _OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
 """Categories that the machine may cause."""
 _WITH_EVENTS = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}

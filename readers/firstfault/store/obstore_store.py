@@ -111,6 +111,8 @@ class ObstoreStore(Store):
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
         """See `Store.request`; send it through fsspec if the bucket is in another region."""
+        # The first request starts obstore's native threads. Remember this process, because its forks lack these
+        # threads, and all earlier threads, because the exit waits for native ones only.
         if not _requesting_pid:
             _requesting_pid.append(os.getpid())
             atexit.register(_wait_for_native_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads

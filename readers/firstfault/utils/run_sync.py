@@ -23,7 +23,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     found: list[T] = []
 
     async def kept() -> None:
-        # not as the task's result: to restore the handler of SIGINT, Python makes a text of the task and its result
+        # Not as the task's result: when asyncio.run() restores the SIGINT handler, Python calls repr() on the task, and
+        # so on a result that may be large.
         found.append(await coroutine)
 
     try:
@@ -55,6 +56,7 @@ async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: i
     results: dict[int, R] = {}
     left = iter(enumerate(wanted))
 
+    # All tasks take from one iterator. They run in one thread, so no item is taken twice.
     async def work() -> None:
         for index, item in left:
             results[index] = await call(item)

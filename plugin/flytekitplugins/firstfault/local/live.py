@@ -119,6 +119,7 @@ class AttemptView:
     def watching(self, running: Running) -> Iterator[None]:
         """Show the nodes of an attempt."""
         self._running, self._cascade = running, None
+        # A separate thread reads the storage: the main thread polls the pods and must not wait for a slow listing.
         loop = asyncio.new_event_loop()
         following = loop.create_task(self._follow(running.reader))
 
@@ -141,6 +142,7 @@ class AttemptView:
 
     def __rich__(self) -> RenderableType:
         if not self._is_broken:
+            # Reset only after success: after an error in `_draw`, later refreshes show the spinner alone.
             self._is_broken = True
             with _catch_errors():
                 drawn = self._draw()

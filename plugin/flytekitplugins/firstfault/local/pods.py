@@ -29,6 +29,8 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 
 _GRACE_S = 5.0
 _POLL_S = 0.02
+# If this process is killed before the new one calls prctl(), the signal never comes: then the parent has changed, and
+# the program isn't started.
 _BEGIN = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -153,6 +153,7 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
         StoreError: the store can't be written or read.
     """
     plan = _make_plan(settings)
+    # The lock on the mark keeps `firstfault prune` in another terminal from removing this run while it is active.
     mark = begin_run(plan.folder)
     tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
     attempts: list[LocalAttempt] = []
@@ -223,6 +224,7 @@ def _run_attempt(
         state = job_state(pods)
         if state is not None:
             multi = multi_error_files(_pod_environment(plan, number, 0, 0))
+            # Read now, as Flyte does when the operator reports the end: pods that still run may write more files.
             seen = error_seen(prefix, state, multi_file=multi)
         ended = time.monotonic() - started
         if state is not None:
@@ -359,7 +361,7 @@ def _wait(is_done: Callable[[], bool], seconds: float) -> None:
 
 
 def _linger(pods: list[Pod], plan: _Plan) -> int | None:
-    """Wait for other pods to end by themselves, because they still write documents.
+    """Wait for the remaining pods to exit unaided, because they may still write documents.
 
     Returns:
         When the last pod ended, nanoseconds since the Unix epoch; None: a pod is still running.
