@@ -64,6 +64,15 @@ def in_two_threads() -> None:
     in_python()
 
 
+def in_two_places() -> None:
+    """Be busy in one place until SIGUSR1 arrives, then in another."""
+    arrived: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: arrived.append(number))
+    while not arrived:
+        os.getpid()
+    in_python()
+
+
 def in_a_segfault() -> None:
     """Crash with SIGSEGV."""
     ctypes.string_at(0)
@@ -145,6 +154,17 @@ def test_where_a_process_hangs(
     assert time.monotonic() - began < SOON_S
     assert linecache.getline(__file__, int(found[1])).strip() in lines
     assert process.is_alive()
+
+
+def test_a_process_that_is_asked_again(
+    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
+) -> None:
+    """The answer is where it is now, without the stack of the first answer, which is in the same file."""
+    process = start(in_two_places)
+    first = _ask_until(tmp_path, {0: process.pid}, "in_two_places")
+    os.kill(process.pid or 0, signal.SIGUSR1)
+    second = _ask_until(tmp_path, {0: process.pid}, "in_python")
+    assert [text[0].count("most recent call first") for text in (first, second)] == [1, 1]
 
 
 def test_all_threads_of_all_processes(

@@ -37,9 +37,11 @@ def redact_custom_matches(text: str) -> str:
 @lru_cache(maxsize=1)
 def _compile_rules(rules: str) -> tuple[Any, ...]:
     """Compile the rules; log a warning for an invalid one, without its text, which may hold a credential."""
+    # RE2 matches in linear time, so no rule can hang the report of a failed job
     import re2  # noqa: PLC0415 - slow, and only those who set the variable need it
 
     options = re2.Options()
+    # RE2 would print an invalid rule itself
     options.log_errors = False
     found = []
     for number, rule in enumerate(rules.splitlines(), 1):
@@ -48,6 +50,7 @@ def _compile_rules(rules: str) -> tuple[Any, ...]:
         try:
             found.append(re2.compile(f"(?m){rule.strip()}".encode(), options))
         except re2.error as error:
+            # behind the colon RE2 quotes the rule
             why = error.args[0].decode(errors="replace").partition(":")[0]
             logger.warning(
                 "line %d of %s is not a regular expression of RE2 (%s); it hides nothing", number, REDACT_VARIABLE, why

@@ -49,6 +49,7 @@ LETTER_OR_DIGIT_RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 MAX_MEAN_RUN_LENGTHS = (5, 4, 3)
 """Longest mean length of runs of letters or digits in a random text; smaller for paths and for letters alone."""
 MIN_PASSWORD_DIGITS = 6
+"""Shorter numbers are settings, such as a least length."""
 MIN_KEY_LENGTH_WITH_SIGNS = 32
 MIN_LITERAL_CHARACTERS = 3
 MIN_RANDOM_LENGTH = 16
@@ -63,6 +64,7 @@ def is_placeholder(text: str) -> bool:
     # only placeholders, as in f"{user}:{password}"
     if "%s" in text and not re.sub(r"%s|\W|_", "", text):
         return True
+    # a template with hardly any text of its own: "${USER}:${PASSWORD}"
     return "{" in text and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < MIN_LITERAL_CHARACTERS
 
 
@@ -101,6 +103,7 @@ def is_random(text: str) -> bool:
 def is_key(text: str) -> bool:
     """Whether a text is a UUID or a hash, or has 16 random letters and digits in a row, as keys have."""
     if PATTERNS["hash"].fullmatch(text):
+        # 32 decimal digits alone are a number
         return is_mixed(text)
     if not PATTERNS["key"].fullmatch(text):
         return False
@@ -126,6 +129,7 @@ def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bo
         return False
     strength = named_value.strength
     if PATTERNS["number"].fullmatch(text):
+        # numbers are mostly counts: "password=48151623" is a credential, "token: 48151623" isn't
         return strength is Strength.SURE and text.isdigit() and len(text) >= MIN_PASSWORD_DIGITS
     if strength is Strength.KEY:
         return is_key(text)
@@ -136,6 +140,7 @@ def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bo
         return _is_short_password(text) and (quoted or is_random(text) or tight)
     if strength is Strength.WORD and (PATTERNS["special_word"].search(text) or not is_random(text)):
         return False
+    # a quoted text is never the name of a variable; <pad> and [CLS] are a tokenizer's tokens
     if quoted:
         return not (strength is Strength.LIKELY and PATTERNS["special_word"].fullmatch(text))
     return not _is_code_or_word(text, named_value)
@@ -157,6 +162,7 @@ def _is_code_or_word(text: str, named_value: NamedValue) -> bool:
     """Whether a value without quotes is code or a word of a sentence."""
     if text[0] in "([{<" or PATTERNS["call"].match(text):
         return True
+    # a shell or URL has no variables without a $, except for code that was printed: --token self.token
     if named_value.syntax is ValueSyntax.PLAIN or text.startswith(HIDDEN):
         return bool(PATTERNS["of_object"].match(text))
     if PATTERNS["name"].fullmatch(text):
@@ -164,6 +170,7 @@ def _is_code_or_word(text: str, named_value: NamedValue) -> bool:
     if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE, ValueSyntax.SPACED} and PATTERNS[
         "operation"
     ].fullmatch(text):
+        # "a + b" is an expression, but base64 has + and /, too
         return len(text) < MIN_RANDOM_LENGTH or not is_random(text)
     if named_value.syntax in {ValueSyntax.PROSE, ValueSyntax.CODE} or (
         named_value.syntax is ValueSyntax.COLON and named_value.strength is Strength.LIKELY

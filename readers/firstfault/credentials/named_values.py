@@ -21,6 +21,7 @@ from firstfault.credentials.names import NAMES_TABLE, PYTHON_KEYWORD_BEFORE, QUO
 PROSE_AFTER_FLAG, AUTH_METHODS, AUTH_SCHEMES = (
     frozenset(NAMES_TABLE[key].split()) for key in ("prose", "methods", "schemes")
 )
+# the literal may have a prefix, rb"x", or be in a call: SecretStr("x"), b64decode("x")
 OPENING_QUOTE = re.compile(
     r"(?P<wrapper>(?:[A-Za-z_][\w.]{0,40}\.)?(?:SecretStr|SecretBytes|Secret|str|bytes|b64decode|quote|quote_plus|unquote)"
     r"\([ \t]{0,4})?[rRbBuUfF]{0,2}(?P<quote>" + QUOTE + r")(?P<triple>(?P=quote){2})?"
@@ -30,6 +31,7 @@ LIST_START = re.compile(r"[\[(]\s{0,80}(?=[rbuf]{0,2}\\{0,7}[\"'])")
 ITEM_SEPARATOR = re.compile(r"\s{0,80},\s{0,80}(?=[rbuf]{0,2}\\{0,7}[\"'])")
 MAX_LIST_ITEMS = 64
 SIMPLE_VALUE = re.compile(r"[^\s\"'`,;&)\]}]*")
+# a quote, comma or bracket belongs to the value if more of the value follows: password=a,b)c
 UNQUOTED_VALUE = re.compile(
     r"""(?:[^\s"'`,;&)\]}]
         |["'`](?=[A-Za-z0-9])
@@ -49,6 +51,7 @@ PLAIN_NAME_ITEM = re.compile(r"[A-Za-z_. -]*|[A-Z0-9_]*")
 ASSIGNMENT_TARGETS = re.compile(r"(?:^|[\s:;])[\w.]{1,80},[ ]?$")
 ESCAPED_NEWLINE_OR_QUOTE = re.compile(r"\\+(?:[nr]|[\"'`]|$)")
 MAX_UNQUOTED_LENGTH = 300
+"""Characters that are read to decide whether a value without quotes is a credential."""
 QUOTE_OR_NEWLINE = {mark: re.compile(f"[{mark}\n]") for mark in "\"'`"}
 MAX_TRIPLE_QUOTED_LENGTH = 16_384
 
@@ -72,6 +75,7 @@ def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
         return _find_quoted_values(credential, opening)
     if credential.sign == "," and credential.is_flag and not credential.is_quoted:
         return _find_unquoted_value(credential)
+    # only a quoted value follows these: in f(token, x) and token == x, x is code
     if credential.sign in {",", "==", "!="} or credential.word in {"cookie", "cookies"}:
         return iter(())
     if credential.word == "authorization" and (scheme := AUTH_SCHEME_PREFIX.match(text, credential.value_start)):
@@ -147,9 +151,11 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
     end = _find_unquoted_end(credential, UNQUOTED_VALUE)
     named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
     simple = named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE}
+    # in code a comma or bracket ends the value: connect(password=x, user=y)
     if simple:
         end = _find_unquoted_end(credential, SIMPLE_VALUE)
     value = text[start:end]
+    # punctuation at the end belongs to the sentence
     if named_value.syntax in {ValueSyntax.PROSE, ValueSyntax.COLON}:
         value = value.rstrip(".:!?")
     if not value or (credential.sign == "," and not is_random(value)):
@@ -160,9 +166,11 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
         return  # an option, not its value
     if credential.word in AUTH_WORDS and value.lower() in AUTH_METHODS:
         return
+    # "secret: registry-cred" refers to a secret of Kubernetes
     if credential.word in {"secret", "secrets"} and PATTERNS["name_of_secret"].fullmatch(value):
         return
     if is_secret_literal(value, named_value, quoted=False):
+        # the whole value, however long: replaced text isn't searched again, so the time stays linear
         yield start, _find_unquoted_end(credential, SIMPLE_VALUE if simple else UNQUOTED_VALUE, len(text))
 
 

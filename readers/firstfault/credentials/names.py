@@ -32,9 +32,11 @@ SEPARATOR = re.compile(
 )
 GAP_BEFORE_VALUE = re.compile(r"[ \t]{0,40}(?:\r?\n[ \t]{0,80}(?=[rbuf]{0,2}\\{0,7}[\"']))?")
 CHARACTERS_READ_BEFORE = 300
+"""Limits the work for each name: the time must stay linear in the text."""
 MAX_NAME_LENGTH = 80
 NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-$"
 SHORT_WORDS = {"pass", "pw", "pwd"}
+# these also end ordinary words, such as "bypass", "monkey" and "decode"
 WORDS_NEEDING_BOUNDARY = {
     *SHORT_WORDS,
     *("auth", "sig", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"),
@@ -162,6 +164,7 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
             continue
         start, word_kind = found.start(), found.lastgroup or ""
         if word_kind == "key":
+            # "api_key" has a credential; a "key" alone is mostly the key of a mapping
             owner = KEY_OWNER.search(lowered, max(start - MAX_KEY_OWNER_LENGTH, 0), start)
             start -= len(owner[0]) if owner else 0
             word_kind = "sure" if owner else "weak"
@@ -189,6 +192,7 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     if end is None or separator is None:
         return None
     before = text[max(start - CHARACTERS_READ_BEFORE, 0) : start]
+    # in prose a comma follows any word; only a quoted name or an option has its value behind one
     if separator["sign"] == "," and end["close"] is None and "--" not in before[-MAX_NAME_LENGTH:]:
         return None
     stem = before.rstrip(NAME_CHARACTERS)

@@ -15,6 +15,7 @@ MIN_MIXED_RUN_LENGTH = 10
 
 
 def _is_opaque(text: str) -> bool:
+    # a full stop at the end belongs to the sentence
     text = text.rstrip(".")
     camel = text.isalpha() and not text[1:].islower() and not text.isupper()
     return is_mixed(text) or "=" in text or len(text) >= MIN_OPAQUE_LENGTH or camel or text.isdigit()

@@ -9,6 +9,7 @@ from firstfault.credentials.literals import HIDDEN, is_placeholder
 URL_AFTER_SCHEME = re.compile(r"://(?P<rest>(?:[^\s\"'`<>:]|:(?!//))*)")
 WEB_SCHEMES = ("http", "https", "git+https", "git+http", "ssh", "git+ssh", "ftp", "ftps", "sftp", "ws", "wss", "git")
 SCHEMES_WITHOUT_USERS = ("grpc", "grpcs", "tcp", "udp", "ipc", "zmq", "nccl", "gloo", "ucx", "dns", "docker")
+"""Endpoints of these have a port and no user: the digits in tcp://node:29500@1 aren't a password."""
 SCHEME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 MAX_SCHEME_LENGTH = 30
 AUTHORITY_END = re.compile(r"[/?#\\]")
@@ -28,6 +29,7 @@ def _redact_url_user(found: re.Match[str]) -> str:
     rest = found["rest"]
     if "@" not in rest:
         return found[0]
+    # read the scheme backwards, and only so far: the time must stay linear in the text
     before = found.string[max(found.start() - MAX_SCHEME_LENGTH, 0) : found.start()]
     scheme = before[len(before.rstrip(SCHEME_CHARACTERS)) :].lower()
     at = _find_end_of_userinfo(rest, scheme) if scheme else -1
@@ -56,6 +58,7 @@ def _find_end_of_userinfo(rest: str, scheme: str) -> int:
         return at if plain or not HOST_OR_PATH.match(rest, last + 1) else last
     if authority.startswith("["):  # an IPv6 address
         return -1
+    # no @ before the first / or ?, which may belong to the password: https://user:pa/ss@host
     colon = authority.find(":")
     if colon < 0 or (web and PORT_AND_END.match(authority, colon)) or authority.endswith("]"):
         return -1

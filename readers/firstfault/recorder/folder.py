@@ -116,10 +116,10 @@ class Spool:
             return None
 
 
-def get_stack_tail(stacks: Path) -> str:
-    """Return the end of a file of stacks; empty if it can't be read."""
+def get_stack_tail(stacks: Path, start: int = 0) -> str:
+    """Return the end of a file of stacks, without its first `start` bytes; empty if it can't be read."""
     try:
-        return stacks.read_bytes()[-_MAX_STACKS:].decode(errors="replace").strip()
+        return stacks.read_bytes()[start:][-_MAX_STACKS:].decode(errors="replace").strip()
     except OSError:
         return ""
 

@@ -16,10 +16,12 @@ _MS = 1_000_000
 _LANES = 32
 """More failures than this are drawn as a histogram."""
 _BARS = 48
+"""Bars of a histogram."""
 _BARS_HEIGHT = 150.0
 _LEAST = 2.0
 """Minimum height of a bar, so that a few failures among many stay visible."""
 _LABEL = 26
+"""Characters of a lane's label."""
 _TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
 _LEFT, _RIGHT = 222.0, 622.0
 """The ends of the time axis in the drawing's units, between the names and the times."""
@@ -115,6 +117,7 @@ def build_timeline(cascade: Cascade) -> Timeline | None:
         timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
         return _draw_histogram(timed, untimed) if timed else None
     bounds = [_get_bounds(event) for event in timed]
+    # the axis has the origin and at least a millisecond: an empty range would divide by zero
     scale = _Scale(min(0, *(low for low, _ in bounds)), max(_MS, *(high for _, high in bounds)))
     short = shorten_names(node.name for node in cascade.nodes)
     lanes = tuple(_draw_lane(index, event, scale, short) for index, event in enumerate(timed))
@@ -129,15 +132,18 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
     width = (_RIGHT - _LEFT) / _BARS
     found: dict[int, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
     for event in timed:
+        # the latest failure is at the right end of the axis, where a bar too many would begin
         index = min(int((scale.x(event.at_ns or 0) - _LEFT) / width), _BARS - 1)
         found[index][event.state].append(event.at_ns or 0)
     most = max(sum(map(len, states.values())) for states in found.values())
+    # if the highest bar has few failures of each state, the least heights exceed its share
     base = _TOP + _BARS_HEIGHT + len(State) * _LEAST
     bars = []
     for index, states in sorted(found.items()):
         foot = base
         for state in sorted(states, key=list(State).index):
             at = states[state]
+            # one root cause beside thousands of victims would be too low to see
             height = round(max(len(at) / most * _BARS_HEIGHT, _LEAST), 1)
             foot = round(foot - height, 1)
             when = " to ".join(dict.fromkeys([_format_tick(min(at)), _format_tick(max(at))]))
@@ -166,6 +172,7 @@ class _Scale:
 
 
 def _to_log_scale(at_ns: int) -> float:
+    # 1 + x: linear near the origin and 0 there; the sign mirrors the scale for times before it
     return math.copysign(math.log10(1 + abs(at_ns) / _MS), at_ns)
 
 
@@ -192,6 +199,7 @@ def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]
         label=f"{node} {who}".strip(),
         name=f"{failure.node} {who}".strip(),
         state=event.state,
+        # a point inside of bounds on both sides of the origin would claim an order that isn't known
         point=scale.x(event.at_ns or 0) if not is_open and (event.is_ordered or width < 1) else None,
         is_sure=event.bounds is not None,
         band=(left, width) if width >= 1 else None,
@@ -254,6 +262,7 @@ def node_map(cascade: Cascade) -> NodeMap | None:
     if len(nodes) < _FROM:
         return None
     size = next((size for size in _SIZES if len(nodes) * size / _MAP_WIDTH <= _ROWS), _SIZES[-1])
+    # one unit less than the cell: the gap between neighbors
     columns, side = _MAP_WIDTH // size, size - 1
     worst = _worst_states(cascade)
     places: dict[State, list[tuple[int, int]]] = {}
@@ -262,7 +271,9 @@ def node_map(cascade: Cascade) -> NodeMap | None:
         places.setdefault(state, []).append((index % columns * size, index // columns * size))
     cells = []
     for state in filter(places.get, State):
+        # one SVG path for all nodes of a state instead of an element for each of thousands
         path = "".join(f"M{x} {y}h{side}v{side}h-{side}z" for x, y in places[state])
+        # smaller cells have no room for a sign
         marked = places[state][:_MARKS] if size == _SIZES[0] and state not in _QUIET else []
         cells.append(Cells(state, path, tuple((x + side / 2, y + side - 3) for x, y in marked)))
     summary = ", ".join(f"{len(places[item.state])} {item.state.value}" for item in cells)
@@ -279,5 +290,6 @@ def _worst_states(cascade: Cascade) -> dict[str, State]:
     for event in cascade.events:  # of agents, and of files that name no rank
         if event.failure.rank is None and event.failure.node not in found:
             found[event.failure.node] = event.state
+    # a node's success must not hide the state of a rank
     own = {State.ROOT, State.SUSPECT, State.UNREPORTED}
     return found | {node.name: node.state for node in cascade.nodes if node.state in own}

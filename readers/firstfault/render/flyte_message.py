@@ -39,6 +39,8 @@ def flyte_message(report: Report) -> str:
     facts = [line, "", *_message_facts(parts.answers), *_message_code(parts.code)]
     details = ["", *_message_facts(parts.details)]
     tail = ["", *_message_end(parts), "", line]
+    # facts come first: quoted texts share what they leave, the stack and the log a third each at most, the message the
+    # rest
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
     stack = "\n".join(shorten_list(parts.stack.lines, MAX_STACK_LINES, "... {} more lines"))
     quoted = ((parts.stack.title, stack), (parts.log.title, "\n".join(parts.log.lines[-MAX_LOG_LINES:])))
@@ -50,6 +52,7 @@ def flyte_message(report: Report) -> str:
     text = "\n".join([*facts, *apart, *details, *tail])
     if len(text) <= _MESSAGE:
         return text
+    # many long facts may still exceed the limit; 50 characters are for the line in the middle
     half = _MESSAGE // 2 - 50
     head, end = text[:half].rpartition("\n")[0], text[-half:].partition("\n")[2]  # whole lines of both ends
     return f"{head}\n... {len(text) - len(head) - len(end)} characters left out ...\n{end}"
@@ -86,6 +89,7 @@ def _message_block(title: str, text: str, limit: int) -> str:
     # first cut, then indented: a cut begins a line too
     text = printable(encodable(text, "ascii"))
     room = limit - len(title)
+    # the indentation makes each line longer, so cut again until the indented text fits
     while len(shown := indent(elide(text, room))) + len(title) + 1 > limit and room:
         room = max(room - max(len(shown) + len(title) + 1 - limit, 1), 0)
     return f"{title}\n{shown}"

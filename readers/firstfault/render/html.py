@@ -50,15 +50,20 @@ _EXAMPLES = 8
 _OTHERS = 16
 """Maximum number of processes with a stack, or with a log."""
 _TEXT = 64_000
+"""Characters of the root cause's message and dump."""
 _QUOTE = 16_000
+"""Characters of any other quoted text."""
 _LOG_LINES = 200
 _RANKS = 120
 """Characters of an error's ranks in the table."""
 _LINE = 300
+"""Bytes of one line in the script's data, with escapes; fewer if there are many lines."""
 _SHORTEST_LINE = 48
 _LINES = 2_000_000
 """Bytes of all lines together in the script's data."""
 _JSON_TEXT = 200_000
+"""Characters of each message in the page's copy of the JSON."""
+# without user, query and fragment: both texts come from documents and end up in a link
 _WEB = re.compile(r"https?://[\w.-]+(?::\d+)?(?:/[\w.~@+-]+)+")
 _PATH = re.compile(r"[^\x00-\x1f]+")
 
@@ -81,6 +86,7 @@ def _render(template: str, report: Report, *, is_deck: bool) -> str:
     for name in ("style", "script"):
         suffix = "css" if name == "style" else "js"
         text = (resources.files("firstfault.render") / "page" / f"report.{suffix}").read_text(encoding="utf-8").strip()
+        # the page's policy allows these hashes alone: a script or style in a quoted text never runs
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assets |= {name: text, f"{name}_hash": f"sha256-{digest}"}
     text = _build_environment().get_template(template).render(**_build_context(report), **assets, is_deck=is_deck)
@@ -103,6 +109,7 @@ def _build_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True,
         loader=jinja2.PackageLoader("firstfault.render", "page"),
+        # a misspelt name in a template is an error, not an empty place in the page
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -124,6 +131,7 @@ def _build_context(report: Report) -> dict[str, Any]:
     pod = shorten_pod_name(name)
     where = report.answers.where.replace(name, pod) if name else report.answers.where
     raised = verdict.root.exception if verdict.root is not None else None
+    # the grid opens at the page with the rank to look at, which in a large job isn't the first page
     groups, first = cascade.groups[:_ROWS], _find_first_rank(cascade) // PAGE_SIZE * PAGE_SIZE
     documents = _list_documents(report)
     numbered = {document.ref.name: document for document in documents}
@@ -197,6 +205,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
     names = list(dict.fromkeys([*nodes, *(item.node for item in cascade.ranks)]))
     place = {name: number for number, name in enumerate(names)}
     lines = {group.number: group.line for group in cascade.groups}
+    # ranks share `_LINES` only where their line differs from their group's; a group has two texts
     own = sum(item.line != lines.get(item.group or 0) for item in cascade.ranks)
     room = min(_LINE, max(_SHORTEST_LINE, _LINES // max(own + 2 * len(cascade.groups), 1)))
     return {
@@ -238,6 +247,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
 
 def _in_script(text: str) -> str:
     """Return JSON that can't end a script element; these characters occur only in its strings."""
+    # a browser ends the element at "</script>" even inside of a JSON string, and "<!--" changes how it reads on
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -247,6 +257,7 @@ def _shorten(text: str, room: int) -> str:
     """Return a line that takes at most this many bytes in the page's data."""
     text = printable(text)
     while (size := len(_in_script(text).encode("utf-8", "backslashreplace"))) > room:
+        # escapes make characters up to six bytes long: cut in proportion, by at least one character
         text = text[: min(len(text) - 1, len(text) * room // size)]
     return text
 
@@ -301,6 +312,7 @@ def _list_stacks(report: Report) -> list[_Quoted]:
         for dump in failure.stack_dumps:
             key = (dump.pid, dump.rank)
             is_own = dump.rank == failure.rank
+            # several documents may have a process's dump; the one of its own document is kept
             if key in dumps and not is_own:
                 continue
             name = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
@@ -337,6 +349,7 @@ def _list_documents(report: Report) -> tuple[_Document, ...]:
         for name in sources:
             reasons.setdefault(name, number)
     names = list(dict.fromkeys([*(name for name in reasons if name in by_name), *by_name]))
+    # a document that a sentence of the evidence links to is always on the page
     shown = enumerate(names[: max(_ROWS, len(reasons))], 1)
     return tuple(_Document(number, *by_name[name], reason=reasons.get(name, 0)) for number, name in shown)
 
@@ -362,6 +375,7 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
     found = []
     for number, text in enumerate(frame.context, frame.context_line):
         indent = len(text) - len(text.lstrip())
+        # the columns come from a document and may not fit the line: then nothing is marked
         is_marked = number == frame.line and 0 <= frame.marked[0] < frame.marked[1] <= len(text) - indent
         since, until = (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
         found.append((number, text[:since], text[since:until], text[until:]))
@@ -374,5 +388,6 @@ def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:
     # only an ordinary web address is ever a link
     if not (frame.file.startswith(root) and _WEB.fullmatch(identity.source_url) and _PATH.fullmatch(frame.file)):
         return ""
+    # Bitbucket has anchors of its own; GitHub and GitLab share theirs
     anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
     return f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"

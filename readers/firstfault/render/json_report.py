@@ -31,6 +31,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     answers, identity, root = report.answers, report.identity, report.verdict.root
     by_state: dict[str, list[int]] = {}
     for item in report.cascade.ranks:
+        # the ranks of the root cause are in `verdict`
         if item.state is not State.ROOT:
             by_state.setdefault(item.state.slug, []).append(item.rank)
     document = {
@@ -80,6 +81,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
             "commit": identity.commit or None,
         },
     }
+    # quoted texts may have lone surrogates, which only escapes can carry through any encoding
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
@@ -89,6 +91,7 @@ def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[
     frames = find_own_frames(raised) if raised is not None else ()
     innermost = _build_fields(FRAME, frames[-1]) if frames else {}
     place = {**_build_fields(PLACE, root.place), "pod": root.node or None, "pid": root.place.pid or None}
+    # outside of Kubernetes a node isn't a pod but a machine, perhaps known only by its host name
     if report.engine is PLAIN:
         place |= {"pod": None, "machine": place["machine"] or place["host"]}
     return {

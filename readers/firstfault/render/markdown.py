@@ -18,6 +18,7 @@ _QUOTED = 40
 _HOME = re.compile(r"/(?:home|Users)/[\w.-]+(?=/)|/root(?=/)")
 """A home folder; its name may be a person's."""
 _CELL = 160
+"""Characters of a table's cell."""
 _LINE = 500
 _ESCAPED = str.maketrans(
     {
@@ -76,6 +77,7 @@ def _markdown_groups(report: Report) -> Iterator[str]:
     if groups:
         yield from ("", "### Who failed", "", "| State | Processes | Ranks | What it said |", "|---|---|---|---|")
     for group in groups[:MAX_GROUPS]:
+        # the text is cut before it is escaped: a cut inside of an escape would leave a lone backslash
         ranks = format_ranks(group.ranks, 60)
         yield f"| {group.state.value} | {group.count} | {ranks} | {_escape(group.said[:_CELL])} |"
     if len(groups) > MAX_GROUPS:
@@ -97,4 +99,5 @@ def _format_code_block(text: str, language: str = "text") -> Iterator[str]:
 
 def _escape(text: str) -> str:
     """Return one line in which nothing is Markdown or HTML."""
+    # split: a line break would end the list item or the row of the table
     return " ".join(elide(printable(text), _LINE).split()).translate(_ESCAPED)

@@ -25,6 +25,7 @@ def to_one_row(text: str) -> str:
 
 def plain_row(text: str, limit: int = MAX_FACT_CHARACTERS) -> str:
     """Return one line without tabs, and without the middle of a long text."""
+    # `elide` puts its note about the cut between line breaks, so they are replaced afterwards
     return elide(to_one_row(text).replace("\t", " "), limit).replace("\n", " ")
 
 

@@ -52,6 +52,7 @@ _STEPS = (
 """Steps that shorten the report until it fits one screen; the least important lines go first."""
 _COUNTED = "and {} more (-v)"
 _LOG_LINES = 3
+"""Last lines of the log on one screen, if the process raised nothing."""
 _RANKS = 40
 """Characters."""
 _TEXT_LINES = 400
@@ -60,6 +61,7 @@ _TEXT_LINE = 2_000
 """Maximum number of characters of such a line."""
 _TO_SEE_ALL = "a pipe (| less) shows all"
 _SHOW = "firstfault show "
+# two or more folders: "/opt/build/gloo/tcp/pair.cc" becomes ".../pair.cc"
 _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
 _WITH_WHERE = ("host", "exit code", "time")
@@ -79,9 +81,11 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
         _print_all(printer, report, parts)
         printer.flush()
         return
+    # half the width folds a report into about twice the rows
     room = _ROWS * _COLUMNS // min(printer.width, _COLUMNS)
     _print_screen(printer, report, parts, _ALL)
     # Lay out the whole report after each step: how many rows a line takes is known only after it is folded.
+    # whether a report fits depends on how this width folds it, so each step lays it out again
     for step in range(1, len(_STEPS) + 1):
         if len(printer.rows) <= room:
             break
@@ -96,6 +100,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
 
 def _print_screen(printer: _Printer, report: Report, parts: Sections, limits: Mapping[str, int]) -> None:
     answers, more = report.answers, f"{_SHOW}-v {report.uri}" if report.uri else ""
+    # a command in several rows isn't worth a screen's room; without it the last line mentions -v
     has_more = bool(more) and printer.fits(more)
     _print_head(printer, report, report.verdict.category)
     # the category's meaning is shown elsewhere too
@@ -140,6 +145,7 @@ def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) 
     """Print the program's own frames; if the process raised nothing, its last log lines."""
     root = report.verdict.root
     if parts.code.lines:
+        # not [-limit:], which is everything for a limit of 0; the innermost frames come last
         lines = parts.code.lines[len(parts.code.lines) - limit if limit < len(parts.code.lines) else 0 :]
         printer.labelled("Code", [printer.short(line) for line in lines])
     elif root is not None and root.exception is None and limit:
@@ -148,6 +154,7 @@ def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) 
 
 def _print_groups(printer: _Printer, report: Report, limit: int) -> None:
     groups = report.cascade.groups
+    # a row that counts one more group takes as much room as the group itself
     shown = groups if len(groups) <= limit + 1 else groups[:limit]
     # paths of build machines, as in gloo's messages, help least
     lines = [printer.short(f"{group.head(_RANKS)}: {_FOLDERS.sub('.../', group.said)}") for group in shown]
@@ -267,6 +274,7 @@ class _Printer:
     def flush(self) -> None:
         """Print the rows."""
         for row in self.rows:
+            # the rows are folded already: rich must not fold a command again, which people copy
             self._console.print(row, soft_wrap=True)
 
     def section(self, title: str, lines: Iterable[str]) -> None:
@@ -275,6 +283,7 @@ class _Printer:
             if index == 0:
                 self.gap()
                 self.line(title, style="bold")
+            # the indentation of code is kept, but a deep one must not push the text off a narrow terminal
             inner = min(2 + len(line) - len(line.lstrip(" ")), self.width // 2)
             self._rows(" " * inner, " " * (inner + 2), line.lstrip(" "))
 
@@ -312,9 +321,11 @@ class _Printer:
         if self.fits(command):
             self.beside(command)
             return
+        # a backslash at the end of each row but the last: a shell joins the pasted rows to one command
         rows, used = [""], 0
         for character in self._clean(to_one_row(command)):
             cells = cell_len(character)
+            # >=: the last column is for the backslash
             if used + cells >= self.width:
                 rows.append("")
                 used = 0
@@ -323,6 +334,7 @@ class _Printer:
         self.rows += map(Text, "\\\n".join(rows).split("\n"))
 
     def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
+        # even a terminal narrower than the labels gets one character a row
         room = max(self.width - max(len(head), len(hang)), 1)
         for index, row in enumerate(self._cells(to_one_row(text)).wrap(self._console, room, overflow="fold")):
             shown = Text(hang) if index else Text().append(head, head_style or None)
@@ -333,4 +345,5 @@ class _Printer:
         return Text(self._clean(text))
 
     def _clean(self, text: str) -> str:
+        # quoted texts are untrusted: an escape sequence could clear the screen or hide a line
         return encodable(printable(text), self._console.encoding)

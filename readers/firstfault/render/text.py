@@ -31,6 +31,7 @@ def _iter_lines(report: Report, *, verbose: bool) -> Iterator[str]:
     for fact in (*parts.answers, *parts.details):
         yield from (to_one_row(line).replace("\t", " ") for line in (fact.line, *(f"  {line}" for line in fact.lines)))
     yield from (f"next: {to_one_row(command)}" for command in parts.commands.lines)
+    # "attempt 1: ..." becomes "attempt: 1: ...": every line starts with a label that grep can find
     yield from (plain_row(line.replace(" ", ": ", 1)) for line in parts.attempts.lines)
     yield from _format_labeled("changed", parts.changes.lines if parts.attempts.lines else ())
     yield from _quoted_lines(report, parts, verbose=verbose)

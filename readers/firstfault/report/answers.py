@@ -99,6 +99,7 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
         if suspects:
+            # `shorten_list` ends with an item "and 3 more", which needs no comma
             return f"one of: {', '.join(shorten_list(suspects, MAX_LISTED_ITEMS))}".replace(", and ", " and ")
         return f"on {verdict.node}, rank not known" if verdict.node else "no rank stands out"
     on = f" on {verdict.node}" if verdict.node else ""
@@ -108,6 +109,7 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
         return f"{len(verdict.ranks)} ranks ({format_ranks(verdict.ranks, 60)}), the first{on}"
     if not verdict.ranks:
         is_agent = verdict.root is not None and verdict.root.subject is Subject.AGENT
+        # on[4:]: the name without " on " in front of it
         return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else on[4:] or "not known"
     local = verdict.root.place.local_rank if verdict.root is not None else None
     return f"rank {verdict.ranks[0]}{'' if local is None else f' (local_rank {local})'}{on}"
@@ -129,5 +131,6 @@ def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:
     exception = find_ending_exception(failure) or next((thread.exception for thread in threads), None)
     frames = find_own_frames(exception) if exception is not None else ()
     crashed = find_crash_frames(failure)
+    # the last frame is returned: the innermost one outside of libraries, else the one that crashed
     frames = frames or (*crashed[:1], *(frame for frame in crashed[::-1] if not is_library_file(frame.file)))
     return (format_place(frames[-1]), frames[-1].code) if frames else (locate_main_thread(failure).frame, "")

@@ -47,6 +47,7 @@ class Event:
     @property
     def key(self) -> tuple[str, State]:
         """Its group: its fault and its state. A fault without a fingerprint is alone in its group."""
+        # id: failures without a fingerprint must not look like failures with one fault
         return (self.failure.fingerprint or f"#{id(self.failure)}", self.state)
 
     @property
@@ -56,6 +57,7 @@ class Event:
             return ""
         if self.bounds is None:
             return f"~ {_format_signed(self.at_ns)}"
+        # bounds narrower than a tenth of the time are as good as one number
         if (self.bounds.high - self.bounds.low) * _TENTH <= abs(self.at_ns) or self.bounds.low == self.bounds.high:
             return _format_signed(self.at_ns)
         return f"{_format_signed(self.bounds.low)} to {_format_signed(self.bounds.high)}"
@@ -188,6 +190,7 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
     groups = _group_events(job, verdict, events)
     ranks = _list_ranks(job, verdict, events, groups)
     grouped = {rank for group in groups for rank in group.ranks}
+    # ranks without a document, such as a silent suspect, are in none of the groups yet
     missing: dict[State, list[int]] = defaultdict(list)
     for item in ranks:
         if item.rank not in grouped:
@@ -196,6 +199,7 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
         missing, verdict, is_root_shown=any(group.state is State.ROOT for group in groups)
     )
     groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
+    # number after sorting: drawings and `RankState.group` refer to the numbers that are printed
     groups = [replace(group, number=number) for number, group in enumerate(groups, 1)]
     of_rank = {rank: group.number for group in groups for rank in group.ranks}
     of_event = {group.first.key: group.number for group in groups if group.first is not None}
@@ -237,6 +241,7 @@ def _get_event_time(
         return (apart.low + apart.high) // 2, Interval(apart.low - early, apart.high + late)
     if failure.timestamp_ns is None or origin.timestamp_ns is None:
         return None, None
+    # the clocks can't be compared: without bounds, the difference of the wall clocks is only a guess
     return failure.timestamp_ns - origin.timestamp_ns, None
 
 
@@ -248,6 +253,7 @@ def _build_sort_key(event: Event) -> tuple[object, ...]:
         event.at_ns is None,
         event.at_ns or 0,
         failure.timestamp_ns or 0,
+        # at the same time, agents and files without a rank follow the ranks
         failure.rank if failure.rank is not None else 1 << 62,
         failure.node,
         failure.message,
@@ -283,6 +289,7 @@ def _find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdic
     """Return the state that the verdict gives a failure, else the one of its class."""
     failure_class = judged.failure_class
     is_sure = verdict.scope is not Scope.UNDETERMINED
+    # first of all: a root cause that hung was stopped by its agent, too, and would be STOPPED below
     if is_sure and (failure is verdict.root or _is_root(failure, verdict)):
         return State.ROOT
     if any(_is_suspect(failure, suspect) for suspect in verdict.suspects):
@@ -313,6 +320,7 @@ def _is_root(failure: WorkerError, verdict: Verdict) -> bool:
 
 
 def _is_suspect(failure: WorkerError, suspect: Suspect) -> bool:
+    # a suspect without a rank is a node
     if suspect.rank is None:
         return failure.subject is Subject.AGENT and failure.node == suspect.node
     return failure.rank == suspect.rank and (not suspect.node or failure.node == suspect.node)
@@ -328,6 +336,7 @@ def _group_events(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> 
     for event in events:
         found[event.key].append(event)
         states[event.key[0]].add(event.state)
+    # a rank may have opened and unopened documents; it counts once
     opened = {failure.rank for failure in job.failures}
     ranks: dict[str, set[int]] = defaultdict(set)
     counts: dict[str, int] = defaultdict(int)  # documents without a rank
@@ -340,6 +349,7 @@ def _group_events(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> 
         if len(states[fault]) == 1:  # unopened ranks have the state of their fault, if all its opened ranks have one
             alike, _ = ranks.pop(fault, alike), counts.pop(fault, 0)
         groups.append(_group(of_one, alike, verdict))
+    # what is left: faults without an opened document, or with opened ranks in different states
     for fault, count in counts.items():
         of_fault = tuple(sorted(ranks[fault]))
         if of_fault or count:
@@ -354,6 +364,7 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
     if first.state is State.ROOT and first.failure.stopped_by_agent:
         # the reason for stopping it isn't its fault
         what, line = headline_parts(verdict)
+    # each agent records its own reason for the signal; the line of a group has only what they share
     elif first.state is State.STOPPED and len({summarize_failure(event.failure) for event in events}) > 1:
         line = f"{first.failure.sent_signals[0].signal}, sent by their agents after the failure"
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
@@ -365,6 +376,7 @@ def _groups_without_documents(
     ranks: Mapping[State, list[int]], verdict: Verdict, *, is_root_shown: bool
 ) -> Iterator[Group]:
     """Yield the groups of a root cause, of suspects and of silent ranks without a document; `ranks` are by state."""
+    # a lost node left no document; without a group of its own the root cause would be missing
     if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
         yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
     for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
@@ -380,9 +392,11 @@ def _list_ranks(
     job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Sequence[Group]
 ) -> tuple[RankState, ...]:
     """Return every rank that a document, the roster, the verdict or a group names, or that the world size implies."""
+    # the roster has no local ranks; an agent numbers its workers locally in the order of their ranks
     places = {  # node and local rank
         rank: (entry.place.node, index) for entry in job.roster for index, rank in enumerate(sorted(entry.ranks))
     }
+    # later sources replace earlier ones: the documents themselves come after the verdict and the groups
     known: dict[int, RankState] = {}
     for rank, state, line, node in _named_ranks(verdict, groups):
         where, local = places.get(rank, (node or (known[rank].node if rank in known else ""), None))
@@ -420,6 +434,8 @@ def _named_ranks(verdict: Verdict, groups: Sequence[Group]) -> Iterator[tuple[in
 
 def world_size(job: JobErrors) -> int:
     """Return the world size that the documents state; 0 if they don't, or if it isn't plausible."""
+    # the size comes from a document, and `_list_ranks` makes an entry for each rank: without a limit a damaged size
+    # would exhaust the memory
     stated = max((failure.place.world_size for failure in job.failures), default=0)
     return stated if stated <= _LARGEST_WORLD else 0
 
@@ -436,6 +452,7 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
     for failure in job.failures:
         if failure.node:
             key = (failure.node, failure.place.group_rank)
+            # a failure may lack the group rank that the roster has; its node would be listed twice
             key = key if key in entries else (failure.node, known.get(failure.node, failure.place.group_rank))
             ranks[key] |= set() if failure.rank is None else {failure.rank}
     if verdict.node and not any(name == verdict.node for name, _ in ranks):
@@ -445,9 +462,11 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
     found = []
     for (name, group_rank), own in ranks.items():
         said = entries.get((name, group_rank), [])
+        # JOINED says nothing about the end: a node finished if all its other entries succeeded
         phases = {entry.phase for entry in said} - {Phase.JOINED}
         state = State.FINISHED if phases == {Phase.SUCCEEDED} else None
         note = next((entry.first_failure_reason for entry in said if entry.first_failure_reason), "")
+        # each of these replaces the states before it: the verdict's word is the last
         if (name or f"group rank {group_rank}") in unreported:
             state, note = State.UNREPORTED, "it had started and sent no report"
         if name and name in suspects:
@@ -466,6 +485,7 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return ""
     if not cascade.events:
+        # the verdict alone is known, without its documents
         return str(verdict.victims.count or "")
     stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
     after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
@@ -491,6 +511,7 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     end = Interval(max(item.low for item in bounds), max(item.high for item in bounds))
     is_first = all(clocks.before(first.failure, other.failure) for other in others)
     who = f" was {name}{on}," if is_first else ""
+    # times are counted from the first failure here, so "later" would not mean later than the root cause
     if not cascade.from_root:
         text = f"{text}; the first was {name}{on}" if is_first else text
         return f"{text}; the last {later_text(end)} than the first" if end.low > 0 else text
@@ -519,6 +540,7 @@ def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
         )
         clock = "clock" if len(unknown) == 1 else "clocks"
         said.append(f"the {clock} of {whose} could not be checked")
+    # reports show times to the millisecond: finer bounds change nothing
     if max(widths, default=0) > _MS:
         said.append(f"times are known to within {duration(max(widths))}")
     elif not said:
@@ -538,6 +560,7 @@ def coverage_text(verdict: Verdict, cascade: Cascade) -> str:
     if silent and coverage.expected is not None and coverage.reported + silent > coverage.expected:
         parts.append(f"{silent} more joined and sent no report")
     missing = cascade.count(State.UNREPORTED)
+    # a missing node's ranks are missing with it: mention silent ranks only if every node reported
     if missing and coverage.expected is not None and coverage.reported >= coverage.expected:
         parts.append(f"{counted(missing, 'rank')} sent no report")
     if coverage.unreadable:

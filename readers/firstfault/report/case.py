@@ -61,5 +61,6 @@ def count_terminated_nodes(job: JobErrors) -> TerminatedNodes:
     agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category in FROM_OUTSIDE]
     times = [item.timestamp_ns for item in agents]
     known = [time for time in times if time is not None]
+    # an agent without a time may be the late one: every time must be known
     at_once = bool(known) and len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS
     return TerminatedNodes(len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected, at_once)

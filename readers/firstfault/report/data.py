@@ -149,6 +149,7 @@ def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
     """Add a comparison of all `attempts` of the task, including the report's own; without attempts add nothing."""
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     answers = report.answers
+    # a later attempt exists: what happened replaces the forecast
     if ordered and report.number is not None and (last := ordered[-1]).number > report.number:
         ended = "failed too" if last.verdict is not None else last.note
         answers = replace(answers, fate=f"was retried: attempt {last.number} {ended}")
@@ -202,6 +203,7 @@ def _compare_machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
     the attempt's number into them.
     """
     old, new = one.place, other.place
+    # the most precise answer first: one GPU implies one machine
     if old.gpu and old.gpu == new.gpu:
         yield f"on the same GPU ({new.gpu})"
     elif (one.boot_id and one.boot_id == other.boot_id) or (old.machine and old.machine == new.machine):
@@ -209,6 +211,7 @@ def _compare_machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
     elif old.machine and new.machine:
         yield f"on machine {new.machine} after {old.machine}"
     elif one.boot_id and other.boot_id:
+        # the boot id changes with each boot, so a new one alone doesn't prove that it was another machine
         yield "on another machine, or after a reboot"
 
 
@@ -217,10 +220,15 @@ def _compare_machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
 LOG_TITLE = "Last lines of its log"
 STACK_TITLE = "Where it stood"
 _FACT = 300
+"""Characters of the line about a restart."""
 _LINE = 200
+"""Characters of one line of a stack or log."""
 _RECOVERED = 20
+"""Recovered failures that are listed."""
 _STALLED = 3
+"""Ranks that a line about stalls names."""
 _SUSPECTS = 5
+"""Failures that may be the root cause and have their stack and log shown."""
 _VICTIM = 160
 """Characters."""
 _SHOWN = 8
@@ -272,6 +280,7 @@ def build_sections(report: Report) -> Sections:
     frames = find_own_frames(root.exception) if root is not None and root.exception is not None else ()
     has_traceback = root is not None and root.exception is not None and bool(root.exception.frames)
     message = message_text(verdict)
+    # one attempt has nothing to be compared with
     attempts = [attempt.line for attempt in report.attempts] if len(report.attempts) > 1 else []
     documents = [Layout.of(report.uri).errors_uri()] if report.uri else []
     suspects = (f"{suspect.name}, {suspect.why}" for suspect in verdict.suspects)
@@ -302,6 +311,7 @@ def _list_answers(report: Report) -> Iterator[Fact]:
     verdict, decision, answers = report.verdict, report.decision, report.answers
     yield Fact("root cause", verdict.headline)
     yield Fact("retry", f"{'yes' if is_retried(decision) else 'no'}, {decision.reason}")
+    # a decision that is carried out is the normal case and needs no line
     if not decision.enforced or not report.engine.enforcer:
         yield Fact(*report.engine.enforced(decision))
     yield Fact("fault", answers.fault_owner.value)
@@ -345,6 +355,8 @@ def _list_victims(report: Report) -> Iterator[Fact]:
         return
     follows = {State.VICTIM, State.STOPPED}
     states = {item.rank: item.state for item in report.cascade.ranks}
+    # the verdict's victims may include ranks that the cascade shows as suspects or unclear: these are listed as
+    # "failed too"
     after = [item for item in victims.by_rank if states.get(item[0]) in follows]
     if report.followers:
         count = sum(state in follows for state in states.values()) if report.cascade.events else victims.count
@@ -371,6 +383,7 @@ def message_text(verdict: Verdict) -> str:
     If nothing of an attempt could be read, its text is its notes, which every form shows elsewhere.
     """
     text = verdict.message.strip()
+    # every form shows the notes where it lists what isn't known
     if verdict.root is None and text == "\n".join(verdict.coverage.notes):
         return "no error document could be read"
     own = _own_stack(verdict.root).strip() if verdict.root is not None else ""
@@ -413,6 +426,7 @@ def quoted_failures(report: Report) -> list[WorkerError]:
         return [*([verdict.root] if verdict.root is not None else []), *suspects[: _SUSPECTS - 1]]
     mays = {State.SUSPECT, State.UNCLEAR}
     may_be = [event.failure for event in events if event.state in mays]
+    # ranks that were stopped at the same line have similar stacks: keep one for each line
     places = {locate_main_thread(event.failure).frame: event.failure for event in events if _own_stack(event.failure)}
     return [*may_be[:_SUSPECTS], *(failure for failure in places.values() if failure not in may_be)][: 2 * _SUSPECTS]
 
@@ -425,6 +439,7 @@ def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
 
     A round with a record of its restart has one line, about its root cause.
     """
+    # `history` has the failures of recorded rounds, too; they would be listed twice
     recorded = {record.number for record in job.restarts if record.kind is RestartKind.ROUND}
     lines = [restart_line(record) for record in job.restarts if record.restart]
     others = (failure for failure in job.history if failure.place.round not in recorded)

@@ -69,6 +69,7 @@ def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
         yield Fact(engine.node, root.node)
     if place.machine and place.machine != root.node:
         yield Fact("machine", place.machine)
+    # in Kubernetes the host's name is the pod's, which is shown already
     elif place.host and place.host != root.node:
         yield Fact("host", place.host)
     if place.gpu:
@@ -76,6 +77,7 @@ def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
 
 
 def _end_facts(root: WorkerError) -> Iterator[Fact]:
+    # the exit code of a stopped process comes from its agent's signal
     if root.exit_code is not None and not root.stopped_by_agent:
         yield Fact("exit code", str(root.exit_code))
     by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
@@ -97,6 +99,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
             f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
         )
     yield from (Fact("thread", text) for text in shorten_list(threads, MAX_LISTED_ITEMS))
+    # if a file system is full, only full ones are worth a line
     disks = [disk.text for disk in root.system.full or root.system.file_systems]
     limits = [
         f"{root.system.open_files} of {limit} files open"

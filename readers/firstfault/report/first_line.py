@@ -39,8 +39,10 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     """Return a line of less than 90 characters; the first 51 have the fault, the rank, the pod, and retry or not."""
     fate = "retry" if is_retried(decision) else "retry spent" if decision.is_spent else "no retry"
     subject = _describe_subject(verdict)
+    # if all ranks failed, the node of the first one explains nothing
     node = _to_one_line(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
     name, text = split_fault(verdict)
+    # subject, fate and the end of the node's name always fit; the fault gets the rest, less three blanks
     what = one_line(
         _to_one_line(_describe_fault(verdict, name)),
         _MAX_ANSWER_CHARACTERS - len(subject) - min(len(node), _MIN_NODE_CHARACTERS) - len(fate) - 3,
@@ -98,6 +100,7 @@ def _describe_detail(verdict: Verdict, name: str, text: str) -> str:
         return f"at {stood}"
     if "short" in ABOUT_CATEGORIES.get(verdict.category, {}):
         text = _CUDA_PREFIX.sub("", text)
+    # the answer in front of it has the node, the signal and the category already
     text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
     if root.signal == "SIGKILL":
         text = text.removeprefix("killed, ")

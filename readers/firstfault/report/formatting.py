@@ -23,6 +23,7 @@ def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
     text = ", ".join(parts)
     if not limit or len(text) <= limit:
         return text
+    # room for the longest count: `world_size` accepts no more than 100,000 ranks
     shown = 0
     while shown < len(parts) and len(", ".join(parts[: shown + 1])) <= limit - len(" and 99999 more"):
         shown += 1

@@ -12,6 +12,7 @@ from firstfault.utils.text import one_line, size
 _LINE = 200
 _LONG = 400
 _NEAR_THE_LIMIT = 0.9
+# "Name (a, b), more": only a comma outside of parentheses ends the name
 _NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
 _LOST = "the agent died and "
 """The beginning of the text about an agent that left no report: the name of the fault has the same meaning."""
@@ -22,6 +23,7 @@ def headline_parts(verdict: Verdict) -> tuple[str, str]:
     root, headline = verdict.root, verdict.headline
     begin, cut, _ = headline.rpartition("...")
     whole = one_line(verdict.message, _LONG)
+    # a headline that ends in "..." was cut; the message begins with the same words and has the rest
     if cut and headline.endswith("...") and whole.startswith(begin):
         headline = whole  # before it was cut
     what = find_message(root).what if root is not None else ""
@@ -38,6 +40,7 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
     if root is None or verdict.scope is Scope.UNDETERMINED:
         return name, text
     if verdict.category == "host_oom" and root.signal == "SIGKILL":
+        # the process can't leave a message of its own, so the kernel's numbers are the detail
         return "OOM-killed", _memory_text(root.resources)
     if verdict.category == "node_lost" and text.startswith(_LOST):
         return "agent lost", f"it {text.removeprefix(_LOST)}"
@@ -47,6 +50,7 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
 
 def summarize_failure(failure: WorkerError) -> str:
     """Return what happened to a process in one line, without its name."""
+    # a process that crashed while its agent stopped it has a fault of its own
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
@@ -64,4 +68,5 @@ def _memory_text(found: Resources) -> str:
     used, most = size(peak), size(limit)
     number, _, unit = used.partition(" ")
     text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
+    # the OOM killer also acts if the whole machine is out of memory; then the process is far from its own limit
     return text if peak >= _NEAR_THE_LIMIT * limit else f"its machine had no memory left; it used {text}"

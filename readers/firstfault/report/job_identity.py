@@ -19,6 +19,7 @@ _FIRST_NS = 1_577_836_800 * _NS
 """The year 2020: no job started before."""
 _LONGEST_NS = 4_102_444_800 * _NS
 """The year 2100."""
+# git's object names: 40 digits of SHA-1, or 64 of SHA-256
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
@@ -104,6 +105,7 @@ def identify_job(case: Case) -> JobIdentity:
     started_ns = min(started, default=None)
     took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1
     setups = {entry.place.node: entry.setup for entry in job.roster if entry.setup != NodeSetup()}
+    # all nodes run the same task and image, so any node's setup has them
     first = next(iter(setups.values()), NodeSetup())
     versions = verdict.root.versions if verdict.root is not None else ()
     hosts = len({place.node for place in places})
@@ -115,6 +117,7 @@ def identify_job(case: Case) -> JobIdentity:
         seconds=took_ns / _NS if took_ns >= 0 else None,
         progress=job.progress,
         ranks=world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
+        # ranks without an agent report for themselves: their coverage counts ranks, not nodes
         nodes=hosts if case.engine.reporter else verdict.coverage.expected or len(case.cascade.nodes),
         gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
         gpus=sum(setup.gpus for setup in setups.values()),

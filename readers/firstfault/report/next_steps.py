@@ -35,6 +35,7 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
     """Yield the advice, then commands that show more; `code` is the place in the program, "train.py:41 in step"."""
     job, verdict, engine = case.job, case.verdict, case.engine
     advice = _give_advice(case, code)
+    # an advice that ends in "all were at" continues with the place: "... all were at train.py:41 in step"
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
     # the pods of a job share their namespace
     places = [*([verdict.root.place] if verdict.root is not None else []), *job.places]
@@ -45,6 +46,8 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
     # the root cause's node, else the suspects', else those that failed
     named = [verdict.node] if verdict.node else [suspect.node for suspect in verdict.suspects]
     nodes = dict.fromkeys(named or [failure.node for failure in job.failures])
+    # the names come from documents, and people paste these commands into a shell: paths are quoted, and `kubectl`
+    # refuses what isn't the name of a pod
     for node in [node for node in nodes if node][:_LOGS]:
         if node in case.logs:
             yield Step(engine.log, f"less {shlex.quote(case.logs[node])}")
@@ -60,6 +63,7 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
 def _give_advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = describe_fault_owner(verdict.category, case.engine)
+    # from the special case to the general one; the advice of the category is the last resort
     if verdict.is_at_time_limit:
         return "raise the time limit, or continue from a checkpoint"
     if verdict.code == CTRL_C:
@@ -72,6 +76,7 @@ def _give_advice(case: Case, code: str) -> str:
             if code
             else "; ".join([_UNDETERMINED_ADVICE, *_list_positions(case.job)])
         )
+    # this rank had left the training, in which the others still waited for it
     if root is not None and locate_main_thread(root).exit_stage:
         return "find out why it made fewer steps than the others, such as fewer batches or an early return"
     if verdict.category == "hang" and not code:

@@ -27,4 +27,5 @@ class State(str, enum.Enum):
         return self.name.lower()
 
 
+# in the order of `State`; `strict` makes the import fail if a new state has no mark
 _MARKS = dict(zip(State, "X!vs~?+", strict=True))

@@ -16,6 +16,7 @@ from firstfault.utils.text import counted
 _RANKS = 60
 """Characters."""
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
+"""Signals that usually come from another process; a crash has others, such as SIGSEGV."""
 
 
 def list_unknowns(case: Case) -> Iterator[str]:
@@ -55,6 +56,7 @@ def _list_unknown_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
     yield from coverage.notes
     if coverage.expected is None:
         yield f"how many {engine.nodes} took part: no document says it"
+    # the notes say more about missing nodes than their number
     elif coverage.expected > coverage.reported and not coverage.notes:
         missing = coverage.expected - coverage.reported
         yield f"what happened on {missing} of {coverage.expected} {engine.nodes}: no report"
@@ -99,6 +101,7 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
 
 
 def _list_unknown_about_exit(root: WorkerError) -> Iterator[str]:
+    # a message, a signal of its agent or a deadline explains the end of a process
     if find_message(root).text or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
         return
     is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
