@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import destroy_process_group as bound_before
 from torch.distributed import distributed_c10d as c10d
 
+from firstfault_torch.worker import in_flight
 from firstfault_torch.worker.in_flight import (
     InFlight,
     Moment,
@@ -382,6 +383,16 @@ def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
     error, _ = _left(_finally)
     _in_a_thread(documents.in_flight.ask)
     assert documents.recorded == documents.withdrawn == [error]
+
+
+def test_asked_while_another_exception_is_recorded(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ask` withdraws what was recorded before it looked, not an exception that the main thread records meanwhile."""
+    handled, newer = ValueError("handled"), ValueError("newer")
+    documents.in_flight.seen(handled)
+    # between the look at the main thread, which finds nothing in flight, and the withdrawal
+    monkeypatch.setattr(in_flight, "handled_exception", lambda _: documents.in_flight.seen(newer))
+    documents.in_flight.ask()
+    assert (documents.recorded, documents.withdrawn) == ([handled, newer], [handled])
 
 
 def test_other_threads_and_processes(documents: Documents) -> None:

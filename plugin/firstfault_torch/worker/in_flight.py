@@ -17,6 +17,7 @@ import dis
 import functools
 import gc
 import inspect
+import itertools
 import os
 import sys
 import threading
@@ -119,8 +120,12 @@ class InFlight:
         # Read once: the main thread may set it at any moment. Once it is set, the main thread records that exception
         # itself, so this thread must not record another document about it.
         left = self.left
+        with self._lock:
+            earlier = frozenset(name for _, name in self._recorded)
         error = handled_exception(self._main) if left is None else left
-        self.reconcile(error)
+        # Only documents from before that look: the main thread may have recorded a newer exception in the meantime,
+        # which is in flight although `error` isn't it.
+        self.reconcile(error, earlier)
         # The agent may ask more than once: before torch's abort, at a deadline, before a stop. Later questions only
         # withdraw.
         if self._asked:
@@ -159,16 +164,20 @@ class InFlight:
         with self._lock:
             return any(id(item) in chain for item, _ in self._recorded)
 
-    def reconcile(self, error: BaseException | None) -> None:
-        """Withdraw all but `error` and its causes and contexts, and those that are held; None: withdraw all others."""
+    def reconcile(self, error: BaseException | None, names: frozenset[str] | None = None) -> None:
+        """Withdraw documents of exceptions that are neither held nor `error` or in its chain.
+
+        `names`: consider only these documents; None: all.
+        """
         # Identities suffice: the lists keep every recorded and held exception alive, so no id is reused.
         alive = {id(item) for item in iter_chain(error)}
         with self._lock:
             # Taken out of the list under the lock, withdrawn after it: of two threads that reconcile at the same time
             # only one withdraws a document, and none waits for the disk of the other.
             alive |= {id(item) for held in self._held for item in iter_chain(held)}
-            gone = [item for item in self._recorded if id(item[0]) not in alive]
-            self._recorded = [item for item in self._recorded if id(item[0]) in alive]
+            stays = [id(item) in alive or (names is not None and name not in names) for item, name in self._recorded]
+            gone = [item for item, keep in zip(self._recorded, stays, strict=True) if not keep]
+            self._recorded = list(itertools.compress(self._recorded, stays))
         for _, name in gone:
             with suppress_internal_errors("withdrawing an exception that was handled"):
                 self._withdraw(name)

@@ -147,8 +147,11 @@ def hold_files_back() -> None:
 
 def release_files() -> None:
     """Close the files that were held back, unless the program has closed them and uses their numbers."""
-    while _held:
-        descriptor = _held.pop()
+    while True:
+        try:
+            descriptor = _held.pop()
+        except IndexError:  # none is left, or another thread has taken the last one
+            return
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), os.stat(os.devnull)):  # noqa: PTH116 - as fstat
                 os.close(descriptor)
