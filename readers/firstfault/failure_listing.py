@@ -157,15 +157,18 @@ class _Reader:
         return FailedAttempt(uri, found.changed_ns, note=one_line(why, _LINE)) if why else failed
 
     async def _read(self, uri: str, found: FoundAttempt) -> FailedAttempt | None:
+        # a damaged or foreign folder may have any number of such files: the limit bounds the requests
         files = sorted(found.error_files, key=lambda item: item.name)[:_ERROR_FILES]
         read = [await read_listed(self._store, item) for item in files]
         stock = [item for item in read if not isinstance(item, Seal)]
+        # a sealed verdict saves opening the documents; of several, the one based on the most documents comes first
         for seal in sorted((item for item in read if isinstance(item, Seal)), key=lambda seal: seal.order):
             if (sealed := from_json(seal.json)) is not None:
                 verdict, decision = sealed
                 line = one_line(seal.message, _LINE)
                 return await self._with_machine(_summarize(uri, found, verdict, decision, line), found, verdict)
         reader = MultiErrorFileOutputReader(uri)
+        # there is more than Flyte's own error files, which have been read already
         if found.documents or found.started_ns is not None or len(stock) < len(found.error_files):
             async with self._whole:
                 job = await reader.job_async()
@@ -175,6 +178,7 @@ class _Reader:
         if conclusion is None:
             return None
         if not job.failures and not job.seals and job.coverage.unreadable:
+            # `read` turns this into the attempt's note: one unreadable attempt must not end the list
             raise FirstFaultError(next(iter(job.coverage.notes), "its documents are not readable"))
         verdict = conclusion.verdict
         summary = _summarize(uri, found, verdict, conclusion.decision, first_line(verdict, conclusion.decision))
@@ -214,6 +218,7 @@ def _summarize(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decisi
 def _find_document(verdict: Verdict, names: Iterable[str]) -> str:
     """Return the name of a document about the root cause; empty if no name identifies it."""
     keys = [(name, layout.ErrorKey.parse(name)) for name in names]
+    # the best name has both the time and the rank of the root cause; else the rank counts more
     exact = [name for name, key in keys if key is not None and key.timestamp_ns == verdict.timestamp_ns]
     of_rank = [name for name, key in keys if key is not None and key.rank is not None and key.rank in verdict.ranks]
     return next((name for name in exact if name in of_rank), next(iter([*of_rank, *exact]), ""))
@@ -235,11 +240,13 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
 
     async def list_page(start: str, end: str | None = None) -> Page:
         page = await store.page(start)
+        # the list is split and skips names by their order: unsorted pages would lose attempts unnoticed
         if not page.is_sorted:
             raise StoreError(
                 f"{store.uri} is not listed in the order of names; name one attempt and use firstfault show"
             )
         for item in page.objects:
+            # a page may reach into the next part, which lists these names itself
             if end is None or item.name <= end:
                 _add(found, item)
         return page
@@ -289,6 +296,7 @@ def _add(found: dict[str, FoundAttempt], item: ObjectInfo) -> None:
         attempt = found.setdefault(path, FoundAttempt(path))
         key = layout.ErrorKey.parse(name) if is_error else layout.RosterKey.parse(name)
         if key is not None and key.incarnation:
+            # an incarnation is the start of its agent, in milliseconds
             started = key.incarnation * 1_000_000
             attempt.started_ns = min(attempt.started_ns or started, started)
         if is_error:

@@ -126,6 +126,7 @@ class MultiErrorFileOutputReader:
             message = f"no error document in {self.errors_uri}"
             return _build_missing_error("ErrorFileNotFound", message, self.errors_uri)
         verdict, decision = conclusion.verdict, conclusion.decision
+        # an error that Flyte's entrypoint wrote is passed on as it is
         stock = verdict.root is not None and verdict.root.writer is Writer.STOCK
         return ExecutionError(
             code=verdict.code,
@@ -185,7 +186,7 @@ class MultiErrorFileOutputReader:
         attempts: Sequence[AttemptSummary] = (),
         logs: Mapping[str, str] | None = None,
     ) -> Report:
-        """Return the report on a conclusion of this reader; see `firstfault.report.report_of`."""
+        """Return the report on a conclusion of this reader; see `firstfault.report.build_report`."""
         return with_attempts(report_conclusion(conclusion, uri=self._uri, logs=logs), attempts)
 
     def verdict(self) -> Verdict | None:
@@ -226,6 +227,7 @@ class MultiErrorFileOutputReader:
         except StoreError as error:
             if not self._copies:
                 raise
+            # the storage can't be listed: conclude from the caller's documents rather than fail
             return await self._read_copies(f"only the documents at hand were read; {error}")
 
     def with_beside(self, beside: Snapshot) -> MultiErrorFileOutputReader:
@@ -242,6 +244,8 @@ class MultiErrorFileOutputReader:
         return run_sync(self._read_copies(note))
 
     async def _read_copies(self, note: str) -> JobErrors:
+        # never settled: other nodes may have reports that can't be read now; `fresh` would open documents in a storage
+        # that can't be listed
         alone = StoreWithCopies(None, self._copies, self._layout.root)
         self.read_files = alone.read
         return replace(await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False)
@@ -261,6 +265,7 @@ class MultiErrorFileOutputReader:
             raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
         async with (
             open_store(self._layout.root, self._storage_options) as store,
+            # close the iterator before its store: a listing may be in flight if the caller stops early
             contextlib.aclosing(follow(store, self._request, interval_seconds)) as jobs,
         ):
             async for job in jobs:
@@ -268,6 +273,7 @@ class MultiErrorFileOutputReader:
 
     def _find_needs(self, seals: Sequence[Seal]) -> ReadingNeeds:
         """Return what the strategy needs to read: the caller's strategy, else the one in the pods' sealed verdict."""
+        # the pods may have concluded with a strategy of the job's own: an answer here should agree with theirs
         strategy = find_sealed_strategy(seals) if self._strategy is None else get_strategy(self._strategy)
         return get_reading_needs(strategy)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,3 +112,12 @@ def test_the_product_needs_no_measurements(package: str) -> None:
             found.add((path, node.module or ""))
     assert len(found) > len(SOURCES)
     assert [place for place in found if place[1].split(".")[0] == package] == []
+
+
+def test_exported_names_exist() -> None:
+    """What a package of the library lists in `__all__` can be imported from it."""
+    lists = [path.parent for path, text in SOURCES.items() if path.name == "__init__.py" and "\n__all__ = " in text]
+    packages = [import_module(".".join(path.parts)) for path in lists if path.parts[0] == "firstfault"]
+    assert packages
+    missing = [(it.__name__, name) for it in packages for name in it.__all__ if not hasattr(it, name)]
+    assert missing == []

@@ -18,6 +18,7 @@ _POLL_SECONDS = 5.0
 _FIRST_REQUEST_SECONDS = 60.0
 """The agent is asked again after this time, then after twice as long: a store keeps each of these files."""
 _NO_ANSWER_SECONDS = 30.0
+"""Print `_NO_ANSWER` after this long without a new answer."""
 _NS = 10**9
 _MAX_ANSWER_BYTES = 1 << 22
 _MAX_RATES, _MAX_NODES_BEHIND = 8, 3
@@ -50,6 +51,7 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
                 until, seconds = time.time() + seconds, 2 * seconds
                 await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
             moment, told = await _read_view(store, name)
+            # only equality counts: the agents' clock may differ from the clock here
             if moment != last:
                 heard, last = time.time(), moment
                 if told != before:
@@ -75,6 +77,7 @@ def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
 
     While nodes advance, their counts aren't compared: each node counted at a different moment.
     """
+    # the file is untrusted: names may have control characters, and a number may be a string
     rates = {printable(str(node["node"])): float(node["per_second"]) for node in nodes}
     by_rate = sorted(rates, key=lambda name: rates[name])
     if len(rates) > _MAX_RATES:

@@ -68,6 +68,7 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
         if by is None:
             _print(_attempt_json(attempt) if as_json else _attempt_text(attempt))
         elif attempt.note:
+            # an unreadable attempt is in none of the groups: report it on stderr, because the counts lack it
             fail(_attempt_text(attempt))
     for group in grouped(attempts, by) if by is not None else ():
         _print(_group_json(group, by) if as_json else _group_text(group))

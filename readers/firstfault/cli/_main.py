@@ -37,6 +37,7 @@ class _CommandGroup(click.Group):
         return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # built-in commands first: another distribution can't replace them
         own = super().get_command(ctx, cmd_name)
         return own or next((_load_command(point) for point in _entry_points() if point.name == cmd_name), None)
 
@@ -72,6 +73,7 @@ def _load_command(point: EntryPoint) -> click.Command:
         def explain() -> None:
             raise FirstFaultError(reason)
 
+        # any argument is accepted, so that the command prints what to install instead of a usage error
         return click.Command(
             point.name,
             callback=explain,
@@ -160,6 +162,7 @@ def classify(files: tuple[str, ...]) -> int:
     from firstfault.evidence import classify as classified  # noqa: PLC0415
 
     signatures = built_in_signatures()
+    # each file is put in front, so the first FILE of the command line is matched first
     for file in reversed(files):
         signatures = load_signatures(file) + signatures
     for number, row in _iter_rows():
@@ -179,6 +182,7 @@ def classify(files: tuple[str, ...]) -> int:
 def _iter_rows() -> Iterator[tuple[int, dict[str, Any]]]:
     if sys.stdin is None:
         raise UsageError("stdin is closed; give it lines of JSON")
+    # one line at a time: an answer is printed before the next line is read
     for number, line in enumerate(sys.stdin, start=1):
         if not line.strip():
             continue
@@ -228,6 +232,7 @@ def prune(folder: Path, keep: int) -> int:
             if why := _explain_kept_run(run):
                 fail(f"kept {run}: {why}")
                 continue
+            # lstat: deleting a link frees nothing of its target
             size = sum(path.lstat().st_size for path in run.rglob("*") if not path.is_dir())
             shutil.rmtree(run)
             echo(f"removed {run}")
@@ -240,6 +245,7 @@ def _explain_kept_run(run: Path) -> str:
     """Return why a run isn't removed; empty if it is."""
     from firstfault.run_folder import may_go_on  # noqa: PLC0415 - as above
 
+    # FOLDER may be any folder, so only what firstfault made is ever deleted
     foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
@@ -282,9 +288,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    # errors become one line of ours; the clients would log each failed request in addition
     for client in _CLIENTS:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     try:
+        # in standalone mode click would print errors in its own form and exit with its own codes
         code = group.main(args=arguments, prog_name="firstfault", standalone_mode=False)
     except click.ClickException as error:
         fail(_format_usage_error(error))
@@ -293,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail("interrupted")
         sys.exit(EXIT.INTERRUPTED)
     except FirstFaultError as error:
+        # with --debug Python prints the traceback
         if debugging():
             raise
         fail(str(error))

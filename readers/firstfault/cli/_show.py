@@ -155,6 +155,7 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttem
     if sys.stdin is None or sys.stdin.isatty():
         raise click.UsageError("stdin is neither a document nor a log; pipe one into it: firstfault show - < error.pb")
     buffer = sys.stdin.buffer
+    # stdin may be a stream without `peek`, for example in a program that replaces it
     stdin = buffer if isinstance(buffer, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", buffer))
     # peek() keeps the bytes: the reader that is chosen by them reads from the beginning.
     begin = stdin.peek(1)
@@ -162,6 +163,7 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttem
         raise BadDocumentError("stdin is empty; did the command before the pipe fail?")
     if begin[:1] in _OF_TEXTS:
         return read_logs([stdin, *beside], "stdin", options.reader)
+    # one byte more than the limit shows that the input is too large without reading all of it
     data = stdin.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         raise BadDocumentError(f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less")
@@ -177,9 +179,11 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
         return _print_no_error(read, forms)
     # reading any further attempt costs requests
     for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and cli.on_terminal())
+    # a URI of several attempts resolves to one of them: the report compares it with the others
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
     _print(read.reader.report(conclusion, attempts=attempts, logs=find_run_logs(read.uri)), forms)
+    # a node failed, but nothing readable shows why: scripts must not take this for a root cause
     if not conclusion.job.failures and not conclusion.job.seals:
         coverage = read.job.coverage
         found = "; ".join(coverage.notes) or "a node reported a failure, but its error documents are missing"
@@ -195,9 +199,11 @@ def _print(report: Report, forms: Forms) -> None:
         from firstfault.render.html import page  # noqa: PLC0415 - as above
 
         if forms.html == _STDOUT:
+            # bytes: the page is UTF-8, whatever the encoding of stdout
             click.echo(page(report).encode("utf-8", "backslashreplace"))
         else:
             cli.write_file(forms.html, page(report))
+            # stdout belongs to the JSON or the Markdown if one of them was requested, too
             click.echo(f"report: {forms.html}", err=forms.as_json or forms.as_markdown)
     if forms.as_json:
         from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
@@ -239,6 +245,7 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     """Print that the log has no error, and the restarts in it; return the exit code."""
     from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
 
+    # stdout is one JSON object in any case; the sentences below are for people
     if forms.as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if read.succeeded or read.job.all_succeeded:

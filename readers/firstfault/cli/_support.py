@@ -40,6 +40,7 @@ class EXIT(enum.IntEnum):
 
 def fail(message: str) -> None:
     """Print one line to stderr."""
+    # the message may quote a document: no line breaks, no escape sequences
     click.echo(f"firstfault: {' '.join(printable(message).split())}", err=True)
 
 
@@ -140,6 +141,7 @@ def resolved(uri: str) -> str:
         UsageError: the package that knows the scheme isn't complete.
     """
     scheme = get_scheme(uri)
+    # no distribution can redirect the URI of a storage
     if scheme in _STORAGES:
         return uri
     import importlib.metadata  # noqa: PLC0415 - slow, and storages don't need it
@@ -151,6 +153,7 @@ def resolved(uri: str) -> str:
             except ImportError as error:
                 raise UsageError(missing_package(f"{scheme}://", error)) from error
             prefix = str(find(uri))
+            # on stderr: the report on stdout stays the same for both URIs
             fail(f"{uri} is {prefix}")
             return prefix
     return uri
@@ -233,6 +236,7 @@ def write_file(path: str | Path, text: str) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(data)  # a device or a pipe must not be replaced
             return
+        # follow a symbolic link: replacing it would leave the file it points to unchanged
         whole = target.resolve()
         beside = whole.with_name(f".firstfault-{uuid.uuid4().hex}")
         # Write a temporary file and rename it: a reader, or a kill halfway, never sees half a report.

@@ -104,9 +104,11 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
             if not in_time:
                 fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
                 return EXIT.TIMEOUT
+            # no failure, or only rounds that recovered: continue only if the next attempt has begun
             code = EXIT.OK
             following = following if progress.is_superseded else None
             continue
+        # read again: documents may have arrived since, and the last answer must be the answer of show
         read = read_attempt(uri, options.reader)
         progress.note_end(read)
         code = print_attempt(read, uri, strategy, forms)
@@ -135,6 +137,7 @@ async def _show_until_decided(
     # The first of these ends the wait. A retry may begin before this attempt is decided, for instance after the last
     # pod was killed without a report; the caller's timeout cancels all tasks.
     followed = asyncio.ensure_future(_follow_attempt(progress, interval))
+    # the live view isn't awaited below: it runs until it is cancelled and must not decide when to stop
     live = asyncio.ensure_future(_show_progress(progress) if is_live else asyncio.sleep(0))
     begins = asyncio.ensure_future(_wait_for_begin(successor, _NEXT_LOOKS * interval))
     try:
@@ -246,8 +249,10 @@ class _Progress:
             self.last = None
             return
         before, self.last = self.last, conclusion
+        # a decided answer is left to `print_attempt`, which prints the whole report
         is_decided = job.settled and self.is_sealed
         if not is_decided and (before is None or _answer(before) != _answer(conclusion)):
+            # an answer was printed before, and documents that arrived later changed it
             if before is not None:
                 self.note("corrected by later documents")
             self._print(conclusion)
@@ -276,6 +281,7 @@ class _Progress:
         nodes = counted(expected, "node") if expected else "? nodes"
         of = "" if expected is not None and job.coverage.reported > expected else f" of {expected or '?'}"
         reported = f"{job.coverage.reported}{of} nodes have reported"
+        # a healthy job has no reports to count, so the line shows its round
         line = reported if self.last is not None else f"round {job.round} runs on {nodes}"
         if line != self._nodes:
             self.note(line)
@@ -284,6 +290,7 @@ class _Progress:
     @staticmethod
     def note(text: str) -> None:
         """Print a line with the time."""
+        # stderr: stdout has only answers, so that --json can be piped
         click.echo(f"firstfault: {time.strftime('%H:%M:%S')} {text}", err=True)
 
 

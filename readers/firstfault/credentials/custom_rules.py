@@ -50,7 +50,7 @@ def _compile_rules(rules: str) -> tuple[Any, ...]:
         try:
             found.append(re2.compile(f"(?m){rule.strip()}".encode(), options))
         except re2.error as error:
-            # behind the colon RE2 quotes the rule
+            # after the colon RE2 quotes the rule, which may hold a credential
             why = error.args[0].decode(errors="replace").partition(":")[0]
             logger.warning(
                 "line %d of %s is not a regular expression of RE2 (%s); it hides nothing", number, REDACT_VARIABLE, why

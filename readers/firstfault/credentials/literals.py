@@ -49,7 +49,7 @@ LETTER_OR_DIGIT_RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 MAX_MEAN_RUN_LENGTHS = (5, 4, 3)
 """Longest mean length of runs of letters or digits in a random text; smaller for paths and for letters alone."""
 MIN_PASSWORD_DIGITS = 6
-"""Shorter numbers are settings, such as a least length."""
+"""Digits. A shorter number is more often a setting than a password."""
 MIN_KEY_LENGTH_WITH_SIGNS = 32
 MIN_LITERAL_CHARACTERS = 3
 MIN_RANDOM_LENGTH = 16
@@ -162,7 +162,7 @@ def _is_code_or_word(text: str, named_value: NamedValue) -> bool:
     """Whether a value without quotes is code or a word of a sentence."""
     if text[0] in "([{<" or PATTERNS["call"].match(text):
         return True
-    # a shell or URL has no variables without a $, except for code that was printed: --token self.token
+    # on a command line or in a URL every text is a literal, except printed code: --token self.token
     if named_value.syntax is ValueSyntax.PLAIN or text.startswith(HIDDEN):
         return bool(PATTERNS["of_object"].match(text))
     if PATTERNS["name"].fullmatch(text):

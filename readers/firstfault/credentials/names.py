@@ -192,7 +192,7 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     if end is None or separator is None:
         return None
     before = text[max(start - CHARACTERS_READ_BEFORE, 0) : start]
-    # in prose a comma follows any word; only a quoted name or an option has its value behind one
+    # in prose a comma can follow any word; only a quoted name or an option is followed by its value: ("token", "x")
     if separator["sign"] == "," and end["close"] is None and "--" not in before[-MAX_NAME_LENGTH:]:
         return None
     stem = before.rstrip(NAME_CHARACTERS)

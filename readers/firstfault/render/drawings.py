@@ -132,11 +132,11 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
     width = (_RIGHT - _LEFT) / _BARS
     found: dict[int, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
     for event in timed:
-        # the latest failure is at the right end of the axis, where a bar too many would begin
+        # the latest failure is at the right end of the axis, where one bar too many would begin
         index = min(int((scale.x(event.at_ns or 0) - _LEFT) / width), _BARS - 1)
         found[index][event.state].append(event.at_ns or 0)
     most = max(sum(map(len, states.values())) for states in found.values())
-    # if the highest bar has few failures of each state, the least heights exceed its share
+    # each state in a bar is at least `_LEAST` high, so the highest bar may exceed `_BARS_HEIGHT` by this much
     base = _TOP + _BARS_HEIGHT + len(State) * _LEAST
     bars = []
     for index, states in sorted(found.items()):

@@ -257,7 +257,7 @@ def _shorten(text: str, room: int) -> str:
     """Return a line that takes at most this many bytes in the page's data."""
     text = printable(text)
     while (size := len(_in_script(text).encode("utf-8", "backslashreplace"))) > room:
-        # escapes make characters up to six bytes long: cut in proportion, by at least one character
+        # an escaped character takes up to six bytes: cut in proportion, by at least one character
         text = text[: min(len(text) - 1, len(text) * room // size)]
     return text
 
@@ -312,7 +312,7 @@ def _list_stacks(report: Report) -> list[_Quoted]:
         for dump in failure.stack_dumps:
             key = (dump.pid, dump.rank)
             is_own = dump.rank == failure.rank
-            # several documents may have a process's dump; the one of its own document is kept
+            # several documents may contain a process's dump; prefer the dump in its own document
             if key in dumps and not is_own:
                 continue
             name = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from firstfault.render.flyte_message import flyte_message
     from firstfault.render.markdown import markdown
 
-__all__ = ["Report", "flyte_message", "from_json", "markdown", "report_of", "to_json", "verdict_to_dict"]
+__all__ = ["Report", "build_report", "flyte_message", "from_json", "markdown", "to_json", "verdict_to_dict"]
 
 __getattr__, _ = lazy_names(
     __name__,

@@ -47,7 +47,7 @@ class Event:
     @property
     def key(self) -> tuple[str, State]:
         """Its group: its fault and its state. A fault without a fingerprint is alone in its group."""
-        # id: failures without a fingerprint must not look like failures with one fault
+        # id: failures without a fingerprint aren't known to be alike, so each gets a key of its own
         return (self.failure.fingerprint or f"#{id(self.failure)}", self.state)
 
     @property
@@ -376,7 +376,7 @@ def _groups_without_documents(
     ranks: Mapping[State, list[int]], verdict: Verdict, *, is_root_shown: bool
 ) -> Iterator[Group]:
     """Yield the groups of a root cause, of suspects and of silent ranks without a document; `ranks` are by state."""
-    # a lost node left no document; without a group of its own the root cause would be missing
+    # a lost node leaves no document; without this group the root cause would be missing
     if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
         yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
     for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
@@ -466,7 +466,7 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
         phases = {entry.phase for entry in said} - {Phase.JOINED}
         state = State.FINISHED if phases == {Phase.SUCCEEDED} else None
         note = next((entry.first_failure_reason for entry in said if entry.first_failure_reason), "")
-        # each of these replaces the states before it: the verdict's word is the last
+        # order matters: a state from the verdict replaces a state from the roster
         if (name or f"group rank {group_rank}") in unreported:
             state, note = State.UNREPORTED, "it had started and sent no report"
         if name and name in suspects:

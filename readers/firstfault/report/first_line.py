@@ -1,4 +1,4 @@
-"""The first line of a report, the most important facts within 55 characters."""
+"""The first line of a report, the most important facts within 51 characters."""
 
 from __future__ import annotations
 
