@@ -180,11 +180,7 @@ class MultiErrorFileOutputReader:
         return conclude(job, strategy=self._strategy, policy=self._retry_policy, context=context)
 
     def report(
-        self,
-        conclusion: Conclusion,
-        *,
-        attempts: Sequence[AttemptSummary] = (),
-        logs: Mapping[str, str] | None = None,
+        self, conclusion: Conclusion, *, attempts: Sequence[AttemptSummary] = (), logs: Mapping[str, str] | None = None
     ) -> Report:
         """Return the report on a conclusion of this reader; see `firstfault.report.build_report`."""
         return with_attempts(report_conclusion(conclusion, uri=self._uri, logs=logs), attempts)

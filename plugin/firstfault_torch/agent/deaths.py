@@ -20,9 +20,7 @@ from firstfault_torch.failures.torch_error_file import read_error_file, read_tra
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node_context import Moment
 from firstfault_torch.places import is_in_foreground, read_time_limit
-from firstfault_torch.time_limits import (
-    SOURCE_LINES_TIMEOUT_SECONDS,
-)
+from firstfault_torch.time_limits import SOURCE_LINES_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,12 +80,7 @@ def _get_folder(node_context: NodeContext) -> NodeFolder | None:
 
 
 def record_error(
-    error: WorkerError,
-    node_context: NodeContext,
-    spool: Spool | None,
-    deadline_seconds: float,
-    *,
-    held: bool = False,
+    error: WorkerError, node_context: NodeContext, spool: Spool | None, deadline_seconds: float, *, held: bool = False
 ) -> tuple[bytes, Receipt]:
     """Make a document durable, waiting at most `deadline_seconds`; return it with its receipt.
 

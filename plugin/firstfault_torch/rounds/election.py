@@ -134,8 +134,7 @@ class VerdictElection:
         settled = ElectedVerdict(document, durable, bundle)
         value = pack_verdict(settled)
         found = self._call_store(
-            lambda: unpack_verdict(set_once(self._store, self._key("seal"), value)),
-            "handing the verdict to all nodes",
+            lambda: unpack_verdict(set_once(self._store, self._key("seal"), value)), "handing the verdict to all nodes"
         )
         return found if found is not None else settled
 

@@ -27,11 +27,7 @@ class WorkerResult(NamedTuple):
 
 
 def run_spawned(
-    work: bytes,
-    raw_output_prefix: str,
-    checkpoint_dest: str | None,
-    checkpoint_src: str | None,
-    keeps_decks: bool,
+    work: bytes, raw_output_prefix: str, checkpoint_dest: str | None, checkpoint_src: str | None, keeps_decks: bool
 ) -> Any:
     """Run the task function in a new interpreter, with a new execution context.
 

@@ -13,13 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from firstfault.errors import (
-    AccessDeniedError,
-    BadDocumentError,
-    ObjectNotFoundError,
-    ObjectTooLargeError,
-    StoreError,
-)
+from firstfault.errors import AccessDeniedError, BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, StoreError
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Seal
 from firstfault.model.job import pods_live

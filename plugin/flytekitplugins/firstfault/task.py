@@ -64,11 +64,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         self._wants_shared_memory = False
         self._leaves_deck = False
         super().__init__(
-            task_config,
-            task_function,
-            task_type_version=_TASK_TYPE_VERSION,
-            environment=environment,
-            **kwargs,
+            task_config, task_function, task_type_version=_TASK_TYPE_VERSION, environment=environment, **kwargs
         )
         if config.deck and self._disable_deck:
             kind = type(config).__name__

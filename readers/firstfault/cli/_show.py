@@ -56,11 +56,7 @@ def _check_writable(context: click.Context, parameter: click.Parameter, value: s
     help="More of the same job: a log, a folder of logs, dumps of the flight recorder; may be given again.",
 )
 @click.option("--fresh", is_flag=True, help="Open every document, not the copies that the pods left.")
-@click.option(
-    "--recovered",
-    is_flag=True,
-    help="Show the faults from which the attempt recovered, and its stalls.",
-)
+@click.option("--recovered", is_flag=True, help="Show the faults from which the attempt recovered, and its stalls.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all that is known instead of one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")

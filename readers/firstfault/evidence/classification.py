@@ -10,22 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from firstfault.evidence.library_calls import (
-    DATA_LOADER_FOLDER,
-    classify_by_library_call,
-    was_raised_by_config_parser,
-)
+from firstfault.evidence.library_calls import DATA_LOADER_FOLDER, classify_by_library_call, was_raised_by_config_parser
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fatal_text import extract_fatal_text, find_native_lines, find_telling_line
-from firstfault.exceptions.first_cause import (
-    find_causes,
-    find_first_cause,
-    is_wrapper,
-    iter_exceptions,
-)
+from firstfault.exceptions.first_cause import find_causes, find_first_cause, is_wrapper, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
 from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
@@ -530,10 +521,7 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
         return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
     judged = _classify_by_role(failure, found, "left a stock Flyte error file")
     return replace(
-        judged,
-        failure_class=FailureClass.OWN_FAULT,
-        category=_get_specific_category(found),
-        specific=found.is_specific,
+        judged, failure_class=FailureClass.OWN_FAULT, category=_get_specific_category(found), specific=found.is_specific
     )
 
 

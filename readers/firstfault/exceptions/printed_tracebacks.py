@@ -8,12 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from firstfault.exceptions.exceptions_in_text import (
-    EXCEPTION_LINE,
-    get_short_name,
-    parse_traceback,
-    unwrap_remote,
-)
+from firstfault.exceptions.exceptions_in_text import EXCEPTION_LINE, get_short_name, parse_traceback, unwrap_remote
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions
 from firstfault.model import ExceptionInfo
 from firstfault.utils.text import printable

@@ -20,6 +20,5 @@ if TYPE_CHECKING:
 __all__ = ["Report", "build_report", "flyte_message", "from_json", "markdown", "to_json", "verdict_to_dict"]
 
 __getattr__, _ = lazy_names(
-    __name__,
-    {"firstfault.render.flyte_message": ("flyte_message",), "firstfault.render.markdown": ("markdown",)},
+    __name__, {"firstfault.render.flyte_message": ("flyte_message",), "firstfault.render.markdown": ("markdown",)}
 )

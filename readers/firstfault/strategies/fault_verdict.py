@@ -80,11 +80,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
 
 
 def build_root_verdict(
-    job: JobErrors,
-    root: ClassifiedFailure,
-    why: Iterable[Reason],
-    confidence: str,
-    same: Sequence[WorkerError] = (),
+    job: JobErrors, root: ClassifiedFailure, why: Iterable[Reason], confidence: str, same: Sequence[WorkerError] = ()
 ) -> Verdict:
     """Return the verdict on a root cause with the category of its text, unless the document has a specific one."""
     verdict = build_verdict(job, root.failure, strategy=STRATEGY_NAME, why=why, confidence=confidence, same=same)

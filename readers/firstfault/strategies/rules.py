@@ -284,34 +284,18 @@ RULES = (
     Rule("lost-node", _judge_lost_node, "high", "a node whose agent is gone"),
     Rule("terminated-node", _judge_terminated_node, "high", "a node that was terminated"),
     Rule(
-        "first-of-several",
-        partial(_judge_own_fault, is_only=False),
-        "medium",
-        "the first of several different faults",
+        "first-of-several", partial(_judge_own_fault, is_only=False), "medium", "the first of several different faults"
     ),
     Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same one on several ranks"),
     # no process had a fault: the failures imply the root cause
     Rule(
-        "spread-error",
-        _blame(find_spread_errors),
-        "medium",
-        "the rank whose error a checkpoint raised on other ranks",
+        "spread-error", _blame(find_spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"
     ),
-    Rule(
-        "broadcast",
-        _blame(find_broadcast_cause),
-        "medium",
-        "the rank or node whose failure agents told each other",
-    ),
+    Rule("broadcast", _blame(find_broadcast_cause), "medium", "the rank or node whose failure agents told each other"),
     Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
     Rule("mismatch", _blame(find_size_mismatch), "medium", "the rank that passed another size than the others"),
     Rule("hang", _blame(find_stragglers), "medium", "the rank for which the others waited"),
-    Rule(
-        "no-progress",
-        _blame(find_unfinished_collective),
-        "low",
-        "the only node: all ranks waited in one collective",
-    ),
+    Rule("no-progress", _blame(find_unfinished_collective), "low", "the only node: all ranks waited in one collective"),
     Rule(
         "left-behind",
         _blame(find_ranks_left_behind),
@@ -325,17 +309,9 @@ RULES = (
         "the rank that had ended when all others lost a peer or timed out",
     ),
     Rule(
-        "accused-node",
-        _blame(find_blamed_nodes),
-        "medium",
-        "the node that most name, and whose documents are missing",
+        "accused-node", _blame(find_blamed_nodes), "medium", "the node that most name, and whose documents are missing"
     ),
-    Rule(
-        "node-without-report",
-        _blame(find_unreported_nodes),
-        "medium",
-        "a node that joined and sent no report since",
-    ),
+    Rule("node-without-report", _blame(find_unreported_nodes), "medium", "a node that joined and sent no report since"),
     Rule("lost-document", _judge_lost_document, "medium", "a rank that failed, and whose document is missing"),
     # what remains
     Rule("mismatch-of-two", _judge_mismatch_of_two, "low", "two that called a collective differently"),

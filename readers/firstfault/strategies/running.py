@@ -73,9 +73,5 @@ def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagn
         raise StrategyError(f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict")
     # whatever the strategy filled in, these fields describe what was read
     return replace(
-        verdict,
-        coverage=job.coverage,
-        settled=job.settled,
-        digest=job.digest,
-        document_count=job.document_count,
+        verdict, coverage=job.coverage, settled=job.settled, digest=job.digest, document_count=job.document_count
     )

@@ -223,9 +223,7 @@ def _frame_to_pb(frame: model.FrameInfo) -> dict[str, Any]:
 
 
 FRAME_WITH_MARKS = ValueCodec(
-    _frame_to_pb,
-    lambda message: FRAME.read(message, marked=(message.marked_from, message.marked_to)),
-    is_redacted=True,
+    _frame_to_pb, lambda message: FRAME.read(message, marked=(message.marked_from, message.marked_to)), is_redacted=True
 )
 FRAMES = codecs.list_codec(FRAME_WITH_MARKS, is_interned=True)
 EXCEPTION_FIELDS = FieldTable(
