@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
 import threading
@@ -92,6 +93,16 @@ def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
     watcher = Watcher(progress, 0, "p/0", connect, options)
     watcher.begin()
     return watcher
+
+
+def test_the_last_rank_dies_before_it_wakes_its_peers() -> None:
+    """Its monitor process wakes them: they have all completed, and would wait without end."""
+    store = dist.HashStore()
+    watcher = _watcher(_Failing(store, 0), soft=50.0, hard=100.0)
+    iteration = Iteration(store, "p/0", 0, 2)
+    store.set("p/0/0/outcome", Outcome.COMPLETED.value)  # as if it died between the two keys
+    watcher._report_death()
+    assert iteration.await_outcome(dt.timedelta(seconds=1)) is Outcome.COMPLETED
 
 
 def test_a_report_that_failed_is_sent_again() -> None:

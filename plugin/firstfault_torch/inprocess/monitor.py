@@ -300,6 +300,8 @@ class Watcher:
             following.interrupt(fault)
             return
         if iteration.outcome() is Outcome.COMPLETED:
+            # If the dead rank was the last to complete, it may not have come as far as waking its peers.
+            iteration.wake_peers()
             return
         if not self._killed:
             iteration.interrupt(self._fault(FaultKind.TERMINATED, "its process ended"))

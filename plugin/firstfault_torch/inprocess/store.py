@@ -196,10 +196,14 @@ class Iteration:
         # The last rank may complete while a monitor process reports a fault: the first outcome stays, and compare_set
         # returns it to both. torch sets a missing key if the expected value is empty.
         ended = Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
-        # waiting ranks wait for this key: without libuv, torch's store doesn't wake them after a compare-and-set
-        # Every caller sets it: if the first one died before this line, the next report wakes the waiting ranks.
-        self._store.set(_ENDED, "1")
+        # Every caller wakes them: if the first one died before this line, the next report does.
+        self.wake_peers()
         return ended
+
+    def wake_peers(self) -> None:
+        """Wake the ranks that wait for the outcome, which is set."""
+        # They wait for another key: without libuv, torch's store doesn't wake them after a compare-and-set.
+        self._store.set(_ENDED, "1")
 
     def outcome(self) -> Outcome | None:
         """Return how the iteration has ended; None while it hasn't."""
