@@ -215,6 +215,7 @@ def _is_seconds(value: Any) -> bool:
 
 
 def _is_whole(value: Any, least: int) -> bool:
+    # bool is a subclass of int: True would count as 1.
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -274,6 +275,8 @@ def as_own(config: Any) -> Any:
     if isinstance(config, Elastic | PyTorch):
         return config
     values = _list_values(config)
+    # Of kfpytorch's two configurations only Elastic has this field. Its classes aren't imported here: kfpytorch may not
+    # be installed.
     if "nproc_per_node" not in values:
         return PyTorch(
             **{
@@ -282,6 +285,7 @@ def as_own(config: Any) -> Any:
                 "worker": Worker(**_list_values(config.worker)),
             }
         )
+    # A dataclass doesn't record whether a field was given, so an explicit 5 can't be told from the default.
     if values["monitor_interval"] == _STOCK_INTERVAL_S:
         del values["monitor_interval"]
     return Elastic(**values)

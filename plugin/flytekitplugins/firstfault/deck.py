@@ -66,6 +66,7 @@ class DeckKeeper:
         self._ended = False
         self._wake = threading.Event()
         self._looked = threading.Event()
+        # A daemon thread: a check that hangs on a full or slow disk must not keep the worker from exiting.
         threading.Thread(target=self._run, name="firstfault-decks", daemon=True).start()
 
     def look_now(self, seconds: float) -> None:
@@ -79,6 +80,8 @@ class DeckKeeper:
         """Check for the last time, and end the thread."""
         self._ended = True
         self._wake.set()
+        # Don't wait for the keeper's thread: it may have ended after an error. This check runs in a thread of its own,
+        # with a limit, because the worker's exit waits for it.
         call_with_timeout(self._look, FINAL_DECKS_TIMEOUT_SECONDS, "keeping the decks")
 
     def _run(self) -> None:
@@ -87,6 +90,8 @@ class DeckKeeper:
             pause: float = DECKS_POLL_SECONDS
             while not self._ended:
                 self._wake.wait(pause)
+                # Clear before the check, not after it: a request that comes during the check then ends the next pause
+                # at once.
                 self._wake.clear()
                 began = time.monotonic()
                 self._look()
@@ -98,6 +103,8 @@ class DeckKeeper:
         with self._lock:
             # unchanged texts are the same objects, so comparing them costs nothing
             found = [(deck.name, deck.html) for deck in list(self._decks) if not isinstance(deck, TimeLineDeck)]
+            # The recorder removes the node's folder when it ends, for example after the agent's death; then nobody
+            # reads decks.
             if found != self._kept and self._file.parent.is_dir():
                 self._write(found)
                 self._kept = found
@@ -130,6 +137,7 @@ class DeckKeeper:
 def kept_decks(files: NodeFolder, round_: int) -> list[Deck]:
     """Return rank 0's decks of a round; none if rank 0 made none, or was on another node."""
     try:
+        # Rank 0 may still be replacing the file: the rename is atomic, so this reads either the old or the new decks.
         data = files.decks(round_).read_bytes()
     except FileNotFoundError:
         return []
@@ -155,10 +163,14 @@ def leave_deck(
     if verdict.report is None:
         return False  # the pod that concluded for all has written it
     with suppress_internal_errors("publishing the deck"):
+        # If the pods settled on one verdict (`for_all`), this pod concluded and writes. Otherwise each pod gets here
+        # with its own verdict at about the same time, and exactly one may write.
         if not verdict.for_all and not is_elected(node_context, verdict.report.job, staying):
             wait = partial(
                 await_deck, node_context.output_prefix, _MARK.encode(), shutdown_requested, DECK_TIMEOUT_SECONDS
             )
+            # Also after a timeout this pod doesn't write: the elected pod may be writing just now, and the last writer
+            # wins.
             call_with_timeout(wait, DECK_TIMEOUT_SECONDS, "waiting for the deck", shutdown_requested)
             return False
         # flytekit's context is a context variable of this thread, but `call_with_timeout` writes in another thread.
@@ -211,7 +223,10 @@ def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
         with suppress_internal_errors("reading rank 0's decks"):
             children = kept_decks(node_context.files, node_context.round)
     parameters = FlyteContextManager.current_context().user_space_params
+    # Change the list in place: the entrypoint's execution parameters hold the same list. If this upload takes too long,
+    # the entrypoint writes the deck with the report from it.
     parameters.decks[:] = _build_tabs(report, children, parameters.decks)
+    # flytekit logs an upload error and doesn't raise it: a failed upload looks like a success here.
     _output_deck(task_name.rpartition(".")[2], parameters)
     return True
 

@@ -74,10 +74,14 @@ def run_training(
         if config.in_process_restart is not None:
             results = config.in_process_restart.by_last_rank(results)
         return _hand_over(results)
+    # `run_node` reads torch's error files, and so does `_local_error` (root cause of another rank): remove them only
+    # when the exception to raise has been built.
     with error_files_removed(launch):
         try:
             results = run_node(build_job(launch, entrypoint, args), engine=engine, options=options)
         except NodeFailedError as failed:
+            # `writes_deck` is set only by `publish`, in a pod. A local call, and a pod that has no sealed verdict,
+            # raise kfpytorch's exceptions instead; a pod's entrypoint then writes a stock error file.
             if failed.verdict is not None and failed.verdict.writes_deck is not None:
                 raise verdict_error(failed.verdict) from failed.error
             raise _local_error(failed) from failed.error
@@ -104,6 +108,7 @@ def _launch_config(config: Elastic) -> LaunchConfig:
     # the operator sets PET_NNODES; torchrun reads it too
     min_nodes, max_nodes = parse_nnodes(os.environ.get("PET_NNODES") or config.nnodes)
     return LaunchConfig(
+        # The same in all pods of the execution, so their agents meet in one rendezvous.
         run_id=flytekit.current_context().execution_id.name,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -155,6 +160,8 @@ def _build_entrypoint(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return each worker's function: a picklable one for spawn, a closure for fork, as torch passes no keywords."""
     restart = config.in_process_restart
+    # A forked worker inherits the task function and flytekit's context as they are in memory; nothing is pickled to
+    # start it.
     if config.start_method == "fork":
 
         def forked_worker() -> Any:
@@ -163,6 +170,8 @@ def _build_entrypoint(
         return forked_worker, ()
     context = flytekit.current_context()
     try:
+        # A spawned worker begins without flytekit's context. It calls `setup_execution` as the entrypoint does, and
+        # needs these paths for it.
         checkpoint = context.checkpoint
         destination, source = checkpoint._checkpoint_dest, checkpoint._checkpoint_src  # noqa: SLF001 - no public name
     except NotImplementedError:
@@ -195,16 +204,22 @@ class _Pickler(cloudpickle.Pickler):
 
 def _hand_over(results: dict[int, WorkerResult]) -> Any:
     """Return what global rank 0 returned, with its decks and output metadata."""
+    # Every pod's entrypoint writes outputs.pb below the same prefix. IgnoreOutputs makes the entrypoint return without
+    # an upload, so only the pod of rank 0 writes.
     if 0 not in results:
         raise IgnoreOutputs
     first = results[0]
     if first is None:
         return None  # rank 0 called sys.exit(0): torch counts that as a success without a result
     context = flytekit.current_context()
+    # flytekit renders one deck per name, the last one added. This pod's context has its own timeline, which rank 0's
+    # would replace.
     for deck in first.decks:
         if not isinstance(deck, TimeLineDeck):
             context.decks.append(deck)
     if first.output_metadata:
+        # The tracker's keys are id() of the values. An id from the worker's process means nothing here, so register the
+        # value again under its id in this process.
         tracker = FlyteContextManager.current_context().output_metadata_tracker
         if tracker is not None:
             tracker.add(first.return_value, first.output_metadata)
@@ -214,10 +229,13 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
 def _plain_failure(error: Exception) -> Exception:
     """Return kfpytorch's exception for the failure that torch kept: recoverable if its worker marked it so."""
     raised: Exception = ElasticTaskError(error)
+    # A stop signal to the agent isn't a failure of the training: the entrypoint uploads neither outputs nor an error
+    # file.
     if isinstance(error, SignalException):
         logger.warning("the agent was terminated (%s); this pod leaves no outputs", error)
         raised = IgnoreOutputs()
     elif isinstance(error, ChildFailedError):
+        # torch keeps one failure of the node with its time; Flyte sorts error files of several pods by that time.
         _, first = error.get_first_failure()
         if was_recoverable(first.error_file):
             raised = FlyteRecoverableException(str(error), timestamp=first.timestamp)

@@ -41,6 +41,8 @@ def run_spawned(
         with setup_execution(
             raw_output_data_prefix=raw_output_prefix, checkpoint_path=checkpoint_dest, prev_checkpoint=checkpoint_src
         ) as context:
+            # Unpickling imports the user's modules, so it may raise or crash. Inside `recorded` that is reported like a
+            # failure of the task function, and the modules already see flytekit's execution context.
             function, restart = cloudpickle.loads(work)
             run = partial(_run, function, context, monitor, keeps_decks=keeps_decks)
             return run() if restart is None else restart.call(run, monitor)
@@ -71,11 +73,13 @@ def _run(
     if monitor.node_context is not None:
         from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint  # noqa: PLC0415 - imports flytekit
 
+        # Before the task function runs: it may call `restore` first.
         expect_missing_checkpoint()
     if keeps_decks:
         with suppress_internal_errors("keeping the decks"):
             _store_decks(flytekit.current_context().decks, monitor)
     return_value = function()
+    # The tracker's keys are id() of the values: look up the metadata before the value is pickled for the agent.
     tracker = context.output_metadata_tracker
     metadata = tracker.get(return_value) if tracker else None
     return WorkerResult(return_value, flytekit.current_context().decks, metadata)
@@ -89,5 +93,7 @@ def _store_decks(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     from flytekitplugins.firstfault.deck import DeckKeeper  # noqa: PLC0415 - rank 0 alone needs it
 
     keeper = DeckKeeper(node_context.files, place.round, decks)
+    # Two ways to the last check: the task function ends, or the agent is about to stop this rank because of another
+    # rank's failure. In the second case the main thread may be inside C++, so `at_close` may come too late.
     monitor.at_close(keeper.end)
     monitor.before_stop(partial(keeper.look_now, LAST_DECKS_TIMEOUT_SECONDS))

@@ -105,12 +105,16 @@ class FlyteEngine:
         """Upload the verdict, and leave it to the stock entrypoint if that fails; write the deck."""
         if not self.in_pod:
             return verdict
+        # A thread exits the process while the main thread is inside C++. Between SIGTERM and the pod's SIGKILL there is
+        # no time for other pods' verdicts or for a deck: upload, and leave `writes_deck` unset.
         if leaving_now:
             return verdict if verdict.durable else self._upload(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
             document = newest_seal(verdict.seal, verdict.document, self._output_prefix, shutdown_requested)
             verdict = replace(verdict, document=document)
+        # Deck and verdict must both be in the storage before this pod exits: the first exit with 0 ends the job, and
+        # Flyte then reads both. Each has its own time limit, so a slow deck can't use up the verdict's.
         writes_deck = self._leave_deck(verdict, shutdown_requested)
         if not verdict.durable:
             hurried = shutdown_requested is not None and shutdown_requested.is_set()
@@ -147,6 +151,7 @@ class FlyteEngine:
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the pod's name from the backend, else the host's name."""
+    # Backends set the long or the short name of a variable; flytekit reads either (`get_one_of`).
     names = (environment[name] for name in ("FLYTE_INTERNAL_WORKER_NAME", "_F_WN") if name in environment)
     return next(names, "") or environment.get("HOSTNAME") or socket.gethostname()
 
@@ -185,6 +190,8 @@ def newest_seal(
     Pods that read the same documents reach the same verdict; a pod that concluded early read fewer. Once
     `shutdown_requested` is set, the lookup gets less time.
     """
+    # Not atomic: two pods may both find nothing here, and then the last upload wins. Each verdict is complete, so Flyte
+    # never reads a mixture.
     name = sealed_name(output_prefix)
     look = partial(get_file, output_prefix, name)
     doing, hurried = "looking for the verdict of another pod", time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS
@@ -195,6 +202,7 @@ def newest_seal(
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except BadDocumentError:
         return document
+    # A stock error file decodes to a WorkerError: it has no verdict on the job and is overwritten.
     return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
 
 
@@ -221,6 +229,8 @@ def outputs_are_there(output_prefix: str) -> bool:
     async def look() -> bool:
         async with open_store(output_prefix) as store:
             try:
+                # Rank 0's pod may write an error file instead, for example if flytekit can't convert its outputs.
+                # Without that check this pod would wait for the whole limit.
                 return any(item.name == OUTPUTS or is_stock_error_file(item.name) for item in await store.list())
             except AccessDeniedError:
                 # reading may be allowed without listing
@@ -260,6 +270,8 @@ def _wait_until(is_there: Callable[[], bool], missed: str, shutdown_requested: t
             if is_there():
                 return True
         except StoreError as error:
+            # Storage errors may pass, so keep looking until the limit. A refusal usually lasts, so it has a shorter
+            # limit, which holds only as long as the storage refuses.
             logger.warning("cannot look for rank 0's outputs: %s", error)
             if isinstance(error, AccessDeniedError):
                 limit = min(time_limits.UNREADABLE_OUTPUTS_TIMEOUT_SECONDS, seconds)
@@ -267,6 +279,7 @@ def _wait_until(is_there: Callable[[], bool], missed: str, shutdown_requested: t
         if left <= 0:
             logger.warning("%s within %g s; this pod waits no longer", missed, limit)
             return False
+        # SIGTERM ends the pause at once: the pod has only its grace period left.
         if shutdown_requested.wait(min(pause, left)):
             return False
         pause = min(pause * 1.5, time_limits.MAX_OUTPUTS_POLL_SECONDS)

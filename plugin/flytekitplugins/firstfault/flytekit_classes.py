@@ -42,6 +42,8 @@ class _MayBeMissing(SyncCheckpoint):
 
     def prev_exists(self) -> bool:
         """Whether the attempt before has saved a checkpoint."""
+        # flytekit's method only checks that the backend passed a path, so ask the storage as well. If the storage can't
+        # be asked, keep flytekit's answer; `restore` then reports the error.
         if not super().prev_exists():
             return False
         with suppress_internal_errors("looking for the checkpoint of the attempt before"):
@@ -67,6 +69,7 @@ def expect_missing_checkpoint() -> None:
             checkpoint = flytekit.current_context().checkpoint
         except NotImplementedError:
             return  # no checkpoints in this execution
+        # Another class, such as a user's subclass, may define these methods itself.
         if type(checkpoint) is SyncCheckpoint:
             # Change the class in place: a finalized copy would remove the temporary folder into which other forked
             # workers may be downloading.

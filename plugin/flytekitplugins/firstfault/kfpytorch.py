@@ -21,10 +21,13 @@ class TaskTypes(dict[type, Any]):
 
     def __getitem__(self, config: type) -> Any:
         """Return the task type of a configuration."""
+        # By name: importing kfpytorch here would recurse into a module that may be importing this one.
         if config.__module__ == _STOCK and config.__name__ in {"Elastic", "PyTorch"}:
             # flytekit is imported completely when a task is defined, but not when it loads this module
             from flytekitplugins.firstfault import task  # noqa: PLC0415
 
+            # flytekit tests `in` before it reads `[]`. That test is the plain dict's: it is true once kfpytorch has
+            # registered its configurations, which it does while it is imported.
             return task.ElasticFunctionTask if config.__name__ == "Elastic" else task.PyTorchFunctionTask
         return super().__getitem__(config)
 

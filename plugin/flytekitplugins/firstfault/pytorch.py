@@ -38,6 +38,7 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
     own = get_worker_place(node_context)  # by the operator's RANK and WORLD_SIZE: each pod runs one process
     node_context = replace(node_context, group_world_size=own.world_size)
     place = replace(own, group_rank=own.rank, group_world_size=own.world_size)
+    # In the background: the training must not wait for a slow storage. The event is awaited before this pod may exit.
     joined = _announce(node_context, place, Phase.JOINED, wait=False)
     expect_missing_checkpoint()
     try:
@@ -52,11 +53,15 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
             raise
         verdict: SealedVerdict | None = None
         with suppress_internal_errors("concluding on the failure"):
+            # If this fails, or `publish` does, `writes_deck` stays None and the task's own exception goes to the
+            # entrypoint, which writes a stock error file.
             verdict = _conclude(error, engine, options, node_context, place)
             verdict = engine.publish(verdict)
         if verdict is not None:
             with suppress_internal_errors("notifying others"):
+                # After publishing: a notifier is user code or a network request, and must not delay the verdict.
                 _tell(verdict)
+        # flytekit catches Exception only. SystemExit and KeyboardInterrupt must keep their type to end the process.
         if verdict is not None and verdict.writes_deck is not None and isinstance(error, Exception):
             raise verdict_error(verdict) from error
         raise
@@ -70,11 +75,16 @@ def _conclude(
     error: BaseException, engine: FlyteEngine, options: Options, node_context: NodeContext, place: Place
 ) -> SealedVerdict:
     """Record an exception of the task function; return the sealed verdict on the job."""
+    # The document first, then the roster entry with its receipt: peers that read the entry find the document. If this
+    # pod is killed in between, readers see a document without an entry.
     document, receipt = describe_and_record(error, node_context, place, engine)
     _announce(node_context, place, Phase.FAILED, (receipt,))
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
+    # This pod's own document, in case the storage took it too late or not at all.
     copies = {document_path(receipt.name): document}
     verdict = seal_verdict(conclude_on_node(node_context, copies, engine, options, wait), node_context)
+    # Before the verdict is published: Flyte may start the next attempt once it has read the verdict, and that attempt
+    # looks for this copy.
     if verdict.decision.retry:
         hand_over_verdict(node_context, verdict.document)
     engine.announce(verdict)

@@ -112,12 +112,17 @@ class _ReportingTask(PythonFunctionTask[Any]):
         self._leaves_deck = False
         try:
             return super().dispatch_execute(ctx, input_literal_map)
+        # In a pod, flytekit wraps any Exception of `execute` in this type. A local execution re-raises the original
+        # one; `ElasticTaskError` is of this type, too, and passes through.
         except FlyteUserRuntimeException as error:
             if not isinstance(error.value, VerdictSealedError):
                 raise
             sealed = error.value.sealed
+            # On IgnoreOutputs the stock entrypoint returns before it uploads its folder or a deck, so this pod can't
+            # overwrite the verdict and the deck that are in the storage.
             if sealed.durable and not sealed.writes_deck:
                 raise FlyteUserRuntimeException(IgnoreOutputs(str(error.value))) from error
+            # From here on the entrypoint uploads its folder, then reads `disable_deck`. Set the flag before returning.
             self._leaves_deck = not sealed.writes_deck
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -163,6 +168,8 @@ class _ReportingTask(PythonFunctionTask[Any]):
         if not strategy:
             return None
         command = click.get_current_context(silent=True)
+        # In a pod the click command is `pyflyte-execute`: its parameters hold the URIs that the backend filled in. A
+        # local call may have no click context, or another command's.
         params = command.params if command is not None else {}
         return FlyteEngine(
             _output_prefix(),
@@ -207,6 +214,7 @@ class ElasticFunctionTask(_ReportingTask):
 
         engine = self.engine()
         keeps_decks = engine is not None and self.leaves_deck
+        # flytekit has converted the inputs here, in the agent's process; the workers get Python values.
         function = partial(self.task_function, **kwargs)
         return run_training(self.task_config, function, engine, self.options(), keeps_decks=keeps_decks)
 
@@ -250,6 +258,7 @@ class PyTorchFunctionTask(_ReportingTask):
             Exception: the function raised this in a local call.
         """
         engine = self.engine()
+        # A local call has no other pods to wait for, so the caller gets the function's own exception at once.
         if engine is None or not engine.in_pod:
             return self.task_function(**kwargs)
         from flytekitplugins.firstfault.pytorch import run_in_pod  # noqa: PLC0415 - only a pod needs it
@@ -352,5 +361,7 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     spec.volumes = [*(spec.volumes or []), volume]
 
 
+# flytekit looks up the task type when `@task` runs, by the exact type of `task_config`. So importing this module must
+# register both; a second registration of the same pair is a no-op.
 TaskPlugins.register_pythontask_plugin(Elastic, ElasticFunctionTask)
 TaskPlugins.register_pythontask_plugin(PyTorch, PyTorchFunctionTask)

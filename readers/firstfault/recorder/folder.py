@@ -100,6 +100,7 @@ class Spool:
             OSError: the file could not be written.
         """
         self.folder.mkdir(exist_ok=True)
+        # A mark, not a removal: the document may be written only after this, or an upload may be reading it right now.
         (self.folder / f"{name}{_WITHDRAWN}").touch()
 
     def documents(self) -> list[SpooledDocument]:
@@ -358,6 +359,8 @@ class Recorder:
                 received = lines.readline()
                 connection.settimeout(_get_remaining_seconds(deadline))
                 line = lines.readline()
+        # TimeoutError is an OSError, so it comes first. A timeout after `received` isn't an error: the recorder is
+        # uploading.
         except TimeoutError:
             return {} if received else self._is_silent(first)
         except OSError as error:

@@ -80,6 +80,8 @@ def start_recorder(
             listener.bind(str(folder.socket))
             listener.listen(_BACKLOG)
             settings = Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno(), left_seconds)
+            # Afterwards `with` closes the agent's copy of the listener. Once the recorder is dead, connect() then fails
+            # at once; with a copy left open, clients would wait in a backlog that nobody accepts from.
             process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "firstfault.recorder", str(folder.path), json.dumps(asdict(settings))],
                 stdin=subprocess.DEVNULL,

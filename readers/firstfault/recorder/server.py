@@ -60,6 +60,8 @@ _SPARE_THREADS = 2
 
 def serve(folder: NodeFolder, settings: Settings) -> None:
     """Serve until the agent ends, then remove the folder and exit. Does not return."""
+    # The agent started this process with these signals blocked. Ignore them first, then unblock: the kernel discards a
+    # pending signal when its action becomes SIG_IGN, so a Ctrl-C during the start is lost on purpose.
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
@@ -91,12 +93,14 @@ class _Server:
 
     async def live(self) -> None:
         """Serve until the agent sends "end" or dies, or the folder is gone."""
+        # The agent has already bound this socket: clients may have connected before this process could run.
         listener = socket.socket(fileno=self._settings.listener)
         await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
         agent = asyncio.create_task(_agent_gone(self._settings.agent_pid))
         ends = (agent, asyncio.create_task(self._ended.wait()), asyncio.create_task(self._watch_memory_and_folder()))
         preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it isn't garbage-collected
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        # The request may arrive and the agent exit in the same turn of the loop; then there is nothing left to upload.
         if self._ended.is_set():
             return  # the request "end" has already waited for the uploads
         if agent.done():
@@ -170,6 +174,7 @@ class _Server:
             await asyncio.sleep(OPEN_REQUESTS_POLL_SECONDS)
         if reading is not None:
             await reading
+        # Last: until here a surviving worker may still be sending its document.
         folder = self._folder
         await asyncio.to_thread(kill_orphan_processes, folder.path, self._settings.left_seconds, folder.sessions)
 

@@ -47,6 +47,8 @@ def open_store(
         UsageError: the scheme is unknown, its package isn't installed, or a setting is invalid.
     """
     slashes = SCHEME_WITHOUT_SLASHES.match(uri)
+    # A URI with one slash has no scheme for fsspec: it would be a relative path, and a write would make a local folder
+    # `s3:` on a disk that is gone with the pod.
     if slashes is not None:
         raise UsageError(
             f"{uri!r} is not a storage URI: two slashes follow the scheme, as in {slashes[1]}://bucket/key"

@@ -144,12 +144,16 @@ class Store(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
+        # Marked as closed first: closing yields to the event loop, and another task must not send a request through a
+        # client that is half closed.
         await self.close()
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """See `ReadableStore.list`."""
         part, token = await self._list_part(folder, "")
         found = list(part)
+        # Not a snapshot: an object written between two pages is missing if its name sorts before the next page. Readers
+        # list again.
         while token:
             part, token = await self._list_part(folder, token)
             found += part
@@ -169,6 +173,7 @@ class Store(abc.ABC):
 
     async def put(self, path: str, data: bytes) -> None:
         """Write an object atomically: a reader sees all of it or none of it."""
+        # A timeout doesn't show whether the storage has the object. Repeating the write is safe: same name, same bytes.
         await self.request("write", path, lambda client: client.put_once(path, data))
 
     async def exists(self, path: str) -> bool:
@@ -201,6 +206,8 @@ class Store(abc.ABC):
                 try:
                     return await call(self)
                 except Exception as error:
+                    # Converted inside of `with attempt`: stamina retries only StoreUnavailableError, and the client's
+                    # own error isn't one.
                     raise self._to_store_error(error, verb, join(self._uri, path)) from error
         raise AssertionError  # stamina either returns or raises
 

@@ -68,6 +68,9 @@ class FsspecStore(Store):
         except ValueError as error:
             raise UsageError(f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}") from error
         if issubclass(kind, AsyncFileSystem):
+            # By default fsspec runs its coroutines in a thread with a loop of its own. This instance is awaited in the
+            # caller's loop, so it must not outlive the loop. A cached listing would hide documents that other nodes
+            # write.
             options |= {"asynchronous": True, "use_listings_cache": False, "loop": asyncio.get_running_loop()}
         try:
             self._fs = kind(**options)
@@ -115,6 +118,7 @@ class FsspecStore(Store):
         """See `ReadableStore.get`."""
         full = self._build_path(path)
         if limit is not None:
+            # Two requests: an object that is replaced in between may have more bytes than this size.
             info = await self._send_request("info", full)
             self.check_size(path, int(info["size"] or 0), limit)
         return bytes(await self._send_request("cat_file", full))
@@ -123,10 +127,13 @@ class FsspecStore(Store):
         """See `Store.put`."""
         full = self._build_path(path)
         if isinstance(self._fs, AsyncFileSystem):
+            # An object storage shows an object only when its upload is complete, so no temporary name is needed.
             await self._send_request("pipe_file", full, data)
             return
         # A reader may list the folder while this process writes, or is killed halfway: it must see a whole file or
         # none. A rename is atomic within a file system.
+        # The random part separates concurrent writers of one name: a slow upload and its retry, or two pods on a shared
+        # volume.
         part = f"{full}.{uuid.uuid4().hex}{PARTIAL_FILE_SUFFIX}"
 
         def write() -> None:
@@ -168,6 +175,7 @@ class FsspecStore(Store):
             await self._fs.set_session()
             return await self._fs._call_s3("list_objects_v2", MaxKeys=listings.MAX_PAGE_OBJECTS, **request)  # noqa: SLF001
 
+        # One limit for making the client, which may look for credentials, and for the request.
         answer = await asyncio.wait_for(ask(), _get_request_timeout_seconds())
         objects = [
             ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _get_modified_ns(item))
@@ -180,6 +188,7 @@ class FsspecStore(Store):
         """Send one request, with a timeout except for reads from clouds other than S3."""
         # the clients' own timeouts don't bound a request: they retry internally, or restart the clock with each byte
         call = self._call_filesystem(name, *args)
+        # A synchronous filesystem runs in a thread, which a timeout can't stop: it would continue in the background.
         is_limited = self._protocol in self.ordered_schemes or name == "pipe_file"
         return await (
             asyncio.wait_for(call, _get_request_timeout_seconds())
@@ -199,6 +208,8 @@ class FsspecStore(Store):
             and isinstance(self._fs, AsyncFileSystem)
             and not (self._has_answered or self.has_ordered_pages)
         ):
+            # Two first listings at the same time both probe, which does no harm. Any response counts, also that there
+            # is no such object.
             ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))
             try:
                 await asyncio.wait_for(ask, FIRST_ANSWER_TIMEOUT_SECONDS)

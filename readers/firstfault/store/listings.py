@@ -63,5 +63,6 @@ def build_single_page(objects: Iterable[ObjectInfo], after: str) -> Page:
 
 def to_nanoseconds(moment: dt.datetime) -> int:
     """Convert a time to nanoseconds since the Unix epoch; without a time zone it is UTC."""
+    # Whole numbers: a float has too few digits for nanoseconds since 1970.
     since = (moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * NS_PER_SECOND + since.microseconds * 1000

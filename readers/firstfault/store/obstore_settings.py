@@ -128,6 +128,7 @@ def _build_botocore_provider(session: Any) -> Callable[[], dict[str, Any]]:
         found = session.get_credentials()  # cached by the session
         if found is None:
             raise NoCredentialsError(NoCredentialsError.__name__)
+        # botocore may renew the credentials in another thread: a frozen copy has key, secret and token of one renewal.
         frozen = found.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,

@@ -88,6 +88,8 @@ class ObstoreStore(Store):
         is_start = self.has_ordered_pages and after
         stream = obstore.list(self._client, root or None, offset=offset if is_start else None, chunk_size=CHUNK_OBJECTS)
         objects: list[ObjectInfo] = []
+        # The stream requests the next page only when its chunks are used up: returning at a full page sends no further
+        # request.
         async for chunk in stream:
             objects += _to_object_infos(chunk, root)
             if self.has_ordered_pages and len(objects) >= listings.MAX_PAGE_OBJECTS:
@@ -97,11 +99,14 @@ class ObstoreStore(Store):
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`; the response has the size, so a limit costs no extra request."""
         found = await obstore.get_async(self._client, self._build_path(path))
+        # The headers have arrived, the body hasn't been read: an object that is too large isn't downloaded.
         self.check_size(path, int(found.meta["size"]), limit)
         return bytes(await found.bytes_async())
 
     async def put_once(self, path: str, data: bytes) -> None:
         """See `Store.put`."""
+        # A single PUT is atomic and needs no cleanup. A multipart upload of a process that dies leaves parts behind,
+        # which the bucket's owner pays for.
         await obstore.put_async(self._client, self._build_path(path), data, use_multipart=False)
 
     async def exists_once(self, path: str) -> bool:
@@ -148,6 +153,7 @@ class ObstoreStore(Store):
         detail = " ".join((_find_group(S3_ERROR_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[
             :300
         ]
+        # Before the status: S3 answers 404 for a missing bucket as well as for a missing object.
         if code in BUCKET_NOT_FOUND_CODES:
             return StorageErrorKind.BUCKET_NOT_FOUND, detail
         if isinstance(error, FileNotFoundError) or (number == NOT_FOUND_STATUS and verb != "write"):

@@ -68,6 +68,7 @@ def _answer(ask: Callable[[], str], endpoint: str) -> str:
     answer, error = call_with_timeout(partial(try_call, ask, Exception), _SECONDS, "asking flyteadmin") or (None, None)
     if answer is not None:
         return answer
+    # A client that waits for a login or retries stays behind in its daemon thread; the command ends without it.
     if error is None:
         raise FirstFaultError(f"flyteadmin at {endpoint} did not answer within {_SECONDS:g} s; is the endpoint right?")
     if isinstance(error, FirstFaultError):
@@ -107,6 +108,8 @@ class _Admin:
         for node in sorted(failed, key=lambda node: node.closure.updated_at.ToNanoseconds()):
             launched = node.closure.workflow_node_metadata.executionId
             deeper = None
+            # Look inside a parent first. It usually fails because of a node inside it, in the same execution
+            # (subworkflow, dynamic task) or in a launched one, and that node ran the task with the documents.
             if node.metadata.is_parent_node and depth < _DEEPEST:
                 deeper = self._failed_node(node.id.execution_id, node.id.node_id, depth + 1)
             elif launched.name and depth < _DEEPEST:

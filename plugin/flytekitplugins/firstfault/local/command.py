@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.local.runner import LocalAttempt, Look, RunResult, Tell
 
 for _package in ("flytekit", "torch", "cloudpickle"):
+    # The CLI turns an ImportError of this module into an advice on what to install. find_spec looks for the packages
+    # without importing them, which takes seconds.
     if importlib.util.find_spec(_package) is None:
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
@@ -104,6 +106,8 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
     from flytekitplugins.firstfault.local.runner import RunSettings, run_task  # noqa: PLC0415 - as above
 
     settings = RunSettings(timeout_seconds=timeout, **options)
+    # Signal handlers outermost, so they are restored last: a second Ctrl-C must still find ours while the pods are
+    # ended and the view is closed.
     with _handle_signals(), _show_progress() as (tell, look):
         result = run_task(settings, tell, look)
     if not as_json:
@@ -159,6 +163,7 @@ def _show_progress() -> Iterator[tuple[Tell, Look]]:
         from flytekitplugins.firstfault.local.live import AttemptView  # noqa: PLC0415 - as above
 
         console = Console(stderr=True, highlight=False)
+        # On a terminal without cursor control (TERM=dumb) rich's live view draws nothing.
         if console.is_terminal and not console.is_dumb_terminal:
             with AttemptView(console) as view:
                 yield view.tell, view.watching

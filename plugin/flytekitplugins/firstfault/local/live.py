@@ -91,20 +91,25 @@ class AttemptView:
     def __enter__(self) -> Self:
         stderr = sys.stderr
         with _catch_errors():
+            # start() replaces sys.stderr by rich's proxy. Log handlers keep the stream that they were made with, so
+            # move those on the old stderr to the proxy; otherwise their lines would cut through the view.
             self._live.start(refresh=True)
             for handler in logging.getLogger().handlers:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
                     handler.setStream(sys.stderr)  # rich's stderr prints above the view
                     self._handlers.append(handler)
+            # Last: the ticker refreshes a view that has started.
             self._ticker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Ends the ticker's pause at once. A refresh in progress and stop() exclude each other by rich's lock.
         self._ended.set()
         with _catch_errors():
             self._live.stop()
             if self._ticker.is_alive():
                 self._ticker.join(_JOIN_S)
+        # stop() has put the old sys.stderr back, so the handlers don't write to a proxy without a view.
         for handler in self._handlers:
             handler.setStream(sys.stderr)
 
@@ -126,6 +131,7 @@ class AttemptView:
         def follow() -> None:
             with _catch_errors(), contextlib.suppress(asyncio.CancelledError):
                 loop.run_until_complete(following)
+            # Closed by the thread that ran it: the main thread waits at most a second and may be gone by now.
             loop.close()
 
         thread = threading.Thread(target=follow, name="firstfault-follow", daemon=True)
@@ -154,6 +160,8 @@ class AttemptView:
         async for job in reader.follow(_PAUSE_S):
             conclusion = reader.conclude_from(job)
             if conclusion is not None:
+                # Written in this thread, read by the ticker: replacing the reference is atomic, and a cascade isn't
+                # changed after it is built.
                 self._cascade = build_cascade(job, conclusion.verdict, conclusion.diagnosis)
             else:
                 self._cascade = build_cascade(job, build_undetermined_verdict(job, DEFAULT_STRATEGY), diagnose(job))

@@ -62,11 +62,14 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)
         root = root.parent
+    # The same root and module name as in the pods, whose PYTHONPATH begins with it: Flyte's resolver imports the task
+    # by its dotted module name.
     sys.path.insert(0, str(root))
     try:
         module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:  # a script without a __main__ guard may call sys.exit
         raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    # import_module returns a module that is already loaded, such as the standard library's, if the file has its name.
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != file:
         raise UsageError(f"{file.name} cannot be imported: another module has its name, {found or 'a built-in one'}")
@@ -99,6 +102,7 @@ def serialized_command(task: TrainingTask) -> Command:
     finally:
         task._container_image = image  # noqa: SLF001
     if template.k8s_pod is not None:
+        # The user's pod template may have sidecars; flytekit puts the command into the primary container.
         containers = template.k8s_pod.pod_spec["containers"]
         primary = (template.config or {}).get("primary_container_name", "primary")
         container = next((item for item in containers if item.get("name") == primary), containers[0])
@@ -157,6 +161,7 @@ def _to_native(name: str, value: Any, python_type: Any, literal_type: Any = None
     if typing.get_origin(python_type) in {typing.Union, types.UnionType}:
         return _parse_union(name, value, python_type, literal_type)
     if python_type in _PLAIN:
+        # JSON has one kind of number, so an int is accepted for a float; a bool is an int in Python and must not be.
         wanted = _PLAIN[python_type]
         if not isinstance(value, wanted) or (isinstance(value, bool) and python_type is not bool):
             raise UsageError(f"input {name} must be {python_type.__name__}, not {type(value).__name__} ({value!r})")

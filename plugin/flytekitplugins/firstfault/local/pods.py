@@ -91,6 +91,8 @@ def start_pod(  # noqa: PLR0913 - keywords
         raise FirstFaultError(f"{arguments[0]} is not installed in this environment; {how}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
+        # A session of its own: Ctrl-C in a terminal signals the foreground process group, and must not reach the pods
+        # before this process ends them. It also makes the pid the process group's id, which `Pod.signal` needs.
         process = subprocess.Popen(  # noqa: S603 - the task's own command
             [sys.executable, "-IS", "-c", _BEGIN, str(os.getpid()), program, *arguments[1:]],
             env=dict(environment),
@@ -109,11 +111,14 @@ def end_all(pods: Iterable[Pod]) -> None:
     Ctrl-C or SIGTERM doesn't interrupt this: it counts when all have ended.
     """
     with _defer_signals(STOP_SIGNALS):
+        # By processes, not by exit codes: a pod's main process may have died and left its workers running.
         left = [pod for pod in pods if pod.has_processes()]
         for pod in left:
             pod.signal(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
         is_killed = False
+        # SIGKILL is sent once. A process in an uninterruptible system call dies only when the call returns, so keep
+        # waiting: the next attempt must not overlap with it.
         while left:
             time.sleep(_POLL_S)
             left = [pod for pod in left if pod.has_processes()]
@@ -129,6 +134,7 @@ def _defer_signals(numbers: Collection[signal.Signals]) -> Iterator[None]:
     arrived: list[int] = []
     before = {number: signal.getsignal(number) for number in numbers}
     handled = {number: handler for number, handler in before.items() if callable(handler)}
+    # Python lets only the main thread set signal handlers.
     if threading.current_thread() is not threading.main_thread():
         handled = {}
     for number in handled:
@@ -138,6 +144,7 @@ def _defer_signals(numbers: Collection[signal.Signals]) -> Iterator[None]:
     finally:
         for number, handler in handled.items():
             signal.signal(number, handler)
+    # After the old handlers are back: raising the signal calls them, and they may raise KeyboardInterrupt.
     if arrived:
         signal.raise_signal(arrived[0])
 

@@ -171,6 +171,7 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
             break
         used[budget] += 1
         tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
+    # Only after the last attempt. After an exception the kernel releases the lock when this process ends.
     os.close(mark)
     last = attempts[-1]
     outputs = {}
@@ -221,6 +222,7 @@ def _run_attempt(
     pods_ended_ns, seen, killed = None, None, dict[str, str]()
     with _run_pods(plan, number) as pods, look(Running(number, tuple(pods), _make_reader(plan, number), started)):
         _wait(lambda: job_state(pods) is not None, float("inf") if limit is None else limit)
+        # Look again: `_wait` doesn't return why it ended, and a pod may have ended right at the time limit.
         state = job_state(pods)
         if state is not None:
             multi = multi_error_files(_pod_environment(plan, number, 0, 0))
@@ -235,7 +237,8 @@ def _run_attempt(
                 tell(f"attempt {number}: {text}")
         else:
             tell(f"attempt {number}: timed out after {limit:g} s, ending its pods")
-            # the pods report it
+            # Before SIGTERM, which the end of the block sends: a terminated pod looks for this file, and reports a time
+            # limit if the file exists.
             plan.time_limit_file(number).write_text(str(limit), encoding="ascii")
     sealed_ns = seen.timestamp_ns if isinstance(seen, Seal) else None
     reader = _make_reader(plan, number)
@@ -269,6 +272,7 @@ def _run_attempt(
 def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContext, tell: Tell) -> Conclusion | None:
     """Conclude; if the task's strategy or policy raises, with firstfault's own, as the pods do."""
     conclusion, error = try_call(lambda: reader.conclude(context), Exception)
+    # Only user code gets the fallback: firstfault's own strategy would fail on the same storage.
     if isinstance(error, StoreError):
         raise error
     if error is None:
@@ -281,6 +285,7 @@ def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContex
 def _run_pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
     """Start an attempt's pods, and end them when the block ends."""
     pods: list[Pod] = []
+    # The probe is closed before rank 0's pod binds the port, so another process may take it in between.
     port = free_port()
     arguments = plan.command.filled(
         inputs=join(plan.base, "inputs.pb"),
@@ -289,6 +294,7 @@ def _run_pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
         previous_raw=join(plan.base, "raw", str(number - 1)) if number else "",
     )
     try:
+        # Inside the try: if a later pod can't be started, or Ctrl-C arrives, the pods started so far are ended.
         for index in range(plan.pods):
             name = _pod_name(plan, index)
             pods.append(
@@ -341,6 +347,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
         flyte["_F_WN"] = _pod_name(plan, index)
     strategy = {STRATEGY_VARIABLE: plan.settings.strategy} if plan.settings.strategy else {}
     path = os.pathsep.join(filter(None, [str(plan.root), os.environ.get("PYTHONPATH", "")]))
+    # This process may itself be part of an elastic job, for example in a pod: its rendezvous isn't the local pods'.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
     return {
         **inherited,
