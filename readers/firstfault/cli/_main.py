@@ -1,25 +1,25 @@
-"""The command group with its small commands ``help``, ``classify`` and ``prune``, and the handling of errors."""
+"""The command group, its command ``help``, and the handling of errors."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from firstfault.cli._classify import classify
 from firstfault.cli._ls import ls
+from firstfault.cli._prune import prune
 from firstfault.cli._show import show
-from firstfault.cli._support import EXIT, debug_option, debugging, echo, fail, missing_package
+from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
 from firstfault.cli._watch import watch
-from firstfault.errors import FirstFaultError, UsageError
-from firstfault.utils.text import counted, parse_json, printable
+from firstfault.errors import FirstFaultError
+from firstfault.utils.text import printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -134,122 +134,6 @@ def help_(context: click.Context, command: str | None) -> int:
         shown = click.Context(found, root, name) if found is not None else root
     click.echo(shown.get_help())
     return EXIT.OK
-
-
-@click.command()
-@click.option(
-    "--signatures",
-    "files",
-    multiple=True,
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="A TOML file of signatures, matched before the built-in ones; may be repeated.",
-)
-@debug_option
-def classify(files: tuple[str, ...]) -> int:
-    """Classify error texts: a fault of the process that wrote the text, or a reaction to another one.
-
-    Reads JSON lines {"id", "exception_type", "message"} on stdin, writes for each
-    {"id", "role", "category", "pointer", "signature"}: role is primary (the process's own fault), secondary
-    (a reaction to another failure) or ambiguous; pointer is the peer that the text names, or null.
-
-    \b
-    Examples:
-      echo '{"id": 1, "message": "Connection closed by peer [10.0.0.7]:4242"}' | firstfault classify
-      firstfault classify --signatures ours.toml < errors.jsonl
-    """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.evidence import built_in_signatures, load_signatures  # noqa: PLC0415 - `--help` needs none of these
-    from firstfault.evidence import classify as classified  # noqa: PLC0415
-
-    signatures = built_in_signatures()
-    # each file is put in front, so the first FILE of the command line is matched first
-    for file in reversed(files):
-        signatures = load_signatures(file) + signatures
-    for number, row in _iter_rows():
-        message, kind = _format_cell(row, "message", number), _format_cell(row, "exception_type", number)
-        found = classified(message, kind, signatures=signatures)
-        answer = {
-            "id": row.get("id"),
-            "role": found.role.value,
-            "category": found.category,
-            "pointer": found.pointer.as_dict() if found.pointer is not None else None,
-            "signature": found.signature or None,
-        }
-        click.echo(json.dumps(answer))
-    return EXIT.OK
-
-
-def _iter_rows() -> Iterator[tuple[int, dict[str, Any]]]:
-    if sys.stdin is None:
-        raise UsageError("stdin is closed; give it lines of JSON")
-    # one line at a time: an answer is printed before the next line is read
-    for number, line in enumerate(sys.stdin, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise UsageError(f"line {number} of stdin is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise UsageError(f'line {number} of stdin must be an object such as {{"id": 1, "message": "..."}}')
-        yield number, row
-
-
-def _format_cell(row: dict[str, Any], key: str, number: int) -> str:
-    value = row.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UsageError(f"{key!r} in line {number} of stdin must be a string")
-    return value
-
-
-_OWN = {"firstfault.run", "inputs.pb", "logs", "raw", "report.html"}
-"""What a run's folder may contain in addition to its attempts."""
-
-
-@click.command()
-@click.argument("folder", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--keep", default=20, show_default=True, type=click.IntRange(min=0), metavar="N", help="Runs to keep.")
-@debug_option
-def prune(folder: Path, keep: int) -> int:
-    """Remove old runs below FOLDER, by default the current one.
-
-    This covers the runs of `firstfault run` and of torchrun's jobs below .firstfault, and runs directly in FOLDER, for
-    a FOLDER that FIRSTFAULT_FOLDER names. It keeps the last N of each, runs that may still be active, and runs with
-    foreign files.
-
-    \b
-    Examples:
-      firstfault prune
-      firstfault prune --keep 5 /shared/runs
-    """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.run_folder import PRUNED, runs_in  # noqa: PLC0415
-
-    removed, freed = 0, 0
-    for name in ("", *PRUNED):
-        for run in runs_in(folder / name)[keep:]:
-            if why := _explain_kept_run(run):
-                fail(f"kept {run}: {why}")
-                continue
-            # lstat: deleting a link frees nothing of its target
-            size = sum(path.lstat().st_size for path in run.rglob("*") if not path.is_dir())
-            shutil.rmtree(run)
-            echo(f"removed {run}")
-            removed, freed = removed + 1, freed + size
-    echo(f"removed {counted(removed, 'run')}, {freed / 1e6:.1f} MB")
-    return EXIT.OK
-
-
-def _explain_kept_run(run: Path) -> str:
-    """Return why a run isn't removed; empty if it is."""
-    from firstfault.run_folder import may_go_on  # noqa: PLC0415 - as above
-
-    # FOLDER may be any folder, so only what firstfault made is ever deleted
-    foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())
-    if foreign:
-        return f"firstfault did not make {', '.join(foreign)} in it"
-    return "it may still go on" if may_go_on(run) else ""
 
 
 for _command in (classify, help_, ls, prune, show, watch):
