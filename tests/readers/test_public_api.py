@@ -15,7 +15,7 @@ _SECONDS = 0.2
 _ROOMS = ("model", "layout", "retry", "strategies", "strategies.earliest", "report", "reading.assemble")
 _NOT_WHILE_DYING = (
     *("asyncio", "fsspec", "google.protobuf", "flyteidl", "stamina", "subprocess", "tempfile", "ssl"),
-    *("firstfault.wire.documents", "firstfault.store", "firstfault.recorder.process", "firstfault.recorder.server"),
+    *("firstfault.wire.documents", "firstfault.store", "firstfault.recorder.process", "firstfault.recorder.uploads"),
 )
 
 

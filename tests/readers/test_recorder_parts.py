@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from firstfault.model import Receipt, Resources
+from firstfault.recorder.container_memory import MemoryWatch
 from firstfault.recorder.folder import NodeFolder, Spool
-from firstfault.recorder.server import MemoryWatch
 
 
 def test_spool(tmp_path: Path) -> None:

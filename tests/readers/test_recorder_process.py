@@ -21,10 +21,10 @@ import pytest
 from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.layout import ERRORS, ROSTER
 from firstfault.model import Receipt
-from firstfault.recorder import server
+from firstfault.recorder import uploads as uploads_module
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Recorder, Target
 from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
-from firstfault.recorder.server import Uploads
+from firstfault.recorder.uploads import Uploads
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
@@ -103,7 +103,7 @@ def test_many_at_once(start: Start, out: Prefix, gate: Gate) -> None:
 @pytest.mark.parametrize(("slow_s", "uploads"), [(HANG_S, 1), (0.0, 2)])
 def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second request joins the upload in progress, and begins another one if that is slow."""
-    monkeypatch.setattr(server, "SLOW_UPLOAD_SECONDS", slow_s)
+    monkeypatch.setattr(uploads_module, "SLOW_UPLOAD_SECONDS", slow_s)
     begun: list[str] = []
 
     async def serve() -> None:
