@@ -153,7 +153,6 @@ def test_a_rank_that_hangs_in_a_step(job: Callable[..., Job]) -> None:
     expired = [failure for failure in ended.job.failures if failure.expired is not None]
     assert {failure.expired.scope for failure in expired if failure.expired} == {"train step"}
     assert {failure.category for failure in expired} == {"hang"}
-    assert root.signal == "SIGKILL"  # a peer whose deadline has expired may lose its connection before it is killed
 
 
 def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:
