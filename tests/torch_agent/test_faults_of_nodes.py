@@ -152,7 +152,7 @@ def test_a_rank_that_hangs_in_a_step(job: Callable[..., Job]) -> None:
     assert "the loader reads shard 7" in root.log_tail
     expired = [failure for failure in ended.job.failures if failure.expired is not None]
     assert {failure.expired.scope for failure in expired if failure.expired} == {"train step"}
-    assert {failure.category for failure in expired} == {"hang"}
+    assert {(failure.signal, failure.category) for failure in expired} == {("SIGKILL", "hang")}
 
 
 def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:

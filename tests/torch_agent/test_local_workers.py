@@ -33,6 +33,7 @@ from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.stop_processes import stop_processes
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
+from firstfault_torch.watchdog import Timer
 from tests.prefix import Prefix
 from tests.waiting import until
 
@@ -160,6 +161,24 @@ def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix
     now = time.monotonic_ns()
     assert local.stopped is not None
     assert [local.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)] == [False, True]
+
+
+def test_workers_whose_deadlines_expire_together(
+    start: Callable[..., list[Any]], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are killed before anything is logged: the first death makes torch send SIGTERM to the next worker."""
+    processes = start(_plain, _plain)
+    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=processes))
+
+    def log(*_: object) -> None:
+        for process in processes:
+            process.terminate()
+        _exit_codes(processes)
+
+    monkeypatch.setattr(workers.logger, "warning", log)
+    local._expire({process.pid: Timer(process.pid, "step", "", 0.0, 1.0) for process in processes})
+    assert _exit_codes(processes) == [-signal.SIGKILL, -signal.SIGKILL]
 
 
 @pytest.mark.parametrize("function", ["__del__", "__next__"])

@@ -272,11 +272,13 @@ class LocalWorkers:
                 deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
                 self.expired[rank] = ExpiredWorker(deadline, observations.get(rank, WorkerSnapshot()))
         # After the lock: from the entry in `expired` on, a stop counts the worker as failed, whether or not the signal
-        # has arrived.
-        for rank, pid in asked.items():
-            logger.warning("local rank %d (pid %d) is killed: %s", rank, pid, self.expired[rank].deadline.text)
+        # has arrived. All are killed before a line is logged. A log may block, and meanwhile the first death breaks the
+        # connections of the next worker, and makes torch send it SIGTERM: it would exit with an exception instead.
+        for pid in asked.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for rank, pid in asked.items():
+            logger.warning("local rank %d (pid %d) was killed: %s", rank, pid, self.expired[rank].deadline.text)
 
     # --- stopping -----------------------------------------------------------------------------------------------
 
