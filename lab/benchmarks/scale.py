@@ -1,7 +1,7 @@
 """What a failure costs a job of many nodes: ``make scale``.
 
     python lab/benchmarks/scale.py [--nodes 16 128] [--workers 8] [--delay 20] [--limits 5500 3500]
-                                     [--cases plain sealer host dead upstream] [--svg FILE]
+                                     [--cases plain leader host dead upstream] [--svg FILE]
 
 Each node is an agent without a training: the real connections between agents, the real store of a round (a process of
 its own), a recorder, the documents of its workers, and the settlement on a verdict. A few processes hold all agents,
@@ -55,7 +55,7 @@ from tests.torch_agent.stores import Counting, group_on  # noqa: E402
 
 CASES = {
     "plain": "a worker raises",
-    "sealer": "and the node that concludes is killed when it begins",
+    "leader": "and the node that concludes is killed when it begins",
     "host": "and the first node, which hosts the store, is killed with the fault",
     "dead": "and a tenth of the nodes is dead",
     "upstream": "a worker raises, and each node lists and gets everything",
@@ -161,7 +161,7 @@ class Node:
         reported = time.time()
         end = RoundEnd(self.node_context, self.reporter.report, group_rank=self.number, peers=self.peers)
         engine = PlainEngine(self.uri.rpartition("/")[0], 0, f"worker-{self.number}")
-        if self.case == "sealer" and self.number == 0:
+        if self.case == "leader" and self.number == 0:
             engine = _Killed(self.uri.rpartition("/")[0], 0, "worker-0")
         exit_settings = run_module.ExitSettings(engine, Options(settle_seconds=self.limit_s), self.shutdown_requested)
         verdict = run_module.reach_verdict(end, exit_settings)

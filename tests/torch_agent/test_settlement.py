@@ -44,6 +44,7 @@ class Agent:
     publishes_s: float = 0.0
     """How long it takes to publish."""
     fails: bool = False
+    dies_publishing: bool = False
     leaving: bool = False
     durable: bool = True
     report_size: int = 0
@@ -81,6 +82,8 @@ class Agent:
             if self.thinks is not None:
                 self.thinks.wait(LONG_S)
             if not self.fails and self.settlement.announce_publishing():
+                if self.dies_publishing:
+                    return None
                 self.published += 1
                 time.sleep(self.publishes_s)
                 return self.settlement.publish(f"sealed by {self.group_rank}".encode(), durable=self.durable)
@@ -137,15 +140,15 @@ def test_the_lowest_one_concludes_for_all(durable: bool, agents: Callable[..., l
     assert made[0].reports == [CollectedReports({f"report-{rank}": b"it failed" for rank in range(5)}, complete=True)]
 
 
-@pytest.mark.parametrize(("nodes", "sealer"), [(3, 2), (1, 0)])
-def test_one_that_leaves(nodes: int, sealer: int, agents: Callable[..., list[Agent]]) -> None:
+@pytest.mark.parametrize(("nodes", "leader"), [(3, 2), (1, 0)])
+def test_one_that_leaves(nodes: int, leader: int, agents: Callable[..., list[Agent]]) -> None:
     """A process that was terminated concludes only if there is no other."""
     made = agents(nodes, leaving={0: True, 1: True})
     thread = made[-1].begin()
     until(lambda: made[-1].settlement._arrival_number)
     _run(made[:-1])
     thread.join(SOON_S)
-    assert _documents(made) == {f"sealed by {sealer}".encode()}
+    assert _documents(made) == {f"sealed by {leader}".encode()}
 
 
 @pytest.mark.usefixtures("short_turns")
@@ -175,6 +178,17 @@ def test_one_that_publishes_slowly_is_not_replaced(agents: Callable[..., list[Ag
     made = agents(6, publishes_s={0: 4 * SHORT_S})
     _run(made)
     assert len(_documents(made)) == sum(agent.published for agent in made) == 1
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_one_that_dies_while_it_publishes_is_replaced(
+    agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the limit the next node concludes, and all settle on its verdict; so does the one after that."""
+    monkeypatch.setattr(time_limits, "LEADER_PUBLISH_TIMEOUT_SECONDS", SHORT_S)
+    made = agents(4, dies_publishing={0: True, 1: True})
+    _run(made)
+    assert _documents(made[2:]) == {b"sealed by 2"}
 
 
 @pytest.mark.usefixtures("short_turns")

@@ -52,7 +52,9 @@ class VerdictElection:
           follower      waits for the verdict; takes over if the leader doesn't publish in time
         cancel          no conclusion: wake everybody with an empty verdict
 
-    The key "leader" holds the group rank of the leader; "!" behind it means that the leader is publishing.
+    Keys in the store: "heard" (agents that acknowledged the failure), "reports", "arrived" and "arrivals" (who has
+    reported, and how many), "order" (who may lead, one after another), "leader" (the group rank of the leader, with "!"
+    behind it while it publishes), "verdict".
     """
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
@@ -96,12 +98,14 @@ class VerdictElection:
         # a second connection, because a wait blocks its connection for as long as it takes
         wait = partial(self._wait_for_order_and_verdict, waiting)
         threading.Thread(target=wait, name="firstfault-settlement", daemon=True).start()
-        order = self._wait_for_leader_order(seconds, shutdown_requested) or {"sealers": []}
+        # without an order the store is lost: the caller concludes alone
+        order = self._wait_for_leader_order(seconds, shutdown_requested) or {"leaders": []}
         # Turn-taking without a coordinator: all agents walk the same list. While it is another agent's turn, this agent
         # waits for that agent's verdict; if none comes, the turn passes to the next agent, perhaps this one.
-        for group_rank in order["sealers"]:
+        overdue = b""  # the leader's key, if that agent began to publish and didn't finish in time
+        for group_rank in order["leaders"]:
             if group_rank == self._own:
-                turn = self._call_store(partial(self._take_leadership, order), "collecting the nodes' reports")
+                turn = self._call_store(partial(self._take_leadership, order, overdue), "collecting the nodes' reports")
                 if turn is not None:
                     yield turn
                 if isinstance(turn, ElectedVerdict):
@@ -110,14 +114,16 @@ class VerdictElection:
             found = self._get_next_result(
                 patience, shutdown_requested, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
             )
-            sealer = b"" if found is not None else self._call_store(self._read_leader, "asking whose turn it is")
-            # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict.
-            if sealer and sealer.endswith(b"!"):
+            leader = b"" if found is not None else self._call_store(self._read_leader, "asking whose turn it is")
+            # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict. It may
+            # also have died there, and then nobody removes the "!": after the limit the next agent takes over.
+            if leader and leader.endswith(b"!") and leader != overdue:
                 found = self._get_next_result(
                     time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
                     shutdown_requested,
                     time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS,
                 )
+                overdue = leader
             if isinstance(found, bytes):
                 yield unpack_verdict(found)
             if found is not None or shutdown_requested.is_set():
@@ -126,17 +132,14 @@ class VerdictElection:
     def announce_publishing(self) -> bool:
         """Announce that this agent is about to publish its conclusion; False if another agent has taken over."""
         mine = str(self._own).encode()
-        announce_publishing = partial(self._store.compare_set, self._key("sealer"), mine, mine + b"!")
+        announce_publishing = partial(self._store.compare_set, self._key("leader"), mine, mine + b"!")
         return self._call_store(announce_publishing, "announcing that this node publishes") in {None, mine + b"!"}
 
     def publish(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> ElectedVerdict:
         """Send a published verdict to its peers; return theirs if another leader was faster."""
-        settled = ElectedVerdict(document, durable, bundle)
-        value = pack_verdict(settled)
-        found = self._call_store(
-            lambda: unpack_verdict(set_once(self._store, self._key("seal"), value)), "handing the verdict to all nodes"
-        )
-        return found if found is not None else settled
+        own = ElectedVerdict(document, durable, bundle)
+        found = self._call_store(partial(self._set_verdict, self._store, own), "handing the verdict to all nodes")
+        return found if found is not None else own
 
     def leave(self, store: Any, copies: Mapping[str, bytes]) -> None:
         """Store this node's report and announce that its process exits, so that no agent waits for it."""
@@ -154,10 +157,16 @@ class VerdictElection:
         """
 
         def end() -> ElectedVerdict:
-            set_once(store, self._key("order"), json.dumps({"sealers": [], "complete": False}))
-            return unpack_verdict(set_once(store, self._key("seal"), pack_verdict(ElectedVerdict(b"", durable=False))))
+            set_once(store, self._key("order"), json.dumps({"leaders": [], "complete": False}))
+            return unpack_verdict(
+                set_once(store, self._key("verdict"), pack_verdict(ElectedVerdict(b"", durable=False)))
+            )
 
         return self._call_store(end, "informing all agents that nobody concludes")
+
+    def _set_verdict(self, store: Any, verdict: ElectedVerdict) -> ElectedVerdict:
+        """Store a verdict unless there is one; return the stored one."""
+        return unpack_verdict(set_once(store, self._key("verdict"), pack_verdict(verdict)))
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"
@@ -230,7 +239,7 @@ class VerdictElection:
         """Put the leader order, then the verdict into the queue; the error if the store is lost."""
 
         def wait() -> None:
-            for key in (self._key("order"), self._key("seal")):
+            for key in (self._key("order"), self._key("verdict")):
                 waiting.wait([key], UNBOUNDED_WAIT)
                 self._results.put(bytes(waiting.get(key)))
 
@@ -244,23 +253,27 @@ class VerdictElection:
         store = self._store
         arrived = {group_rank for group_rank, _ in self._read_arrivals(store)}
         key = self._key("heard")
-        acknowledge = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
-        complete = bool(acknowledge) and acknowledge <= arrived
+        acknowledged = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
+        complete = bool(acknowledged) and acknowledged <= arrived
         if complete or is_over:
             self._publish_leader_order(store, complete=complete or len(arrived) >= self._nodes)
         return True
 
     # --- concluding ---------------------------------------------------------------------------------------------
 
-    def _take_leadership(self, order: dict[str, Any]) -> CollectedReports | ElectedVerdict | None:
-        """Return the reports to conclude from, or another agent's verdict; None if another agent has taken over."""
+    def _take_leadership(self, order: dict[str, Any], overdue: bytes) -> CollectedReports | ElectedVerdict | None:
+        """Return the reports to conclude from, or another agent's verdict; None if another agent has taken over.
+
+        overdue: the value of the leader's key that may be replaced although its agent publishes; empty: none.
+        """
         store, mine = self._store, str(self._own).encode()
         # never unset: `_publish_leader_order` sets it before the order
         before = self._read_leader()
-        if before.endswith(b"!") or bytes(store.compare_set(self._key("sealer"), before, mine)) != mine:
+        is_publishing = before.endswith(b"!") and before != overdue
+        if is_publishing or bytes(store.compare_set(self._key("leader"), before, mine)) != mine:
             return None
-        if store.check([self._key("seal")]):
-            return unpack_verdict(bytes(store.get(self._key("seal"))))
+        if store.check([self._key("verdict")]):
+            return unpack_verdict(bytes(store.get(self._key("verdict"))))
         return self._collect_reports(bool(order["complete"]))
 
     def _collect_reports(self, complete: bool) -> CollectedReports:
@@ -280,15 +293,15 @@ class VerdictElection:
         return CollectedReports(copies, complete, frozenset(lost))
 
     def _read_leader(self) -> bytes:
-        return bytes(self._store.get(self._key("sealer")))
+        return bytes(self._store.get(self._key("leader")))
 
     def _publish_leader_order(self, store: Any, *, complete: bool) -> None:
         """Publish the agents that may lead, by group rank: rank 0's node also prints what a person sees."""
         # leaving agents come last: their processes may be gone before they have concluded
         candidates = sorted(self._read_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
-        sealers = [group_rank for group_rank, _ in candidates[:MAX_LEADERS]]
-        store.compare_set(self._key("sealer"), "", str(sealers[0]))
-        set_once(store, self._key("order"), json.dumps({"sealers": sealers, "complete": complete}))
+        leaders = [group_rank for group_rank, _ in candidates[:MAX_LEADERS]]
+        store.compare_set(self._key("leader"), "", str(leaders[0]))
+        set_once(store, self._key("order"), json.dumps({"leaders": leaders, "complete": complete}))
 
     def _read_arrivals(self, store: Any) -> list[tuple[int, bool]]:
         """Return the group rank of each agent that has reported, and whether its process exits."""
