@@ -13,7 +13,7 @@ from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from firstfault.errors import UsageError
 from firstfault.retry import RetryPolicy, to_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
-from firstfault_torch import options
+from firstfault_torch import options, time_limits
 from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ class _Recorded:
 
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause: a built-in one, or one that is registered."""
-    settle_seconds: float = 10.0
+    settle_seconds: float = time_limits.SETTLE_SECONDS
     """Seconds that a failed pod waits, at most, for other pods' reports."""
-    upload_deadline_seconds: float = 5.0
+    upload_deadline_seconds: float = time_limits.UPLOAD_DEADLINE_SECONDS
     """Seconds that a failing process waits, at most, until the storage has confirmed its error document."""
     retry_policy: RetryPolicy | None = None
     """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
@@ -151,7 +151,7 @@ class Elastic(_Recorded):
     increase_shared_mem: bool = True
     """Mount a memory volume at /dev/shm. flytekit's newer way is ``@task(shared_memory=True)``."""
     run_policy: RunPolicy | None = None
-    stop_seconds: float = 2.0
+    stop_seconds: float = time_limits.STOP_GRACE_SECONDS
     """Seconds that the agent waits for its workers to stop before it kills them; torch waits 30. The agent stops them
     when another worker failed or the pod is terminated. A worker that failed has 8 s for its exit handlers."""
     restarts_follow_policy: bool = True

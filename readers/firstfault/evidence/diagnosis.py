@@ -68,6 +68,7 @@ class Candidate:
     failure: model.WorkerError | None = None
     """Its agent's document about stopping it; None: none."""
     category: str = "hang"
+    """`_HEADLINE_AND_CODE` in strategies/inferred_verdict.py has the headline's words; "no report" without an entry."""
     weight: int = 1
     """Number of independent reasons."""
     is_shared: bool = False
@@ -94,8 +95,8 @@ class Diagnosis:
     """All knowledge about an attempt's failures, from which a strategy picks the root cause.
 
     diagnose        classifies each failure, bounds the clocks, counts blame
-    with_faults     orders the possible faults (`faults`, `first`)
-    demote_...      reclassifies ranks that gave up waiting as victims; faults after a timeout move to `late`
+    find_faults     reclassifies ranks that failed because of a peer, or gave up waiting for one, as victims; then it
+                    orders the possible faults (`faults`, `first`), or moves all of them to `late` after a timeout
     rules           each rule of the strategy reads the result; nothing changes any more
     """
 

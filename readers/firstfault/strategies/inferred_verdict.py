@@ -55,7 +55,7 @@ def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidat
 
 
 def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdict:
-    """Return the verdict that a candidate is the root cause."""
+    """Return the verdict that a candidate is the root cause. Its reasons assume that no rank reported a fault."""
     job, classified, failure = diagnosis.job, diagnosis.classified, candidate.failure
     # of a large cascade only some documents were read; the unread ones of a fault are counted like the read ones
     fingerprints = {item.failure.fingerprint for item in diagnosis.waits}

@@ -7,9 +7,10 @@ To add a rule for a new cause, edit three files:
 
 1. Here: a function that takes the `Diagnosis` and returns a verdict, or None if the rule doesn't apply, and its row in
    `RULES`. The position of the row decides: rules above it win. Build the verdict with `build_fault_verdict` (a process
-   has a fault), `build_candidates_verdict` (ranks that all other failures imply) or `build_elimination_verdict`
-   (the only failure left).
-2. ``tests/readers/test_rules.py``: two cases in `CASES`, one that needs the rule and one that it must not touch.
+   has a fault), `build_candidates_verdict` (ranks that all other failures imply), `build_candidate_verdict` (one such
+   rank or node), `build_elimination_verdict` (the only failure left) or `build_unknown_cause_verdict` (several).
+2. ``tests/readers/test_rules.py``: a pair of cases in `CASES`, at the position of the rule in `RULES`: one that needs
+   the rule, and one that it must not touch.
 3. ``docs/strategies.md``: run ``python tools/describe_fields.py``, which writes the table of rules.
 
 A rule that needs a new fact about the failures gets it from a function in `firstfault.evidence`: `hangs` for ranks that
