@@ -199,8 +199,8 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
             settings,
             Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested),
         )
-        # False: concluding took so long that another agent leads now. Publishing would make a second verdict; the
-        # next step has the other one.
+        # False: concluding took so long that another agent leads now. Publishing would make a second verdict;
+        # the next step has the one of that agent.
         if sealed is not None and peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
             sealed = _publish(_share_with_all_nodes(sealed, step.copies), settings)

@@ -87,7 +87,7 @@ def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -
     path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
     if path is not None and path.is_file() and path.suffix != ".pb":
         return read_logs([path, *beside], uri, make_reader)
-    # documents are better evidence than logs, so logs are read only if there is no document
+    # documents are better evidence than logs, so logs are read only without documents
     found = _read_documents(uri, _with_beside(make_reader, beside) if beside else make_reader)
     if found.exists or path is None or uri.rstrip("/").endswith((".pb", "/errors")):
         return found

@@ -183,7 +183,7 @@ def test_where_a_thread_stands() -> None:
 
 
 def test_a_process_that_ended_before_it_was_looked_up() -> None:
-    """It counts as dead at once: a monitor process whose worker is gone already doesn't wait for it without end."""
+    """It counts as dead at once: a monitor process that starts after its worker's death ends, too."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
     assert DetachedProcess(ended.pid).has_died(0.01)

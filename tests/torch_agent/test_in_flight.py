@@ -386,7 +386,7 @@ def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
 
 
 def test_asked_while_another_exception_is_recorded(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ask` withdraws what was recorded before it looked, not an exception that the main thread records meanwhile."""
+    """`ask` withdraws what was recorded before it looked, not an exception that the main thread records after that."""
     handled, newer = ValueError("handled"), ValueError("newer")
     documents.in_flight.seen(handled)
     # between the look at the main thread, which finds nothing in flight, and the withdrawal

@@ -87,7 +87,7 @@ class ReportingAgent(LocalElasticAgent):
         number = self.node.reporter.node_context.round + 1 if self._rounds else 0
         self._rounds += 1
         with suppress_internal_errors_in_main("numbering the round"):
-            # Before anything else of the round: the other nodes wait in the store until the first node has set the
+            # Before anything else of the round: every later node waits in the store until the first one has set the
             # number.
             counted = self._rounds if has_shared_store(worker_group) else 0
             number = begin_round(worker_group.store, worker_group.group_rank, number, counted)
@@ -124,7 +124,7 @@ class ReportingAgent(LocalElasticAgent):
         # its reader at once, and peers and stalls can wait.
         with suppress_internal_errors_in_main("watching the workers"):
             # torch's `PContext.start` has just installed its own handlers. A signal that arrived since then isn't lost:
-            # torch's handler raised, and the interpreter has written the byte to the wakeup descriptor all the same.
+            # torch's handler raised, but the interpreter has also written the byte to the wakeup descriptor.
             self._signals.install()
             node.workers.started(self._pcontext, node.places.ranks)
         with suppress_internal_errors_in_main("connecting the agents"):
@@ -154,7 +154,8 @@ class ReportingAgent(LocalElasticAgent):
         # interval.
         node.wake.clear()
         # A peer's fatal failure comes first: workers of this node that fail now most likely lost their connections to
-        # it. A worker that failed by itself at the same time still gets its own document, in `stop_after_peer_failure`.
+        # it. A worker that failed independently at the same time still gets its own document, in
+        # `stop_after_peer_failure`.
         if node.peers is not None and (failure := node.peers.broadcast.failure) is not None:
             node.stop_after_peer_failure(failure)
             raise PeerFailedError(failure)

@@ -27,7 +27,7 @@ class ExitWatch:
         self._descriptors = contextlib.ExitStack()
         descriptors = [_open_end_descriptor(process, self._descriptors) for process in processes]
         self._waiting = {item: index for index, item in enumerate(descriptors) if item is not None}
-        # Written by the watching thread only, and only added to; readers take a copy in one call, so there is no lock.
+        # Only the watching thread writes it, and only adds; readers copy it in one call, so no lock is needed.
         self._ended: dict[int, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

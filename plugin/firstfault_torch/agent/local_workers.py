@@ -262,7 +262,7 @@ class LocalWorkers:
             # Without the lock: it takes up to 0.6 s, and a failure that is found now must stop the workers at once.
             observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
         # What was true before the questions may not be now: checked again, under the lock. The main thread may have
-        # begun to stop all, and a worker may have ended by itself.
+        # begun to stop all, and a worker may have ended on its own.
         with self._ending:
             if self.stopped is not None:
                 return  # they are victims of another failure
@@ -272,8 +272,9 @@ class LocalWorkers:
                 deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
                 self.expired[rank] = ExpiredWorker(deadline, observations.get(rank, WorkerSnapshot()))
         # After the lock: from the entry in `expired` on, a stop counts the worker as failed, whether or not the signal
-        # has arrived. All are killed before a line is logged. A log may block, and meanwhile the first death breaks the
-        # connections of the next worker, and makes torch send it SIGTERM: it would exit with an exception instead.
+        # has arrived. All are killed before a line is logged, because a log may block. During that time the first death
+        # would break the connections of the next worker, and make torch send it SIGTERM: it would exit with an
+        # exception.
         for pid in asked.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -313,7 +314,7 @@ class LocalWorkers:
             self.stopped = WorkerStop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
-        # An exception on its way out, or an interpreter that is finalizing: such a worker reports a failure of its own
+        # An exception on its way out, or an interpreter that is finalizing: such a worker reports its own failure
         # in a moment. A busy one may not have answered in time, so its stack counts, too.
         raising = {
             rank for rank, seen in observations.items() if seen.raised_at or parse_position(seen.stack).is_finalizing

@@ -120,7 +120,7 @@ class NodeRound:
             self._stalls = None
         self.workers.stop_watching()
         if self.peers is not None and is_last:
-            # the wait for the round's outcome goes on: `Peers.settle` needs its connections for the verdict
+            # the thread that waits for the round's outcome stays: `Peers.settle` uses its connections
             self.peers.stop_listening()
         elif self.peers is not None:
             self.peers.end()

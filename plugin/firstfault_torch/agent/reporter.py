@@ -205,7 +205,7 @@ class Reporter:
                 self._keep_log(death, own[-1])
 
         # Each look of the main thread sees all deaths again. `stop` is the one of the first call: a death that was
-        # found before this agent stopped its workers stays a failure of its own.
+        # found before this agent stopped its workers stays a failure, not a consequence.
         if death.local_rank not in self._documented:
             self._documented[death.local_rank] = self._submit(upload)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from firstfault.recorder.folder import get_stack_tail
+from firstfault.recorder.folder import get_stack_size, get_stack_tail
 from firstfault.recorder.orphans import kill_orphan_processes
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import WorkerSnapshot
@@ -28,20 +28,21 @@ def collect_snapshots(
     """Return stacks and state of living workers by local rank, within a fraction of a second.
 
     An exception that is still inside the task function isn't included: the worker documents it itself. Stacks and
-    state are requested one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
+    state are requested one after another: faulthandler reads the frames of all threads without the GIL, and may crash
     a worker that runs another thread at that moment.
     """
     files = node_context.files
     if channel is None or files is None or not pids:
         return {}
+    earlier_sizes = {rank: get_stack_size(files.worker(node_context.round, rank).stacks) for rank in pids}
     stacks: dict[int, str] = {}
     with suppress_internal_errors("asking workers for their stacks"):
         stacks = ask_for_stacks(files, node_context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
     answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
-    # A worker whose handler was replaced gets no signal, and writes its stacks before it answers. So its file is
-    # complete once the answer has arrived.
+    # If the program replaced the handler, the worker gets no signal, and writes its stacks before it answers. So its
+    # file is complete once the answer has arrived.
     for rank in answers.keys() - stacks.keys():
-        stacks[rank] = get_stack_tail(files.worker(node_context.round, rank).stacks)
+        stacks[rank] = get_stack_tail(files.worker(node_context.round, rank).stacks, earlier_sizes[rank])
     return {rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 

@@ -89,8 +89,8 @@ def get_conclusion_delay(group_rank: int) -> float:
         return 0.0
     if position < _SINGLE:
         return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (position - 1)
-    # Each group is twice as large as the one before. Hundreds of nodes can't all have a turn of their own, and within a
-    # group the random moment makes it likely that one publishes before the others look.
+    # Each group is twice as large as the one before. Hundreds of nodes can't all have separate turns, and within a
+    # group the random moment makes it likely that one publishes before any other looks.
     group = (position // _SINGLE).bit_length()
     later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311 - no secret
     return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (_SINGLE - 1) + later

@@ -56,7 +56,7 @@ class LiveProgress:
             peers.liveness.state = self.line
         if self._places.of().group_rank or not self._is_watched():
             return
-        # The answers to the last poll's request: this poll doesn't wait for peers, one of which may be frozen.
+        # The answers to the last poll's request: this poll doesn't wait, because a peer may be frozen.
         others = dict(peers.liveness.states) if peers is not None else {}
         if peers is not None:
             peers.liveness.request_states()  # answers arrive before the next poll

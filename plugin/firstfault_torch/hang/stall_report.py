@@ -157,7 +157,7 @@ def _decide_end(  # noqa: PLR0913 - keywords
         first_spared = facts[spared[0]]
         why = "; ".join(first_spared.findings) or f"was elsewhere {first_spared.unchanged_seconds or 0:.0f} s ago"
         return _append_line(report, f"not ended: rank {spared[0]} {why}")
-    # Without a straggler the agent that concludes ends one worker of its own: any death ends the attempt.
+    # Without a straggler the agent that concludes ends one of its workers: any death ends the attempt.
     killed = [facts[rank] for rank in ranks] or [each for each in facts.values() if each.group_rank == own][:1]
     return _append_line(
         report, "the attempt is ended for it", tuple((each.group_rank, each.local_rank) for each in killed)

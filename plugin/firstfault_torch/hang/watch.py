@@ -142,7 +142,7 @@ class StallWatch:
                     STORE_TIMEOUT_SECONDS,
                     "ending the comparison of a stall",
                 )
-        # With a limit: the thread may be in a call to a store whose host is frozen.
+        # With a limit: the thread may be in a call to the store, and the host of the store may be frozen.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STORE_TIMEOUT_SECONDS)
 
@@ -155,7 +155,7 @@ class StallWatch:
             last = time.monotonic()
             while not self._stopped.wait(self._every_s):
                 now = time.monotonic()
-                # CLOCK_MONOTONIC goes on while a cgroup is frozen or the agent is stopped. The workers may have stood
+                # CLOCK_MONOTONIC advances while a cgroup is frozen or the agent is stopped. The workers may have stood
                 # still, too: that time isn't a stall.
                 if now - last > FROZEN_AGENT_FACTOR * self._every_s + WORKER_QUERY_TIMEOUT_SECONDS:
                     self._tracker.skip_frozen_time(now - last)

@@ -144,8 +144,8 @@ class AbortTorchDistributed(Abort):
     def __call__(self, state: State) -> State:
         """Abort; the main thread destroys the groups when it has left the function."""
         if dist.is_available() and dist.is_initialized():
-            # In parallel: if one communicator's abort blocks, the others are still aborted. gloo's connections are
-            # shut down at the same time, because a rank may wait in a group of either backend.
+            # In parallel: if one communicator's abort blocks, all further ones are still aborted. gloo's connections
+            # are shut down at the same time, because a rank may wait in a group of either backend.
             aborted = [start_in_thread(abort, "aborting NCCL's communicators") for abort in backends_that_abort()]
             with suppress_internal_errors("shutting down gloo's connections"):
                 shut_down_gloo_connections()

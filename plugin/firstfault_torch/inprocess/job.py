@@ -67,7 +67,8 @@ class InProcessRestart(InProcessOptions):
         if error is None:
             return cast("Restarted", result)
         # The agent must learn whether its other workers continue. RestartAbort: all ranks end alike. A plain
-        # RestartError or one of `_FOR_ALL`: the call can't go on anywhere. Any other error takes only this rank out.
+        # RestartError or one of `_FOR_ALL`: the call can't continue on any rank. Any other error takes out only
+        # this rank.
         if isinstance(error, RestartAbort):
             cause = error.__cause__
             if isinstance(cause, Exception) and not isinstance(cause, RestartError):

@@ -119,7 +119,7 @@ class SharedProgress(ctypes.Structure):
     def guard_again(self) -> None:
         """Leave a block in which no time counts: after the outermost all times begin anew."""
         now = time.monotonic()
-        # The times move before the counter drops: in the other order the monitor process might see the block's length
+        # The times move before the counter drops: in the reverse order the monitor process might see the block's length
         # as a stall and kill this process.
         if self.unguarded == 1:
             self.automatic, self.manual, self.interrupted = now, self.manual and now, self.interrupted and now
@@ -200,7 +200,7 @@ class Watcher:
             # call.
             if self._progress.phase == RankPhase.CLOSED:
                 return
-            # CLOCK_MONOTONIC goes on while a process is stopped by a signal or by a frozen cgroup. The wait then
+            # CLOCK_MONOTONIC advances while a process is stopped by a signal or by a frozen cgroup. The wait then
             # takes far longer than `interval`.
             late = time.monotonic() - began - interval
             if late > time_limits.FROZEN_WATCHDOG_SECONDS:

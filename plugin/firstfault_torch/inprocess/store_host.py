@@ -169,7 +169,7 @@ class _Host:
         wanted = f"{self._port:04X}"
         served: set[str] = set()
         own: set[str] = set()
-        # On one host both ends of a connection are listed. torch's server has a client of its own: its port is found
+        # On one host both ends of a connection are listed. torch's server also has a client: its port is found
         # by the inode of this process's sockets.
         inodes = {str(inode) for _, inode in open_sockets()}
         for table in ("tcp", "tcp6"):

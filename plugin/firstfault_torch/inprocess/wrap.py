@@ -101,7 +101,7 @@ class CallWrapper:
         RUNNING     the function returns -> COMPLETED; raises or is interrupted -> ENDING
         COMPLETED   all ranks have returned -> return the value; a peer fails -> ENDING
         ENDING      abort, destroy groups, finalize, check health -> ARRIVED; a step raises -> LEFT
-        ARRIVED     all ranks have arrived: new ranks, next iteration -> RUNNING; this rank was taken for lost -> LEFT
+        ARRIVED     all ranks have arrived: new ranks, next iteration -> RUNNING; this rank was given up as lost -> LEFT
         __exit__    CLOSED: the monitor process ends
 
     Raises:
@@ -402,7 +402,7 @@ class CallWrapper:
         if state.rank in iteration.gone():
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own  # another one has arrived for it
         # ARRIVED after arrive(): if this process dies in between, its monitor process arrives once more, and the
-        # barrier may open one rank early. In the other order nobody might arrive, and all ranks would wait for
+        # barrier may open one rank early. In the reverse order nobody might arrive, and all ranks would wait for
         # barrier_timeout.
         iteration.arrive()
         self._progress.phase = RankPhase.ARRIVED
@@ -415,7 +415,7 @@ class CallWrapper:
         interruption = Interruption(
             state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False
         )
-        # Checked again: this rank may have been taken for lost after the first check.
+        # Checked again: this rank may have been given up after the first check.
         if state.rank in gone:
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own
         _lost.update(gone)

@@ -99,7 +99,7 @@ class AgentChannel:
         # Sent without the lock, so an answer may arrive before the wait below begins: it is newer than `began`, and
         # counts. An answer to an earlier question that arrives late may count, too; the worker's state is as new as
         # that answer. Only workers with a socket are waited for: one that has died refuses the message at once. One
-        # that is frozen, or whose socket is kept open by a forked child, takes it and doesn't answer; that is what
+        # that is frozen, or has left its socket open in a forked child, receives it and doesn't answer; that is what
         # `seconds` limits.
         asked = [local for local in local_ranks if _send(self._files.worker(self._round, local).socket, message)]
         with self._arrived:

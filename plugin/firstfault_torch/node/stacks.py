@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_tail
+from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_size, get_stack_tail
 from firstfault_torch import time_limits
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
@@ -45,18 +45,14 @@ def write_at_sigterm(files: WorkerFiles) -> None:
 
 def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
     """Return the stacks of the living workers, by local rank as in `pids`, that together answer within `seconds`."""
-    workers = {local: files.worker(round_, local) for local in pids}
     # A worker appends to one file for the whole round: after a stall's warning it holds an older dump, which must
-    # neither end the wait nor be returned.
-    earlier_sizes = {local: _get_size(workers[local].stacks) for local in pids}
-    asked = {
-        workers[local].stacks: earlier_sizes[local]
-        for local, pid in pids.items()
-        if _request_stacks(workers[local], pid)
-    }
+    # neither end the wait nor be returned. The sizes are taken before the signals.
+    workers = {local: files.worker(round_, local) for local in pids}
+    earlier_sizes = {local: get_stack_size(worker.stacks) for local, worker in workers.items()}
+    asked = [local for local, pid in pids.items() if _request_stacks(workers[local], pid)]
     # All are signalled before the first is waited for, so they write at the same time and share the limit.
-    _await_new_content(asked, seconds)
-    texts = {local: get_stack_tail(workers[local].stacks, earlier_sizes[local]) for local in pids}
+    _await_new_content({workers[local].stacks: earlier_sizes[local] for local in asked}, seconds)
+    texts = {local: get_stack_tail(workers[local].stacks, earlier_sizes[local]) for local in asked}
     return {local: text for local, text in texts.items() if text}
 
 
@@ -93,14 +89,6 @@ def _handles_signal(pid: int) -> bool:
     return bool(caught) and bool(int(caught[0], 16) >> (_SIGNAL - 1) & 1)
 
 
-def _get_size(file: Path) -> int:
-    """Return a file's size; 0 if it doesn't exist."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
-
-
 def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> None:
     """Wait until all files have grown and none grows any more."""
     deadline = time.monotonic() + seconds
@@ -109,7 +97,7 @@ def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> Non
     while time.monotonic() < deadline:
         # faulthandler writes in many small pieces, so content alone isn't the end: the sizes must stay the same for a
         # while. A worker that can't run, such as one that is stopped, writes nothing, and the deadline ends the wait.
-        now = [_get_size(file) for file in earlier_sizes]
+        now = [get_stack_size(file) for file in earlier_sizes]
         if now != sizes:
             sizes, since = now, time.monotonic()
         elif (

@@ -77,7 +77,7 @@ class InFlight:
 
         raised -> `seen` or `ask` -> recorded     durable, while the exception is still inside the task function
         recorded -> `hold` -> held                handled for now; it counts if the job fails later
-        held -> `release` -> withdrawn            handled for good
+        held -> `release` -> withdrawn            handled
         recorded -> `reconcile` -> withdrawn      neither in flight any more, nor held
         recorded -> the task function ends        stays; `WorkerMonitor.fails` adds the final document
 
@@ -173,7 +173,7 @@ class InFlight:
         alive = {id(item) for item in iter_chain(error)}
         with self._lock:
             # Taken out of the list under the lock, withdrawn after it: of two threads that reconcile at the same time
-            # only one withdraws a document, and none waits for the disk of the other.
+            # only one withdraws a document, and neither waits for the disk access of its rival.
             alive |= {id(item) for held in self._held for item in iter_chain(held)}
             stays = [id(item) in alive or (names is not None and name not in names) for item, name in self._recorded]
             gone = [item for item, keep in zip(self._recorded, stays, strict=True) if not keep]

@@ -33,7 +33,7 @@ def pulse() -> dict[str, Any]:
     # A thread that is blocked in the recorder stays behind, and the next question doesn't start another one.
     begun, ended = _counts()
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented, for debuggers
-    # The main thread may go on while this one walks its frames. A mixture of two moments is harmless: it differs from
+    # The main thread may run on while this one walks its frames. A mixture of two moments is harmless: it differs from
     # the place before, which is progress.
     at: list[tuple[int, int]] = []
     while frame is not None:

@@ -285,7 +285,7 @@ def as_own(config: Any) -> Any:
                 "worker": Worker(**_list_values(config.worker)),
             }
         )
-    # A dataclass doesn't record whether a field was given, so an explicit 5 can't be told from the default.
+    # A dataclass doesn't record whether a field was given, so an explicit 5 looks like the default.
     if values["monitor_interval"] == _STOCK_INTERVAL_S:
         del values["monitor_interval"]
     return Elastic(**values)

@@ -80,7 +80,7 @@ class DeckKeeper:
         """Check for the last time, and end the thread."""
         self._ended = True
         self._wake.set()
-        # Don't wait for the keeper's thread: it may have ended after an error. This check runs in a thread of its own,
+        # Don't wait for the keeper's thread: it may have ended after an error. This check runs in a separate thread
         # with a limit, because the worker's exit waits for it.
         call_with_timeout(self._look, FINAL_DECKS_TIMEOUT_SECONDS, "keeping the decks")
 

@@ -175,11 +175,11 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
         return _print_no_error(read, forms)
     # reading any further attempt costs requests
     for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and cli.on_terminal())
-    # a URI of several attempts resolves to one of them: the report compares it with the others
+    # a URI of several attempts resolves to one of them: the report compares it with the rest
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
     _print(read.reader.report(conclusion, attempts=attempts, logs=find_run_logs(read.uri)), forms)
-    # a node failed, but nothing readable shows why: scripts must not take this for a root cause
+    # a node failed, but nothing readable shows why: scripts must not see a root cause here
     if not conclusion.job.failures and not conclusion.job.seals:
         coverage = read.job.coverage
         found = "; ".join(coverage.notes) or "a node reported a failure, but its error documents are missing"

@@ -64,7 +64,7 @@ def is_placeholder(text: str) -> bool:
     # only placeholders, as in f"{user}:{password}"
     if "%s" in text and not re.sub(r"%s|\W|_", "", text):
         return True
-    # a template with hardly any text of its own: "${USER}:${PASSWORD}"
+    # a template with hardly any fixed text: "${USER}:${PASSWORD}"
     return "{" in text and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < MIN_LITERAL_CHARACTERS
 
 

@@ -117,6 +117,14 @@ class Spool:
             return None
 
 
+def get_stack_size(stacks: Path) -> int:
+    """Return the size of a file of stacks; 0 if it doesn't exist."""
+    try:
+        return stacks.stat().st_size
+    except OSError:
+        return 0
+
+
 def get_stack_tail(stacks: Path, start: int = 0) -> str:
     """Return the end of a file of stacks, without its first `start` bytes; empty if it can't be read."""
     try:

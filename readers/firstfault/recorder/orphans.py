@@ -110,8 +110,8 @@ def relay_late_stderr(shown: dict[int, bool]) -> None:
     from firstfault.recorder.time_limits import STDERR_READER_START_TIMEOUT_SECONDS  # noqa: PLC0415 - as above
 
     numbers = [str(number) if is_shown else f"-{number}" for number, is_shown in shown.items()]
-    # run() returns when that process has forked its reader, which has inherited the FIFOs. So there is no moment
-    # without a reader, in which a writer would get SIGPIPE.
+    # run() returns when that process has forked its reader, which has inherited the FIFOs. So at every moment they have
+    # a reader, and no writer gets SIGPIPE.
     subprocess.run(  # noqa: S603 - this module
         [sys.executable, "-I", "-S", __file__, *numbers],
         check=True,

@@ -143,7 +143,7 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
         foot = base
         for state in sorted(states, key=list(State).index):
             at = states[state]
-            # one root cause beside thousands of victims would be too low to see
+            # next to thousands of victims one root cause would be too low to see
             height = round(max(len(at) / most * _BARS_HEIGHT, _LEAST), 1)
             foot = round(foot - height, 1)
             when = " to ".join(dict.fromkeys([_format_tick(min(at)), _format_tick(max(at))]))

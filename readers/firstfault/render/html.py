@@ -388,6 +388,6 @@ def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:
     # only an ordinary web address is ever a link
     if not (frame.file.startswith(root) and _WEB.fullmatch(identity.source_url) and _PATH.fullmatch(frame.file)):
         return ""
-    # Bitbucket has anchors of its own; GitHub and GitLab share theirs
+    # Bitbucket has different anchors; GitHub and GitLab use the same ones
     anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
     return f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"

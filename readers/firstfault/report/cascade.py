@@ -47,7 +47,7 @@ class Event:
     @property
     def key(self) -> tuple[str, State]:
         """Its group: its fault and its state. A fault without a fingerprint is alone in its group."""
-        # id: failures without a fingerprint aren't known to be alike, so each gets a key of its own
+        # id: failures without a fingerprint aren't known to be alike, so each gets a separate key
         return (self.failure.fingerprint or f"#{id(self.failure)}", self.state)
 
     @property
@@ -462,7 +462,7 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
     found = []
     for (name, group_rank), own in ranks.items():
         said = entries.get((name, group_rank), [])
-        # JOINED says nothing about the end: a node finished if all its other entries succeeded
+        # JOINED doesn't show how the node ended: a node finished if all its other entries succeeded
         phases = {entry.phase for entry in said} - {Phase.JOINED}
         state = State.FINISHED if phases == {Phase.SUCCEEDED} else None
         note = next((entry.first_failure_reason for entry in said if entry.first_failure_reason), "")

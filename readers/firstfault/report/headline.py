@@ -40,7 +40,7 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
     if root is None or verdict.scope is Scope.UNDETERMINED:
         return name, text
     if verdict.category == "host_oom" and root.signal == "SIGKILL":
-        # the process can't leave a message of its own, so the kernel's numbers are the detail
+        # a killed process leaves no message, so the kernel's numbers are the detail
         return "OOM-killed", _memory_text(root.resources)
     if verdict.category == "node_lost" and text.startswith(_LOST):
         return "agent lost", f"it {text.removeprefix(_LOST)}"
@@ -50,7 +50,7 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
 
 def summarize_failure(failure: WorkerError) -> str:
     """Return what happened to a process in one line, without its name."""
-    # a process that crashed while its agent stopped it has a fault of its own
+    # a crash while the agent stopped the process is a fault
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)

@@ -76,7 +76,7 @@ def _give_advice(case: Case, code: str) -> str:
             if code
             else "; ".join([_UNDETERMINED_ADVICE, *_list_positions(case.job)])
         )
-    # this rank had left the training, in which the others still waited for it
+    # this rank had left the training while its peers still waited for it
     if root is not None and locate_main_thread(root).exit_stage:
         return "find out why it made fewer steps than the others, such as fewer batches or an early return"
     if verdict.category == "hang" and not code:

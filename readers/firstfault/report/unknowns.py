@@ -56,7 +56,7 @@ def _list_unknown_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
     yield from coverage.notes
     if coverage.expected is None:
         yield f"how many {engine.nodes} took part: no document says it"
-    # the notes say more about missing nodes than their number
+    # the notes have more detail on missing nodes than their number
     elif coverage.expected > coverage.reported and not coverage.notes:
         missing = coverage.expected - coverage.reported
         yield f"what happened on {missing} of {coverage.expected} {engine.nodes}: no report"

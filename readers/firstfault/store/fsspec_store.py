@@ -68,7 +68,7 @@ class FsspecStore(Store):
         except ValueError as error:
             raise UsageError(f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}") from error
         if issubclass(kind, AsyncFileSystem):
-            # By default fsspec runs its coroutines in a thread with a loop of its own. This instance is awaited in the
+            # By default fsspec runs its coroutines in a thread with a separate loop. This instance is awaited in the
             # caller's loop, so it must not outlive the loop. A cached listing would hide documents that other nodes
             # write.
             options |= {"asynchronous": True, "use_listings_cache": False, "loop": asyncio.get_running_loop()}
@@ -208,8 +208,8 @@ class FsspecStore(Store):
             and isinstance(self._fs, AsyncFileSystem)
             and not (self._has_answered or self.has_ordered_pages)
         ):
-            # Two first listings at the same time both probe, which does no harm. Any response counts, also that there
-            # is no such object.
+            # Two first listings at the same time both probe, which does no harm. Any response counts, also "not
+            # found".
             ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))
             try:
                 await asyncio.wait_for(ask, FIRST_ANSWER_TIMEOUT_SECONDS)

@@ -62,8 +62,8 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)
         root = root.parent
-    # The same root and module name as in the pods, whose PYTHONPATH begins with it: Flyte's resolver imports the task
-    # by its dotted module name.
+    # The same root and module name as in the pods, where PYTHONPATH begins with this root: Flyte's resolver imports
+    # the task by its dotted module name.
     sys.path.insert(0, str(root))
     try:
         module = importlib.import_module(".".join(parts))

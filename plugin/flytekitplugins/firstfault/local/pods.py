@@ -91,7 +91,7 @@ def start_pod(  # noqa: PLR0913 - keywords
         raise FirstFaultError(f"{arguments[0]} is not installed in this environment; {how}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        # A session of its own: Ctrl-C in a terminal signals the foreground process group, and must not reach the pods
+        # A separate session: Ctrl-C in a terminal signals the foreground process group, and must not reach the pods
         # before this process ends them. It also makes the pid the process group's id, which `Pod.signal` needs.
         process = subprocess.Popen(  # noqa: S603 - the task's own command
             [sys.executable, "-IS", "-c", _BEGIN, str(os.getpid()), program, *arguments[1:]],
