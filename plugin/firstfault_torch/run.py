@@ -56,7 +56,7 @@ from firstfault_torch.rounds.report_packing import ElectedVerdict, pack_copies
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
-_SAME_FAILURE_NS = 120 * 1_000_000_000
+_MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
 """A verdict that was sealed so long before this node failed, by clocks that may differ, is about something else."""
 
 
@@ -283,7 +283,7 @@ def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerd
         return None
     found = adopt_sealed_verdict(document, end.node_context, durable=True)
     # Sealed before this agent started, or long before its failure: then it is about another failure.
-    earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
+    earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
     return found if found.seal.timestamp_ns >= earliest_ns else None
 
 

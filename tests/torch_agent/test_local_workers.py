@@ -136,7 +136,7 @@ def test_one_that_is_exiting() -> None:
         while (fields := stat.read_text().rpartition(")")[2].split())[0] != "Z" and time.monotonic() < deadline:
             time.sleep(0.01)
 
-        assert int(fields[1 + workers._FLAGS]) & workers._EXITING
+        assert int(fields[1 + workers._STAT_FLAGS_INDEX]) & workers._EXITING
         assert not workers._is_running(process.pid)
         assert workers._is_running(os.getpid())
         process.kill()

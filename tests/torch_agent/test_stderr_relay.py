@@ -156,7 +156,7 @@ def test_lines_of_two_workers_stay_whole(
     tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one worker's turn ends within a line, the rest of the line comes before the other worker's lines."""
-    monkeypatch.setattr(stderr_relay, "_AT_ONCE", 1)
+    monkeypatch.setattr(stderr_relay, "_MAX_CHUNKS_PER_TURN", 1)
     monkeypatch.setattr(stderr_relay, "_CHUNK_BYTES", 150)
     lines = [f"{rank}" * 99 for rank in (0, 1) for _ in range(40)]
     for rank in (0, 1):

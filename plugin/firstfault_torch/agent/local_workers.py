@@ -32,7 +32,7 @@ from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
 from firstfault_torch.watchdog import Timer, Watchdog
 
-_FLAGS = 5
+_STAT_FLAGS_INDEX = 5
 """Index of the kernel's flags of a process among the fields after its state: proc(5), field 9."""
 _EXITING = 0x4
 """The kernel's PF_EXITING."""
@@ -350,4 +350,4 @@ def _is_running(pid: int) -> bool:
         return False
     except (OSError, ValueError):
         return True
-    return state not in {b"Z", b"X"} and not int(fields[_FLAGS]) & _EXITING
+    return state not in {b"Z", b"X"} and not int(fields[_STAT_FLAGS_INDEX]) & _EXITING

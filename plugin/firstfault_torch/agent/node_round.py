@@ -29,8 +29,8 @@ from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
 
-HANG_GROUP = "firstfault.hang"
-"""Entry points of what looks whether the workers make progress: a callable of a `Hang` and a `NodeRound`."""
+HANG_ENTRY_POINTS = "firstfault.hang"
+"""Entry-point group of watches for stalls: callables with the parameters of `firstfault_torch.hang.StallWatch`."""
 _SIBLING_FAILED = "another worker of this node had failed"
 
 
@@ -101,7 +101,7 @@ class NodeRound:
 
     def watch_progress(self) -> None:
         """Look from now on whether the workers make progress, unless the option is off or its folder isn't there."""
-        points = entry_points(group=HANG_GROUP) if self._settings.options.hang is not None else ()
+        points = entry_points(group=HANG_ENTRY_POINTS) if self._settings.options.hang is not None else ()
         for point in points:
             self._stalls = point.load()(
                 self._settings.options.hang, self.workers, self.reporter, self.places, self.peers

@@ -21,7 +21,7 @@ from firstfault_torch.failures.torch_error_file import error_file_data
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
 
-_SINGLE = 4
+_NODES_WITH_SEPARATE_TURNS = 4
 """The number of nodes that each have a separate turn."""
 
 
@@ -87,13 +87,17 @@ def get_conclusion_delay(group_rank: int) -> float:
     position = max(group_rank - 1, 0)
     if position == 0:
         return 0.0
-    if position < _SINGLE:
+    if position < _NODES_WITH_SEPARATE_TURNS:
         return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (position - 1)
     # Each group is twice as large as the one before. Hundreds of nodes can't all have separate turns, and within a
     # group the random moment makes it likely that one publishes before any other looks.
-    group = (position // _SINGLE).bit_length()
+    group = (position // _NODES_WITH_SEPARATE_TURNS).bit_length()
     later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311 - no secret
-    return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (_SINGLE - 1) + later
+    return (
+        time_limits.SECOND_NODE_DELAY_SECONDS
+        + time_limits.NEXT_NODE_DELAY_SECONDS * (_NODES_WITH_SEPARATE_TURNS - 1)
+        + later
+    )
 
 
 def wait_for_peer_verdict(

@@ -29,7 +29,7 @@ _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024
 _ABORTS_SOON = b"flight recorder dump before aborting"
 """torch 2.15 prints it 15 s before it aborts a process after a collective's timeout, when its own dump has ended."""
-_AT_ONCE = 64
+_MAX_CHUNKS_PER_TURN = 64
 """Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
 
 
@@ -133,7 +133,7 @@ class StderrRelay:
         if local_rank in self._written:
             return _whole_lines(_read_tail(self._written[local_rank]))
         with self._lock:
-            for _ in range(_AT_ONCE):
+            for _ in range(_MAX_CHUNKS_PER_TURN):
                 if not (data := self._read(local_rank, _CHUNK_BYTES)):
                     break
                 # The caller wants it now, but the order on the agent's stderr is the relaying thread's: it writes this
@@ -231,15 +231,15 @@ class StderrRelay:
         """Pass on what a worker has written; return False if it will write no more."""
         ends_line = False
         for number in itertools.count():
-            if number >= _AT_ONCE and ends_line:
+            if number >= _MAX_CHUNKS_PER_TURN and ends_line:
                 break
             with self._lock:
                 # then byte by byte, to the end of a line: the next worker's lines come after it
-                size = _CHUNK_BYTES if number < _AT_ONCE else 1
+                size = _CHUNK_BYTES if number < _MAX_CHUNKS_PER_TURN else 1
                 data = self._taken.pop(local_rank, b"") or self._read(local_rank, size)
             if not data:
                 return data is None
-            ends_line = data.endswith(b"\n") or number >= _AT_ONCE + select.PIPE_BUF
+            ends_line = data.endswith(b"\n") or number >= _MAX_CHUNKS_PER_TURN + select.PIPE_BUF
             if local_rank not in self._silent:
                 write_stderr(data)
         return True

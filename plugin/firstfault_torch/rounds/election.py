@@ -96,10 +96,10 @@ class VerdictElection:
         if not self._call_store(arrive, "handing in this node's report"):
             return
         # a second connection, because a wait blocks its connection for as long as it takes
-        wait = partial(self._wait_for_order_and_verdict, waiting)
+        wait = partial(self._wait_for_leaders_and_verdict, waiting)
         threading.Thread(target=wait, name="firstfault-settlement", daemon=True).start()
         # without an order the store is lost: the caller concludes alone
-        order = self._wait_for_leader_order(seconds, shutdown_requested) or {"leaders": []}
+        order = self._wait_for_leaders(seconds, shutdown_requested) or {"leaders": []}
         # Turn-taking without a coordinator: all agents walk the same list. While it is another agent's turn, this agent
         # waits for that agent's verdict; if none comes, the turn passes to the next agent, perhaps this one.
         overdue = b""  # the leader's key, if that agent began to publish and didn't finish in time
@@ -187,10 +187,10 @@ class VerdictElection:
         store.append(self._key("arrived"), f"{self._own}{'!' if leaving else ''} ")
         self._arrival_number = int(store.add(self._key("arrivals"), 1))
         if self._arrival_number == self._nodes:
-            self._publish_leader_order(store, complete=True)
+            self._publish_leaders(store, complete=True)
         return True
 
-    def _wait_for_leader_order(self, seconds: float, shutdown_requested: threading.Event) -> dict[str, Any] | None:
+    def _wait_for_leaders(self, seconds: float, shutdown_requested: threading.Event) -> dict[str, Any] | None:
         """Wait until all live agents have reported; check repeatedly whether the missing ones are dead."""
         # A dead agent never reports, so somebody must close the arrivals without it: as soon as every agent that
         # acknowledged the failure has reported. Checks are staggered by two seconds in the order of arrival: the first
@@ -235,7 +235,7 @@ class VerdictElection:
                 if time.monotonic() >= deadline:
                     return None
 
-    def _wait_for_order_and_verdict(self, waiting: Any) -> None:
+    def _wait_for_leaders_and_verdict(self, waiting: Any) -> None:
         """Put the leader order, then the verdict into the queue; the error if the store is lost."""
 
         def wait() -> None:
@@ -256,7 +256,7 @@ class VerdictElection:
         acknowledged = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
         complete = bool(acknowledged) and acknowledged <= arrived
         if complete or is_over:
-            self._publish_leader_order(store, complete=complete or len(arrived) >= self._nodes)
+            self._publish_leaders(store, complete=complete or len(arrived) >= self._nodes)
         return True
 
     # --- concluding ---------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class VerdictElection:
         overdue: the value of the leader's key that may be replaced although its agent publishes; empty: none.
         """
         store, mine = self._store, str(self._own).encode()
-        # never unset: `_publish_leader_order` sets it before the order
+        # never unset: `_publish_leaders` sets it before the order
         before = self._read_leader()
         is_publishing = before.endswith(b"!") and before != overdue
         if is_publishing or bytes(store.compare_set(self._key("leader"), before, mine)) != mine:
@@ -295,7 +295,7 @@ class VerdictElection:
     def _read_leader(self) -> bytes:
         return bytes(self._store.get(self._key("leader")))
 
-    def _publish_leader_order(self, store: Any, *, complete: bool) -> None:
+    def _publish_leaders(self, store: Any, *, complete: bool) -> None:
         """Publish the agents that may lead, by group rank: rank 0's node also prints what a person sees."""
         # leaving agents come last: their processes may be gone before they have concluded
         candidates = sorted(self._read_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))

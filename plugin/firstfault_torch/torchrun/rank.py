@@ -59,7 +59,7 @@ def exits() -> None:
         monitor = current_monitor()
         if monitor is not None and monitor.node_context is not None:
             # The program exits normally: exceptions that it has handled aren't failures.
-            monitor.in_flight.reconcile(None)
+            monitor.in_flight.withdraw_handled(None)
             _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
 

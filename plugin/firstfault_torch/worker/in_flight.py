@@ -37,7 +37,7 @@ _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
 _LONGEST_CHAIN = 50
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
-_SEARCHES = 2
+_MAX_TRACEBACK_SEARCHES = 2
 """For a frame's traceback: each looks at all objects of the process, and the agent waits a fraction of a second."""
 
 
@@ -75,11 +75,11 @@ class InFlight:
     `record` makes a document durable and returns its name, with which `withdraw` takes it back if the exception was
     handled after all. An exception's document goes through these states:
 
-        raised -> `seen` or `ask` -> recorded     durable, while the exception is still inside the task function
-        recorded -> `hold` -> held                handled for now; it counts if the job fails later
-        held -> `release` -> withdrawn            handled
-        recorded -> `reconcile` -> withdrawn      neither in flight any more, nor held
-        recorded -> the task function ends        stays; `WorkerMonitor.fails` adds the final document
+        raised -> `seen` or `ask` -> recorded               durable, while the exception is inside the task function
+        recorded -> `hold` -> held                          handled for now; it counts if the job fails later
+        held -> `release` -> withdrawn                      handled
+        recorded -> `withdraw_handled` -> withdrawn         neither in flight any more, nor held
+        recorded -> the task function ends                  stays; `WorkerMonitor.fails` adds the final document
 
     `ask` runs in the channel's thread while the main thread raises and handles exceptions.
     """
@@ -125,7 +125,7 @@ class InFlight:
         error = handled_exception(self._main) if left is None else left
         # Only documents from before that look: the main thread may have recorded a newer exception in the meantime,
         # which is in flight although `error` isn't it.
-        self.reconcile(error, earlier)
+        self.withdraw_handled(error, earlier)
         # The agent may ask more than once: before torch's abort, at a deadline, before a stop. Later questions only
         # withdraw.
         if self._asked:
@@ -156,7 +156,7 @@ class InFlight:
         """Withdraw the documents that were held: the exceptions were handled."""
         with self._lock:
             self._held.clear()
-        self.reconcile(None)
+        self.withdraw_handled(None)
 
     def has_recorded(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was recorded while it was in flight."""
@@ -164,7 +164,7 @@ class InFlight:
         with self._lock:
             return any(id(item) in chain for item, _ in self._recorded)
 
-    def reconcile(self, error: BaseException | None, names: frozenset[str] | None = None) -> None:
+    def withdraw_handled(self, error: BaseException | None, names: frozenset[str] | None = None) -> None:
         """Withdraw documents of exceptions that are neither held nor `error` or in its chain.
 
         `names`: consider only these documents; None: all.
@@ -172,7 +172,7 @@ class InFlight:
         # Identities suffice: the lists keep every recorded and held exception alive, so no id is reused.
         alive = {id(item) for item in iter_chain(error)}
         with self._lock:
-            # Taken out of the list under the lock, withdrawn after it: of two threads that reconcile at the same time
+            # Taken out of the list under the lock, withdrawn after it: of two threads that withdraw at the same time
             # only one withdraws a document, and neither waits for the disk access of its rival.
             alive |= {id(item) for held in self._held for item in iter_chain(held)}
             stays = [id(item) in alive or (names is not None and name not in names) for item, name in self._recorded]
@@ -219,7 +219,7 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
     # The name first: another thread may call the function as soon as its code is replaced. `undo` has the reverse
     # order.
     names[_HOOK] = noting
-    function.__code__ = _through_hook.__code__
+    function.__code__ = _call_hook.__code__
 
     def undo() -> None:
         function.__code__ = original
@@ -228,7 +228,7 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
     return undo
 
 
-def _through_hook(*args: Any, **kwargs: Any) -> Any:
+def _call_hook(*args: Any, **kwargs: Any) -> Any:
     """Call the hook; runs with torch's module as its globals."""
     return __firstfault_destroy__(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - see watch_process_groups
 
@@ -288,7 +288,7 @@ def find_unwinding(thread: int) -> Unwinding | None:
     while above is not None and above.f_back is not None:
         frame = above.f_back
         raises = frame.f_code.co_code[frame.f_lasti] in _RAISES
-        if (raises or _may_be_released(above, closes=closes)) and searches < _SEARCHES:
+        if (raises or _may_run_finalizer(above, closes=closes)) and searches < _MAX_TRACEBACK_SEARCHES:
             searches += 1
             entry = _find_exception_entry(frame)
             if entry is not None or raises:
@@ -298,7 +298,7 @@ def find_unwinding(thread: int) -> Unwinding | None:
     return None
 
 
-def _may_be_released(frame: FrameType, *, closes: bool) -> bool:
+def _may_run_finalizer(frame: FrameType, *, closes: bool) -> bool:
     """Whether a frame may run because the one below drops an object: a finaliser, or a generator that is closed."""
     return frame.f_code.co_name == "__del__" or (closes and bool(frame.f_code.co_flags & inspect.CO_GENERATOR))
 

@@ -89,7 +89,7 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     else:
         if os.getpid() == worker:
             with suppress_internal_errors("withdrawing handled exceptions"):
-                monitor.in_flight.reconcile(None)
+                monitor.in_flight.withdraw_handled(None)
             monitor.close()
     finally:
         _monitors.remove(monitor)
@@ -204,7 +204,7 @@ class WorkerMonitor:
         """Make a document about an exception that has left the task function durable, and notify the agent."""
         # First: documents about exceptions that were handled are withdrawn in any case, also if `error` isn't a
         # failure.
-        self.in_flight.reconcile(error)
+        self.in_flight.withdraw_handled(error)
         # After the answer any exception may be what the signal caused. Before it, only one that a signal's handler
         # raises: the agent may have stopped waiting for a slow answer and sent the signal, but an error of the training
         # is real.
@@ -232,7 +232,7 @@ class WorkerMonitor:
 
         torch keeps the process of a function until its siblings have ended, but not that of a program.
         """
-        self.in_flight.reconcile(None)
+        self.in_flight.withdraw_handled(None)
         if self._asked.is_set():
             return  # a handler's answer to the signal with which the agent stops this process
         if self._write(error, held=True) and is_kept:

@@ -23,7 +23,7 @@ from firstfault.exceptions.stack_position import PositionKind, has_left_program,
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
 
-FIRST_TRY_REASON = "failed by itself, and tried the step again"
+ORIGINAL_FAILURE_REASON = "failed by itself, and tried the step again"
 """The reason for a rank that is classified by its first try."""
 _UNSPECIFIC_CONNECTION_SIGNATURES = {"connection-lost", "connection-unclear"}
 """Signatures of lost connections where the text doesn't identify the remote end."""
@@ -47,7 +47,7 @@ TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stu
 _WATCHDOG_SIGNATURES = {TIMED_OUT, DUMP_SIGNAL, STUCK}
 MISMATCH = "gloo-size-mismatch"
 """Signature of a message longer than its receiver expects: sender or receiver may have the wrong size."""
-_UNHANDLED = "nccl-unhandled"
+_NCCL_UNHANDLED_SIGNATURE = "nccl-unhandled"
 """Signature of an error that NCCL reports without its cause."""
 BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank missing at a monitored barrier."""
@@ -68,7 +68,7 @@ _SIGNAL_HANDLER_EXCEPTIONS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
 _UNCATCHABLE_SIGNALS = CRASHES | {"SIGKILL"}
 """Signals that a handler can't catch, or hardly ever does: the signal itself is how the process ended."""
-_PYTHON_THREAD_MARK = "Current thread 0x"
+_FAULTHANDLER_THREAD_LINE = "Current thread 0x"
 """In faulthandler's output if the fatal signal hit a Python thread, not one of a native library."""
 _LOG_NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
 """Lines of a log below the level of an error."""
@@ -178,7 +178,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         of_peers = FailureClass.UNCLEAR if waited else FailureClass.CONSEQUENCE
         return ClassifiedFailure(failure, of_peers, failure.message, _WAIT_CATEGORY if waited else "", waited=waited)
     # before the agent's signals: the first try failed before the agent stopped the process during a later one
-    if (tried := _classify_first_try(failure)) is not None:
+    if (tried := _classify_original_failure(failure)) is not None:
         return tried
     if failure.stopped_by_agent:
         return _classify_stopped_worker(failure)
@@ -217,7 +217,7 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
     return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
 
 
-def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
+def _classify_original_failure(failure: WorkerError) -> ClassifiedFailure | None:
     """Classify a process that retried by its first try; None: it didn't retry, or the last try is as informative."""
     raised = failure.exception
     # "initialize the process group twice": the retry didn't destroy the first try's group, so this error is secondary
@@ -232,7 +232,7 @@ def _classify_first_try(failure: WorkerError) -> ClassifiedFailure | None:
     if not is_own_fault(exception):
         return judged
     category = judged.category or "user_code"
-    return replace(judged, why=FIRST_TRY_REASON, category=category, in_flight=failure.stopped_by_agent)
+    return replace(judged, why=ORIGINAL_FAILURE_REASON, category=category, in_flight=failure.stopped_by_agent)
 
 
 def _classify_by_role(
@@ -462,7 +462,7 @@ def _classify_stderr_tail(
         why = f"{ended} because of a peer ({log.signature})"
     elif log.category == _WAIT_CATEGORY:
         why = f"{ended} because a wait timed out ({log.signature})"
-    elif log.signature == _UNHANDLED:
+    elif log.signature == _NCCL_UNHANDLED_SIGNATURE:
         why = f"{ended}, which may be cause or consequence ({log.signature}): {log.why}"
     else:
         return None
@@ -474,7 +474,7 @@ def _classify_stderr_tail(
 
 def aborted_without_reason(failure: WorkerError) -> bool:
     """Whether a process aborted without a reason: no message from native code, no Python thread that aborted."""
-    in_python = any(_PYTHON_THREAD_MARK in dump.text for dump in failure.stack_dumps)
+    in_python = any(_FAULTHANDLER_THREAD_LINE in dump.text for dump in failure.stack_dumps)
     return failure.signal == "SIGABRT" and not in_python and not find_native_lines(failure.printed.splitlines())
 
 

@@ -338,7 +338,7 @@ def _find_last_printed(failure: WorkerError) -> tuple[str, str] | None:
     return get_short_name(cause), normalize_message(cause.message)
 
 
-def find_ranks_stopped_near(
+def find_ranks_stopped_in_function(
     first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]
 ) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped in the function where `first` raised, or with any exception propagating."""

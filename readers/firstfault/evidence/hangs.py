@@ -56,7 +56,7 @@ MIN_TIMED_OUT_PER_CULPRIT = 2
 """Minimum of timed-out ranks for each rank without a timeout."""
 LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
 """The line in a position such as "train.py:12 in step": positions in one function count as equal."""
-SIGNAL_RESPONSES = {"KeyboardInterrupt", "SignalException", "SystemExit"}
+EXCEPTIONS_ON_STOP = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 """Exceptions raised in response to the agent's signal."""
 CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
 MISSING_RANKS_REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
@@ -86,7 +86,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups}
     # a rank that received an error about a peer was stopped while handling it: its position proves nothing
     raised = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
-    victims = (item for item in raised if not (item.failure.sent_signals and item.failure.what in SIGNAL_RESPONSES))
+    victims = (item for item in raised if not (item.failure.sent_signals and item.failure.what in EXCEPTIONS_ON_STOP))
     met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
     elsewhere = _find_ranks_outside_collective(alive, met, diagnosis.waits)
     apart = _find_diverged(recorded, printed)

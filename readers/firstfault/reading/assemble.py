@@ -188,7 +188,7 @@ class JudgedRound:
             return False
         return not place.incarnation or place.incarnation >= self._find_newest(place, default=0)
 
-    def unconfirmed(self, document: WorkerError) -> str:
+    def find_unconfirmed_claim(self, document: WorkerError) -> str:
         """Return the claim that no roster entry confirms: a later round or a newer incarnation; empty: none."""
         place = document.place
         if document.writer is Writer.STOCK:
@@ -304,13 +304,13 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
     merged = (about_it or own)[-1]
     earliest = min(own, key=_time_order)
     # all clock fields from one document: wall and monotonic time must be of the same moment
-    merged = replace(merged, **{name: getattr(earliest, name) for name in _CLOCK})
+    merged = replace(merged, **{name: getattr(earliest, name) for name in _TIME_FIELDS})
     for other in ordered:
         added: dict[str, Any] = {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
         merged = replace(merged, **added) if added else merged
     return replace(
         merged,
-        in_flight=merged.in_flight and not any(map(_is_final, group)),
+        in_flight=merged.in_flight and not any(map(_was_written_after_end, group)),
         documents=tuple(sorted((ref for item in group for ref in item.documents), key=lambda ref: ref.name)),
         fingerprint=merged.fingerprint or compute_fingerprint(merged),
     )
@@ -321,7 +321,7 @@ def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
 
     Without an in-flight document, return only the most credible document.
     """
-    final = next((item for item in ordered if _is_final(item)), None)
+    final = next((item for item in ordered if _was_written_after_end(item)), None)
     in_flight = sorted((item for item in ordered if item.in_flight), key=_time_order)
     process = final or next(iter(in_flight), None)
     early = [item for item in in_flight if process is not None and _same_process(item, process)]
@@ -330,7 +330,7 @@ def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
     return early if final is None else [*early, final]
 
 
-def _is_final(document: WorkerError) -> bool:
+def _was_written_after_end(document: WorkerError) -> bool:
     """Whether a document was written after the task function ended: by the worker, or from torch's error file."""
     return not document.in_flight and (document.writer is Writer.WORKER or document.exception is not None)
 
@@ -362,7 +362,7 @@ def _with_logs(failures: Iterable[WorkerError], logs: Mapping[tuple[object, ...]
         yield replace(failure, log_tail=log) if log and not failure.log_tail else failure
 
 
-_CLOCK = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")
+_TIME_FIELDS = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")
 """Fields that belong together; all come from the earliest document."""
 _FILLED = (
     "exception",
@@ -440,7 +440,7 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     unconfirmed = [
         f"the document of {_format_rank(failure.rank)} on {failure.node or 'a node without a name'} names {said}"
         for failure in failures
-        if (said := judged.unconfirmed(failure))
+        if (said := judged.find_unconfirmed_claim(failure))
     ]
     return Coverage(
         expected=expected,

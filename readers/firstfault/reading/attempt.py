@@ -185,13 +185,13 @@ async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) 
         left = deadline - time.monotonic()
         if not done and left > 0 and patience.enough is not None:
             done = await asyncio.to_thread(patience.enough, roster)
-        if done or left <= 0 or await _gave_up(min(pause, left), patience.shutdown_requested):
+        if done or left <= 0 or await _sleep_until_shutdown(min(pause, left), patience.shutdown_requested):
             return {name: entry for name, entry in known.items() if name not in unreadable}, done
         pause = min(pause * 1.5, _LONGEST_POLL_S)
     return known, False
 
 
-async def _gave_up(seconds: float, shutdown_requested: threading.Event | None) -> bool:
+async def _sleep_until_shutdown(seconds: float, shutdown_requested: threading.Event | None) -> bool:
     """Sleep; return True early if a shutdown is requested."""
     if shutdown_requested is None:
         await asyncio.sleep(seconds)

@@ -47,7 +47,7 @@ from firstfault.utils.run_sync import attempted
 from firstfault.utils.text import parse_json
 
 T = TypeVar("T")
-_END_SHARE = 0.8
+_MAX_DRAIN_SHARE = 0.8
 """Share of a client's timeout for uploads in progress; the rest is for the answer and the exit."""
 
 
@@ -89,7 +89,7 @@ class _Server:
         # The agent has already bound this socket: clients may have connected before this process could run.
         listener = socket.socket(fileno=self._settings.listener)
         await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
-        agent = asyncio.create_task(_agent_gone(self._settings.agent_pid))
+        agent = asyncio.create_task(_wait_for_agent_end(self._settings.agent_pid))
         ends = (agent, asyncio.create_task(self._ended.wait()), asyncio.create_task(self._watch_memory_and_folder()))
         preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it isn't garbage-collected
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +140,7 @@ class _Server:
             spool = Spool(file.parent) if file.is_relative_to(self._folder.path) else None
             return asdict(await self._uploads.put(target, file, spool))
         if request["op"] == "end":
-            await self._uploads.drain(min(UPLOADS_DRAIN_TIMEOUT_SECONDS, _END_SHARE * request["seconds"]))
+            await self._uploads.drain(min(UPLOADS_DRAIN_TIMEOUT_SECONDS, _MAX_DRAIN_SHARE * request["seconds"]))
             return {}
         if request["op"] == "resources":
             return asdict(self._memory.report())
@@ -209,7 +209,7 @@ class _Server:
             failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=model.Writer.RECORDER, resources=resources
         )
         if failure.subject is model.Subject.WORKER:  # a rank that no agent has started
-            failure = _with_its_end(failure, self._folder)
+            failure = _add_fatal_signal(failure, self._folder)
         target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
         return await self._in_time(target, self._uploads.put(target, encode(failure))), failure.place.round
 
@@ -234,7 +234,7 @@ class _Server:
         return receipt
 
 
-async def _agent_gone(pid: int) -> None:
+async def _wait_for_agent_end(pid: int) -> None:
     """Return when the parent process `pid` has ended; at once if it already has.
 
     Uses pidfd_open(2), and polls ten times a second where that is missing or forbidden.
@@ -277,7 +277,7 @@ def _decode_failure(document: SpooledDocument) -> model.WorkerError | None:
     return failure if isinstance(failure, model.WorkerError) else None
 
 
-def _with_its_end(failure: model.WorkerError, folder: NodeFolder) -> model.WorkerError:
+def _add_fatal_signal(failure: model.WorkerError, folder: NodeFolder) -> model.WorkerError:
     """Add the signal that ended a rank without an agent, if the rank left no exception.
 
     The rank's parent is a launcher, so its exit code is unknown here. A fatal signal (SIGSEGV, SIGABRT) and SIGTERM

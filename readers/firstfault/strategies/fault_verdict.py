@@ -6,7 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from firstfault.evidence import faults
-from firstfault.evidence.classification import FIRST_TRY_REASON, ClassifiedFailure, FailureClass, aborted_without_reason
+from firstfault.evidence.classification import (
+    ORIGINAL_FAILURE_REASON,
+    ClassifiedFailure,
+    FailureClass,
+    aborted_without_reason,
+)
 from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault, are_unlisted
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
@@ -38,7 +43,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     accounted = set(map(id, raising))
     unwinding = [item for item in faults.find_ranks_stopped_unwinding(first, classified) if id(item) not in accounted]
     accounted |= set(map(id, unwinding))
-    near = [item for item in faults.find_ranks_stopped_near(first, classified) if id(item) not in accounted]
+    near = [item for item in faults.find_ranks_stopped_in_function(first, classified) if id(item) not in accounted]
     earlier = _find_possibly_earlier_failures(diagnosis, fault)
     doubts = _list_doubts(diagnosis, fault)
     why = [Reason(f"{name_process(first.failure)} {first.why}", (first.failure,))]
@@ -104,7 +109,7 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
         "a clean-up or a checkpoint on a full disk fails so after any error": len(same) > 1 and is_printed_only,
         "its last words tell of a wait, which may be for a peer": has_peers and is_wait,
         "it does not tell why its tries failed": has_peers and faults.gave_up(first.failure),
-        "its last try may have failed for another reason": first.why == FIRST_TRY_REASON,
+        "its last try may have failed for another reason": first.why == ORIGINAL_FAILURE_REASON,
     }
     return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]
 

@@ -66,7 +66,7 @@ _MAX_RANKS_READ_PER_REASON = 16
 """How many ranks' documents of a large cascade are read, for each reason to read them."""
 _MAX_BLAMED_NODES_READ = 5
 """Number of blamed nodes of a large cascade from which all documents are read."""
-_MAX_RETRY_SPAN_NS = 30 * 60 * 1_000_000_000
+_MAX_STEP_RETRIES_SPAN_NS = 30 * 60 * 1_000_000_000
 """Longest time between the first and the last exception of a program that tries again: three timeouts of NCCL."""
 
 
@@ -124,7 +124,7 @@ def apply_rules(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
     if verdict.scope is Scope.UNDETERMINED:
         # A program that tries again leaves the failures of its last try, with several possible stragglers. The
         # exceptions of its first try are known, too, and may single out one of them.
-        rule, verdict = next((item for item in verdicts if item[0].decide is _judge_first_try), (rule, verdict))
+        rule, verdict = next((item for item in verdicts if item[0].decide is _judge_original_failures), (rule, verdict))
     late_faults = [fault for fault in diagnosis.late if fault.failure is not verdict.root]
     confidence = min(verdict.confidence, rule.max_confidence, key=CONFIDENCES_ASCENDING.index)
     return _add_suspects(replace(verdict, rule=rule.name, confidence=confidence), late_faults, ", later")
@@ -251,7 +251,7 @@ def _judge_only_failure(diagnosis: Diagnosis) -> Verdict | None:
     return build_elimination_verdict(diagnosis, diagnosis.classified) if is_only else None
 
 
-def _judge_first_try(diagnosis: Diagnosis) -> Verdict | None:
+def _judge_original_failures(diagnosis: Diagnosis) -> Verdict | None:
     """Judge the first try of a program that tries again: its ranks' first exceptions instead of their last ones.
 
     Not if the job recovered: after a restart in the same processes, or if the tries were so far apart that the program
@@ -260,7 +260,9 @@ def _judge_first_try(diagnosis: Diagnosis) -> Verdict | None:
     job = diagnosis.job
     last_times = {failure.rank: failure.timestamp_ns or 0 for failure in job.failures}
     recent = [
-        item for item in job.handled if last_times.get(item.rank, 0) - (item.timestamp_ns or 0) < _MAX_RETRY_SPAN_NS
+        item
+        for item in job.handled
+        if last_times.get(item.rank, 0) - (item.timestamp_ns or 0) < _MAX_STEP_RETRIES_SPAN_NS
     ]
     # a document of the first try ends with that try's output; the last try's document has the complete stderr tail
     stderr_tails = {failure.rank: failure.log_tail for failure in job.failures}
@@ -325,7 +327,9 @@ RULES = (
     Rule("by-elimination", _judge_by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _judge_stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
     Rule("only-failure", _judge_only_failure, "low", "the only failure of a job without peers"),
-    Rule("handled", _judge_first_try, "low", "the first exception that a program handled, which then tried again"),
+    Rule(
+        "handled", _judge_original_failures, "low", "the first exception that a program handled, which then tried again"
+    ),
     Rule("undetermined", build_unknown_cause_verdict, "low", "not known"),
 )
 """All rules; the last one always applies."""
