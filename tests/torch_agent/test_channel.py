@@ -77,6 +77,8 @@ def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     for local_rank in range(3):
         worker(local_rank, lambda _, local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
     began = time.monotonic()
+    agent.channel.ask([1], LONG_S)
+    assert agent.channel.get_states().keys() == {1}
     answers = agent.channel.ask([0, 2], LONG_S)
     assert time.monotonic() - began < TOLERANCE_S
     assert {rank: answer["collectives"] for rank, answer in answers.items()} == {

@@ -94,14 +94,14 @@ class AgentChannel:
 
         A worker that doesn't send its state in time keeps its earlier answer of the round.
         """
-        began = time.monotonic()
+        began, wanted = time.monotonic(), set(local_ranks)
         message = {"kind": question}
         # Sent without the lock, so an answer may arrive before the wait below begins: it is newer than `began`, and
         # counts. An answer to an earlier question that arrives late may count, too; the worker's state is as new as
         # that answer. Only workers with a socket are waited for: one that has died refuses the message at once. One
         # that is frozen, or has left its socket open in a forked child, receives it and doesn't answer; that is what
         # `seconds` limits.
-        asked = [local for local in local_ranks if _send(self._files.worker(self._round, local).socket, message)]
+        asked = [local for local in wanted if _send(self._files.worker(self._round, local).socket, message)]
         with self._arrived:
             while any(self._answers.get((question, local), (-1.0,))[0] < began for local in asked):
                 if (left := began + seconds - time.monotonic()) <= 0:
@@ -111,8 +111,14 @@ class AgentChannel:
             return {
                 local: answer
                 for (kind, local), (when, answer) in self._answers.items()
-                if kind == question and (question == STATE or when >= began)
+                # another thread may have asked other workers: their answers aren't this caller's
+                if local in wanted and kind == question and (question == STATE or when >= began)
             }
+
+    def get_states(self) -> dict[int, dict[str, Any]]:
+        """Return the last state that each worker has sent in this round, by local rank."""
+        with self._arrived:
+            return {local: answer for (kind, local), (_, answer) in self._answers.items() if kind == STATE}
 
     def close(self) -> None:
         """Stop listening."""
